@@ -11,7 +11,7 @@ COPY . .
 RUN cargo build --profile dist --locked --bin riffle
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends python3 \
- && scripts/release-licences "$(rustc --print host-tuple)" >LICENSES-OF-OTHERS.txt
+ && scripts/release/release-licences "$(rustc --print host-tuple)" >LICENSES-OF-OTHERS.txt
 
 FROM debian:bookworm-slim
 RUN apt-get update \

@@ -1,4 +1,4 @@
-//! Chooses formats, policies and context from the free memory and from the lengths at which policies pay.
+//! Selects formats, policies and context by free memory and by the lengths from which policies are faster.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,20 +10,20 @@ use serde::Serialize;
 
 use crate::AskError;
 
-/// The policy that reads long documents: it finds what stands anywhere in a text. Full attention writes the answers: on models that
-/// people run `quest`, `twilight` and `certified` lost facts that it finds (docs/results/quality.md).
+/// The policy for long documents; it finds facts at any position. Full attention writes the answers, because `quest`,
+/// `twilight` and `certified` lost facts on popular models (docs/results/quality.md).
 const LONG_PREFILL: &str = "peaks";
 
-/// A policy is chosen for documents so many times as long as where it breaks even: there it saves more than it risks.
+/// The policy is selected from this multiple of its break-even length; there its gain is worth the risk.
 const BREAK_EVENS: usize = 8;
 
-/// Tokens that later questions and their answers may take, where the model and memory have them.
+/// Tokens for later questions and their answers, if the model and the memory have space.
 const LATER_TOKENS: usize = 4096;
 
-/// Tokens of an answer without which nothing is asked.
+/// Minimum tokens of an answer.
 const SHORT_ANSWER_TOKENS: usize = 256;
 
-/// Which options somebody has given, so that they are not chosen.
+/// Options that the caller set and that must not change.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Given {
     /// The format of keys and values.
@@ -36,16 +36,16 @@ pub struct Given {
     pub decode: bool,
 }
 
-/// The chosen options, each with its reason.
+/// The selected options, each with its reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Choice {
     /// Documents.
     pub documents: usize,
-    /// Tokens of all the text that may be read.
+    /// Tokens of the whole readable text.
     pub document_tokens: usize,
-    /// Tokens of the parts that a question is answered from at most; `None` where all of the text is read.
+    /// Limit on the tokens of the parts for one question; `None` if the whole text is read.
     pub parts_tokens: Option<usize>,
-    /// Tokens that documents, questions and answers may take together.
+    /// Tokens of documents, questions and answers together.
     pub context_tokens: usize,
     /// The format of keys and values.
     pub kv_format: String,
@@ -59,11 +59,11 @@ pub struct Choice {
     pub decode: String,
     /// Why this policy.
     pub decode_reason: String,
-    /// True if another chunk length, another page length or documents read in two parts may give another answer.
+    /// True if another chunk length, another page length or another split of the documents may change the answer.
     pub depends_on_chunks: bool,
 }
 
-/// One line.
+/// Formats the choice as one line.
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let count = match self.documents {
@@ -89,7 +89,7 @@ impl fmt::Display for Choice {
     }
 }
 
-/// A policy without its parameters.
+/// A policy's name without its parameters.
 fn policy_name(policy: &str) -> &str {
     policy.split(':').next().unwrap_or(policy)
 }
@@ -99,20 +99,20 @@ fn policy_name(policy: &str) -> &str {
 pub(crate) struct Need {
     pub(crate) documents: usize,
     pub(crate) document_tokens: usize,
-    /// Tokens of the parts that are read for a question, where not all of the text is.
+    /// Tokens of the parts for a question; `None` if the whole text is read.
     pub(crate) parts_tokens: Option<usize>,
     pub(crate) prompt_tokens: usize,
-    /// Tokens that an answer may take.
+    /// Limit on the tokens of an answer.
     pub(crate) answer_tokens: usize,
 }
 
 impl Need {
-    /// Tokens that the documents, the first question and a short answer take.
+    /// Tokens of the documents, the first question and a short answer.
     pub(crate) fn least(&self) -> usize {
         self.prompt_tokens + self.answer_tokens.min(SHORT_ANSWER_TOKENS)
     }
 
-    /// The same with room for a whole answer and for later questions.
+    /// The same with a full answer and later questions.
     fn wide(&self) -> usize {
         self.prompt_tokens
             .saturating_add(self.answer_tokens)
@@ -120,7 +120,7 @@ impl Need {
     }
 }
 
-/// Chooses the options, and returns the engine under them. `engine` holds the weights; its other options are replaced.
+/// Selects the options and returns the engine with them. `engine` has the weights; its other options are replaced.
 pub(crate) fn choose(
     engine: &Engine,
     wanted: &EngineOptions,
@@ -217,7 +217,7 @@ fn format_reason(engine: &Engine, is_given: bool, format: Option<Format>) -> Str
     }
 }
 
-/// Tokens that the context may have.
+/// Limit on the tokens of the context.
 pub(crate) fn context_limit(engine: &Engine, wanted: &EngineOptions, given: Given) -> usize {
     let asked = wanted.model.context_tokens.filter(|_| given.context);
     asked.unwrap_or(engine.model().config().max_position)
@@ -241,8 +241,8 @@ impl ChosenPolicy {
     }
 }
 
-/// Policy for reading documents: the caller's; else [`LONG_PREFILL`] for long documents and full attention for short
-/// ones.
+/// Policy for reading documents: the caller's; otherwise [`LONG_PREFILL`] for long documents and full attention for
+/// short ones.
 fn prefill_policy(
     engine: &Engine,
     wanted: &EngineOptions,
@@ -254,7 +254,7 @@ fn prefill_policy(
     }
     let spec: PolicySpec = LONG_PREFILL.parse().map_err(EngineError::from)?;
     let layers = policy_shapes(engine.model().config(), wanted);
-    // It pays from where it pays in every layer.
+    // The policy must be faster in every layer.
     let long = layers.iter().try_fold(0, |most: usize, layer| {
         let own = wanted.machine.cost.break_even_tokens(&spec, Phase::Prefill, layer)?;
         Some(most.max(own))
@@ -266,12 +266,12 @@ fn prefill_policy(
     })
 }
 
-/// The options by which a conversation reads documents of `document_tokens` tokens where the caller chose no policy for prompts: `wanted` with
-/// the policy and the chunk length that [`Conversation::open`](crate::Conversation::open) chooses. Pages that one has read then serve the
-/// other.
+/// The options with which a conversation reads documents of `document_tokens` tokens if the caller set no prefill
+/// policy: `wanted` with the policy and chunk length that [`Conversation::open`](crate::Conversation::open) selects.
+/// Both can then share pages.
 ///
 /// # Errors
-/// [`AskError::Engine`] where a policy cannot be built for the model.
+/// [`AskError::Engine`] for a policy that the model does not support.
 pub fn reading_options(
     engine: &Engine,
     wanted: &EngineOptions,
@@ -283,7 +283,7 @@ pub fn reading_options(
     Ok(options)
 }
 
-/// Sets the policy for prompts, and the chunk length that it prefers unless the caller chose the policy.
+/// Sets the prefill policy, and its preferred chunk length unless the caller set the policy.
 fn set_prefill(options: &mut EngineOptions, rules: &PolicyRules, is_given: bool) {
     if let Some(chunk) = rules.preferred_chunk_tokens().filter(|_| !is_given) {
         options.machine.chunk_tokens = chunk.min(options.machine.batch_tokens);

@@ -19,32 +19,32 @@ use crate::passages::passages;
 use crate::prompt::{Prompt, PromptMaker, Turn};
 use crate::{Amount, AskError, Choice, Given, KeepOptions, Part, Passage, Scope};
 
-/// Layers whose attention is watched, as shares of the model's depth: the middle layers. The first layers look at near
-/// tokens, and the last ones make words of the facts found.
+/// First watched layer as a share of the model's depth. The middle layers look up facts; earlier layers attend to
+/// near tokens, and the last layers turn facts into words.
 const WATCHED_FROM: f64 = 0.3;
 const WATCHED_TO: f64 = 0.9;
 
-/// The least tokens of an answer for which a question is begun.
+/// Minimum free tokens for an answer, or the question is refused.
 const LEAST_ANSWER_TOKENS: usize = 16;
 
-/// How a conversation is opened.
+/// Options of a conversation.
 #[derive(Debug, Clone)]
 pub struct AskOptions {
-    /// Options of the engine. [`Conversation::open`] chooses the ones that [`AskOptions::given`] does not name.
+    /// Options of the engine. [`Conversation::open`] selects all options except those in [`AskOptions::given`].
     pub engine: EngineOptions,
-    /// The options that the caller chose.
+    /// The options that the caller set.
     pub given: Given,
-    /// Instructions for the model in place of the usual ones, where its chat template takes them.
+    /// Instructions that replace the default, if the chat template supports them.
     pub system: Option<String>,
-    /// How much of the documents is read.
+    /// Amount of the documents to read.
     pub amount: Amount,
-    /// Pages and chapters that are read alone; empty for all of the text.
+    /// Pages and chapters to read; empty for the whole text.
     pub scopes: Vec<Scope>,
-    /// Folder for the pages of documents; `None` keeps nothing.
+    /// Folder for the pages of documents; `None` writes no pages.
     pub keep: Option<KeepOptions>,
-    /// Tokens that an answer may take.
+    /// Limit on the tokens of an answer.
     pub answer_tokens: usize,
-    /// The first question, for the plan; empty where it is not known yet.
+    /// The first question, for the plan; empty if unknown.
     pub first_question: String,
 }
 
@@ -68,57 +68,56 @@ impl Default for AskOptions {
 pub enum AskEvent<'a> {
     /// The chat template is rendered.
     Waiting,
-    /// The parts that the question reads are known.
+    /// The parts for the question are selected.
     Begins(Beginning<'a>),
     /// Documents or a question are read.
     Reading(PrefillProgress),
-    /// The answer's next piece of text.
+    /// The next piece of the answer.
     Text(&'a str),
 }
 
-/// The reading that a question needs before its answer.
+/// The reading before a question's answer.
 #[derive(Debug, Clone, Copy)]
 pub struct Beginning<'a> {
     /// The documents.
     pub documents: &'a [Document],
-    /// Parts of them that stand before the question, in reading order: all of the text, or what the question needs.
+    /// Parts before the question in reading order: the whole text, or the parts for the question.
     pub parts: &'a [Part],
-    /// True if the parts were chosen because they share words with the question.
+    /// True if the parts were selected by words in common with the question.
     pub is_chosen: bool,
-    /// Tokens that are read now.
+    /// Tokens to read now.
     pub tokens: usize,
-    /// Tokens of the prompt that were read before.
+    /// Tokens of the prompt that were already read.
     pub known_tokens: usize,
-    /// Tokens of all the text that may be read.
+    /// Tokens of the whole readable text.
     pub text_tokens: usize,
 }
 
-/// An answer, and the passages that it rests on.
+/// An answer with its source passages.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Answer {
     /// The question.
     pub question: String,
     /// The answer's text.
     pub text: String,
-    /// Why it ended.
+    /// Reason for its end.
     pub stop: StopReason,
-    /// The parts of documents to which attention went most, the best first. Attention is a hint to the source, no
-    /// proof.
+    /// The parts of documents with the most attention, best first. Attention is a hint to the source, not a proof.
     pub passages: Vec<Passage>,
-    /// Parts of the documents that the question added to the conversation, in reading order; all of the text for the first question where
-    /// nothing is left out.
+    /// Parts of the documents that the question added to the conversation, in reading order. For the first question
+    /// over a whole text, this is the whole text.
     pub parts: Vec<Part>,
     /// Tokens of the prompt: documents, earlier turns, the question.
     pub prompt_tokens: usize,
-    /// How many of them were read before, in this process or another.
+    /// Tokens that this or another process had already read.
     pub reused_tokens: usize,
-    /// How many of these came from disk.
+    /// Reused tokens whose pages came from disk.
     pub found_tokens: usize,
     /// Tokens of the answer.
     pub generated_tokens: usize,
     /// Milliseconds from the question to the first token of the answer.
     pub time_to_first_token_ms: f64,
-    /// Tokens a second after the first; 0 for fewer than two.
+    /// Tokens per second after the first; 0 for fewer than two.
     pub decode_tokens_per_s: f64,
 }
 
@@ -127,43 +126,43 @@ pub struct Conversation {
     engine: Arc<Engine>,
     session: Session,
     documents: Vec<Document>,
-    /// The text that may be read.
+    /// The readable text.
     named: Vec<Part>,
-    /// Chooses parts for each question; `None` if all of the text is read.
+    /// Selects parts for each question; `None` if the whole text is read.
     chooser: Option<PartChooser>,
     maker: PromptMaker,
     choice: Choice,
     turns: Vec<Turn>,
-    /// Attention of the words between the documents and a question: each question draws as much of it.
+    /// Attention of the tokens between the documents and a question, as the usual amount of every question.
     usual: AttentionWatch,
-    /// The prompt of the first question, where all of the text is read.
+    /// The prompt of the first question, if the whole text is read.
     first: Option<(String, Prompt)>,
     kept: KeptText,
-    /// Why the policies of this conversation let nothing be kept.
+    /// The reason why the policies do not allow kept pages.
     unkept: Option<String>,
-    /// The model's layers whose attention is watched; none where tokens may be evicted.
+    /// The watched layers; empty if tokens may be evicted.
     watched: Range<usize>,
 }
 
-/// Asked, while a template is rendered, whether to go on.
+/// Called while a template renders; may stop it.
 type Poll<'a> = dyn FnMut() -> ControlFlow<()> + 'a;
 
 type Observe<'a> = dyn FnMut(AskEvent<'_>) -> ControlFlow<()> + 'a;
 
 impl Conversation {
-    /// Loads a model and chooses how to run it for these documents. Nothing is read yet.
+    /// Loads a model and selects the options for these documents. It reads no document yet.
     ///
     /// # Errors
-    /// [`AskError::TooLong`] where all of the documents was asked for and does not fit; [`AskError::Place`] for pages and chapters that they
-    /// do not have; [`AskError::Engine`] for a model that cannot be loaded, and for what no choice
-    /// makes fit in memory; [`AskError::Option`] for options that forget documents.
+    /// [`AskError::TooLong`] if the whole text is requested and does not fit; [`AskError::Place`] for missing pages
+    /// and chapters; [`AskError::Engine`] for a model that does not load, or if nothing fits in memory;
+    /// [`AskError::Option`] for options that drop tokens of documents.
     pub fn open(model: impl AsRef<Path>, documents: Vec<Document>, options: AskOptions) -> Result<Self, AskError> {
         let wanted = &options.engine;
         refuse(wanted)?;
         let named = named(&documents, &options.scopes)?;
         let loading = wanted
             .clone()
-            // Weights and text have to fit in any case. The cache is planned when the tokens are known.
+            // Weights and text must always fit. The cache is planned once the number of tokens is known.
             .with_prompt(Some(PromptText {
                 bytes: text_bytes(&documents, wanted)?,
                 prompts: 1,
@@ -217,12 +216,12 @@ impl Conversation {
         &self.engine
     }
 
-    /// Why nothing is kept on disk, where that was asked for and is not possible.
+    /// The reason why pages are not kept on disk although the options request it.
     pub fn not_kept(&self) -> Option<&str> {
         self.unkept.as_deref().or(self.kept.problem())
     }
 
-    /// Notices for the user about the folder of kept text since the last call, a line each.
+    /// Notices about the folder of kept pages since the last call, one line each.
     pub fn take_notices(&mut self) -> Vec<String> {
         self.kept.take_notices()
     }
@@ -232,11 +231,11 @@ impl Conversation {
         &self.documents
     }
 
-    /// Answers a question behind the earlier ones. Tokens of earlier questions are not read again.
+    /// Answers a question after the earlier ones. Tokens of earlier questions stay read.
     ///
     /// # Errors
-    /// [`AskError::EmptyQuestion`], [`AskError::ConversationFull`]; [`EngineError::Interrupted`] where `observe` breaks before the answer
-    /// begins: what was read by then is kept. A break later ends the answer, and is its [`StopReason`].
+    /// [`AskError::EmptyQuestion`], [`AskError::ConversationFull`]; [`EngineError::Interrupted`] if `observe` breaks
+    /// before the answer begins; the tokens read so far stay. A later break ends the answer with its [`StopReason`].
     pub fn ask(
         &mut self,
         question: &str,
@@ -301,7 +300,7 @@ impl Conversation {
         })
     }
 
-    /// The prompt of a question, and the parts of documents that the question adds to the conversation.
+    /// The prompt of a question, and the parts of documents that it adds to the conversation.
     fn prompt(&mut self, question: &str, poll: &mut Poll<'_>) -> Result<(Vec<Part>, Prompt), AskError> {
         if let Some((first, prompt)) = self.first.take()
             && first == question
@@ -326,7 +325,7 @@ impl Conversation {
                 return Ok((parts, prompt));
             }
         }
-        // The parts of earlier questions leave, the turns themselves only where there is no room for them.
+        // The parts of earlier questions are dropped first; their turns are dropped only if space is still missing.
         self.turns.iter_mut().for_each(|turn| turn.parts.clear());
         for share in [1.0, 0.8, 0.6, 0.4, 0.2] {
             let Some(chooser) = &self.chooser else { break };
@@ -376,7 +375,7 @@ impl Conversation {
         })
     }
 
-    /// Reads the documents as far as they are not known, and keeps them.
+    /// Reads the unread documents and keeps their pages.
     fn read_documents(&mut self, prompt: &Prompt, observe: &mut Observe<'_>) -> Result<(), AskError> {
         let end = prompt.document_tokens.min(prompt.tokens.len().saturating_sub(1));
         if self.session.tokens().len() >= end {
@@ -386,7 +385,8 @@ impl Conversation {
         Ok(self.kept.read(&mut self.session, &prompt.tokens[..end], &mut observe)?)
     }
 
-    /// Reads the rest of the prompt, and returns the attention of the question. The words before it show what every question looks at.
+    /// Reads the rest of the prompt, and returns the attention of the question. The tokens before the question give
+    /// the usual attention.
     fn read_question(&mut self, prompt: &Prompt, observe: &mut Observe<'_>) -> Result<AttentionWatch, AskError> {
         let held = self.session.tokens().len();
         let total = prompt.tokens.len() - held;
@@ -423,7 +423,7 @@ impl Conversation {
     }
 }
 
-/// Refuses what forgets documents.
+/// Refuses options that drop tokens of documents.
 fn refuse(options: &EngineOptions) -> Result<(), AskError> {
     let refusals = [
         (options.sequence.window.is_some(), "window", "a window forgets them"),

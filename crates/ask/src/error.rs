@@ -1,11 +1,11 @@
-//! Why a question was not answered.
+//! Errors of a question.
 
 use riffle_documents::PlaceError;
 use riffle_engine::{EngineError, human_bytes};
 use riffle_kv::KvError;
 use riffle_model::ModelError;
 
-/// Why a question was not answered; each message says what was wrong and what to do.
+/// Errors of a question; each message gives the fault and the remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AskError {
@@ -19,21 +19,21 @@ pub enum AskError {
     TooLong {
         /// Tokens of the documents.
         documents: usize,
-        /// Tokens that the question and its answer may take.
+        /// Tokens of the question and its answer.
         rest: usize,
-        /// Tokens that the context holds.
+        /// Tokens of the context.
         limit: usize,
-        /// True if the options set that limit.
+        /// True if the caller's options set that limit.
         is_given: bool,
-        /// Positions that the model was made for.
+        /// Positions of the model.
         maximum: usize,
     },
-    /// The documents' text does not fit in memory while it becomes tokens.
+    /// The documents' text does not fit in memory during tokenization.
     #[error("the documents hold {} of text, and memory allows {}: give fewer documents, or a larger `memory_budget_bytes`", human_bytes(*bytes), human_bytes(*limit_bytes))]
     TooMuchText {
         /// Bytes of the documents' text.
         bytes: u64,
-        /// Bytes that memory allows.
+        /// Bytes of the memory budget.
         limit_bytes: u64,
     },
     /// The conversation is longer than the context.
@@ -51,15 +51,15 @@ pub enum AskError {
     /// A question without words.
     #[error("the question is empty: say what you want to know")]
     EmptyQuestion,
-    /// An option that a conversation about documents cannot go with.
+    /// An option that conflicts with a conversation about documents.
     #[error("`{option}` does not go with questions about documents, since {why}: leave it out, or use riffle run")]
     Option {
         /// The option: a field of the engine's options.
         option: &'static str,
-        /// Why not.
+        /// The reason.
         why: &'static str,
     },
-    /// Pages or a chapter that the documents do not have.
+    /// Pages or a chapter that the documents lack.
     #[error(transparent)]
     Place(#[from] PlaceError),
     /// The folder of kept pages cannot be used.
@@ -81,7 +81,7 @@ fn holds(limit: usize, is_given: bool) -> String {
     }
 }
 
-/// The advice to stretch positions, where more are needed than the model has.
+/// The advice to stretch positions, if the text needs more than the model has.
 fn stretch(needed: usize, maximum: usize) -> String {
     if needed > maximum {
         format!(

@@ -1,4 +1,4 @@
-//! The folder for pages of documents, which all conversations of a user share.
+//! The folder for pages of documents, shared by all conversations of a user.
 
 pub use riffle_engine::{KeepOptions, document_cache_folder as default_cache_folder};
 use riffle_kv::KvError;

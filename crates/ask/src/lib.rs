@@ -1,14 +1,14 @@
 //! Questions about documents.
 //!
-//! A [`Conversation`] reads documents once, answers one question after the other, and shows the [`Passage`]s that each answer's
-//! attention went to. The documents stand first in the prompt, so that a second question, in this process or a later one, finds them
-//! read: their pages are kept on disk and found by content ([`KeepOptions`]).
+//! A [`Conversation`] reads documents once, answers questions one by one, and returns the [`Passage`]s with the most
+//! attention of each answer. The documents come first in the prompt. Their pages are kept on disk and found by
+//! content ([`KeepOptions`]), so later questions need not read them again, even in another process.
 //!
-//! Of documents that are longer than the context, each question reads the parts that share words with it ([`Amount`]). The caller can choose
-//! pages and chapters instead ([`Scope`]).
+//! If the documents exceed the context, each question reads the parts that share words with it ([`Amount`]). The
+//! caller can choose pages and chapters instead ([`Scope`]).
 //!
-//! Options that the caller left open follow from the free memory and from the lengths at which policies pay
-//! ([`Choice`]). One line names them.
+//! The crate selects unset options by free memory and by the lengths from which policies are faster ([`Choice`]). One
+//! line shows them.
 //!
 //! ```no_run
 //! use std::ops::ControlFlow;

@@ -5,13 +5,13 @@ use std::ops::Range;
 
 use riffle_model::{ModelError, Tokenizer};
 
-/// Bytes that are looked through for a token that does not stand where it should.
+/// Bytes to search for a token that is not at its expected position.
 const SEARCHED_BYTES: usize = 64;
-/// The same after many tokens that were not found.
+/// The limit after many missed tokens.
 const MOST_SEARCHED_BYTES: usize = 4096;
 
-/// The bytes of `text` that each of its `tokens` stands for, ascending. Tokens that stand for nothing, such as one that begins a text, have
-/// an empty range.
+/// The byte range in `text` of each of its `tokens`, ascending. Tokens without text, such as a begin token, have an
+/// empty range.
 pub(crate) fn offsets(tokenizer: &Tokenizer, text: &str, tokens: &[u32]) -> Result<Vec<Range<usize>>, ModelError> {
     let mut known: HashMap<u32, Vec<u8>> = HashMap::new();
     let bytes = text.as_bytes();
@@ -40,7 +40,7 @@ fn stands_at(text: &[u8], at: usize, token: &[u8], missed: usize, is_special: bo
     if rest.starts_with(token) {
         return at..at + token.len();
     }
-    // Some tokenizers put a space before a text.
+    // Some tokenizers add a space before a text.
     let bare = token.strip_prefix(b" ").unwrap_or(token);
     if rest.starts_with(bare) {
         return at..at + bare.len();
@@ -48,7 +48,7 @@ fn stands_at(text: &[u8], at: usize, token: &[u8], missed: usize, is_special: bo
     if is_special || bare.is_empty() {
         return at..at;
     }
-    // A normalizer has changed something before this token: it is found a little further on.
+    // A normalizer has changed the text before this token, so the token is a little further on.
     let window = (SEARCHED_BYTES * (missed + 1)).min(MOST_SEARCHED_BYTES).min(rest.len());
     let found = rest[..window].windows(bare.len()).position(|window| window == bare);
     match found {
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn a_changed_character_is_passed_over() {
-        // As if a normalizer had written "ﬁ" as "fi".
+        // Imitates a normalizer that replaces "ﬁ" with "fi".
         let text = "the ﬁsh swims".as_bytes();
         let mut at = 0;
         let mut ranges = Vec::new();

@@ -1,4 +1,4 @@
-//! Decides how much of the documents a conversation reads, and opens the engine for it.
+//! Decides the amount of the documents to read, and creates the engine.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,19 +11,19 @@ use crate::parts::PartChooser;
 use crate::prompt::Prompt;
 use crate::{Amount, AskError, AskOptions, Choice};
 
-/// Times the context that a model was made for to which it is stretched at most: beyond, answers lose what stretching gains.
+/// Limit on stretching, as a multiple of the model's context; beyond it, answers become worse.
 const MOST_STRETCH: usize = 4;
 
-/// The engine under the chosen options, and what is read.
+/// The engine with the selected options, and the readable text.
 pub(crate) struct Opened {
     pub(crate) engine: Arc<Engine>,
     pub(crate) choice: Choice,
-    /// Chooses parts for each question, where not all of the text is read.
+    /// Selects parts for each question, if the whole text is not read.
     pub(crate) chooser: Option<PartChooser>,
 }
 
 impl Opened {
-    /// Chooses by the tokens of `whole`, the prompt with all of the text.
+    /// Selects by the tokens of `whole`, the prompt with the whole text.
     pub(crate) fn new(
         (path, engine): (&Path, &Arc<Engine>),
         loading: &EngineOptions,
@@ -61,7 +61,7 @@ impl Opened {
             (Amount::Whole, Some(error)) => Err(error),
             (_, refusal) => {
                 let parts = Self::in_parts(engine, loading, options, (documents, whole), need);
-                // A memory too small for parts is too small for all of it: the first refusal says more.
+                // If parts do not fit, the whole text does not fit either; the first error says more.
                 parts.map_err(|error| match (error, refusal) {
                     (AskError::Engine(EngineError::OutOfMemory { .. }), Some(refusal)) => refusal,
                     (error, _) => error,
@@ -82,7 +82,7 @@ impl Opened {
         let room = limit.saturating_sub(question_tokens + options.answer_tokens);
         let mut chooser = PartChooser::new(documents, whole);
         let mut least = None;
-        // Memory may hold less than the model.
+        // The context may be shorter than the model's, because of memory.
         for room in [room, room / 2, room / 4] {
             chooser = chooser.with_room(room);
             let parts_tokens = chooser.first_tokens();
@@ -107,7 +107,8 @@ impl Opened {
     }
 }
 
-/// The model with its positions stretched so that the text fits; `None` where that would be too much, or somebody chose how they stretch.
+/// The model with positions stretched for the text; `None` if that exceeds the limit, or if the caller set the
+/// stretching.
 fn stretched(
     path: &Path,
     loading: &EngineOptions,
@@ -126,7 +127,7 @@ fn stretched(
     }))
 }
 
-/// True where fewer tokens could go.
+/// True if fewer tokens could fit.
 fn is_about_room(error: &AskError) -> bool {
     matches!(
         error,
@@ -134,9 +135,9 @@ fn is_about_room(error: &AskError) -> bool {
     )
 }
 
-/// Bytes of the text of documents, which has to fit in memory while it becomes tokens.
+/// Bytes of the documents' text, which must fit in memory during tokenization.
 pub(crate) fn text_bytes(documents: &[Document], options: &EngineOptions) -> Result<u64, AskError> {
-    // Names and the words around them take a little.
+    // Names and the text around them need a little more.
     let bytes = documents
         .iter()
         .map(|document| document.text.len() + document.name.len() + 16);
@@ -148,7 +149,7 @@ pub(crate) fn text_bytes(documents: &[Document], options: &EngineOptions) -> Res
     }
 }
 
-/// Options for loading the model: with the least context, since the tokenizer must be loaded before the need is known.
+/// Options for loading the model with the smallest context, because the tokenizer must be loaded first.
 pub(crate) fn first_options(options: &EngineOptions) -> EngineOptions {
     const LEAST_CONTEXT_TOKENS: usize = 64;
     options

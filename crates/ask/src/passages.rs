@@ -1,4 +1,4 @@
-//! The passages of documents that an answer's attention went to.
+//! The passages of documents with the most attention of an answer.
 
 use std::ops::Range;
 
@@ -9,33 +9,33 @@ use serde::Serialize;
 use crate::Part;
 use crate::prompt::Prompt;
 
-/// Bytes of a passage, about: some sentences.
+/// Approximate bytes of a passage: some sentences.
 const PASSAGE_BYTES: usize = 320;
-/// Bytes of a quotation at most.
+/// Limit on the bytes of a quotation.
 const QUOTATION_BYTES: usize = 200;
 /// Passages of an answer at most.
 const MOST_PASSAGES: usize = 3;
-/// A passage is shown if it has this share of the best one's score.
+/// A passage needs at least this share of the best score.
 const LEAST_SHARE: f64 = 0.25;
-/// Share of all scores from which on the best passage stands out.
+/// The best passage needs at least this share of all scores.
 const STANDS_OUT: f64 = 0.1;
-/// First tokens of a prompt, which receive attention whatever is asked: sinks.
+/// First tokens of a prompt, which get attention for every question (sinks).
 const SINK_TOKENS: usize = 16;
 
-/// A part of a document to which attention went while an answer was written.
+/// A part of a document with high attention during an answer.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Passage {
     /// The document's name.
     pub document: String,
-    /// Its number among the documents, from 0.
+    /// Index of the document, from 0.
     pub document_number: usize,
     /// Bytes of the document's text.
     pub range: Range<usize>,
-    /// Place of the quotation for a person: a page, a chapter, lines. Empty if nothing is known.
+    /// Position of the quotation for a person: a page, a chapter, lines. Empty if unknown.
     pub place: String,
-    /// The part of it to which most attention went.
+    /// The part with the most attention.
     pub quotation: String,
-    /// Its share of the attention that this question drew to the documents, beyond what they draw anyway.
+    /// Share of the question's attention to the documents, above the usual attention.
     pub share: f64,
 }
 
@@ -43,13 +43,13 @@ pub struct Passage {
 struct Candidate {
     document: usize,
     range: Range<usize>,
-    /// The sentence or line of it with the largest score.
+    /// The sentence or line with the highest score.
     best: Range<usize>,
     score: f64,
 }
 
-/// The passages to which most attention went, the best first; none where no passage stands out. `watches` are those of the question and
-/// of the answer, `usual` is that of words that every question has before it.
+/// The passages with the most attention, best first; empty if no passage stands out. `watches` are from the question
+/// and the answer; `usual` is from the tokens before every question.
 pub(crate) fn passages(
     documents: &[Document],
     prompt: &Prompt,
@@ -58,7 +58,7 @@ pub(crate) fn passages(
 ) -> Vec<Passage> {
     let scores = token_scores(prompt, usual, watches);
     let mut found: Vec<Candidate> = Vec::new();
-    // Documents that are not in the prompt have no passages.
+    // Documents outside the prompt have no passages.
     let mut parts: Vec<&(Part, Range<usize>)> = prompt.parts.iter().collect();
     parts.sort_by_key(|(part, _)| part.document);
     for of_document in parts.chunk_by(|(part, _), (next, _)| part.document == next.document) {
@@ -92,11 +92,10 @@ pub(crate) fn passages(
     shown.collect()
 }
 
-/// Attention that each token of the documents received beyond its usual share.
+/// Attention of each token of the documents above its usual share.
 ///
-/// Every head counts by its special mass. From each head's mean mass of a token, several times the head's mean over all
-/// tokens of documents is taken. Mass that is spread evenly, near the end, or over separators of lines then counts
-/// nothing. Mass that one head gives a few tokens counts in full.
+/// Each head contributes its mean mass on a token, minus a multiple of its mean over all document tokens. Even mass,
+/// mass near the end and mass on line separators then count nothing. Mass of one head on a few tokens counts in full.
 fn token_scores(prompt: &Prompt, usual: &AttentionWatch, watches: &[&AttentionWatch]) -> Vec<f64> {
     let end = prompt.document_tokens;
     let mut scores = vec![0.0; end];
@@ -120,7 +119,7 @@ fn token_scores(prompt: &Prompt, usual: &AttentionWatch, watches: &[&AttentionWa
     scores
 }
 
-/// The mass of a token that a head gives it in any case, for each query.
+/// The usual mass of a token in a head, per query.
 fn usual_mass<'a>(usual: &'a AttentionWatch, head: &WatchedHead) -> impl Fn(usize) -> f64 + 'a {
     let (layer, kv_head) = (head.layer, head.kv_head);
     let same = usual
@@ -134,10 +133,10 @@ fn usual_mass<'a>(usual: &'a AttentionWatch, head: &WatchedHead) -> impl Fn(usiz
     }
 }
 
-/// Threshold of special mass, in multiples of the mass that each token would have if all had the same.
+/// Threshold of special mass, as a multiple of an even distribution's mass per token.
 const EVEN_SHARES: f64 = 8.0;
 
-/// Spreads the scores of tokens over the bytes of a part, whose text stands at `place` in the prompt.
+/// Distributes the scores of tokens over the bytes of a part. The part is at `place` in the prompt.
 fn add_byte_scores(bytes: &mut [f64], place: &Range<usize>, prompt: &Prompt, scores: &[f64]) {
     let first = prompt.offsets.partition_point(|range| range.end <= place.start);
     let tokens = prompt.offsets[first..].iter().zip(scores.iter().skip(first));
@@ -154,7 +153,7 @@ fn add_byte_scores(bytes: &mut [f64], place: &Range<usize>, prompt: &Prompt, sco
     }
 }
 
-/// Passages of one document that have a score.
+/// Passages of one document with a score.
 fn candidates(document: &Document, number: usize, bytes: &[f64]) -> Vec<Candidate> {
     let pieces = pieces(&document.text);
     let mut candidates = Vec::new();
@@ -182,7 +181,7 @@ fn candidates(document: &Document, number: usize, bytes: &[f64]) -> Vec<Candidat
     candidates
 }
 
-/// Sentences and lines of a text, which it is made of.
+/// Splits a text into sentences and lines.
 fn pieces(text: &str) -> Vec<Range<usize>> {
     let bytes = text.as_bytes();
     let mut pieces = Vec::new();
@@ -210,14 +209,14 @@ fn pieces(text: &str) -> Vec<Range<usize>> {
     pieces
 }
 
-/// A range without the white space at its ends.
+/// A range without white space at its ends.
 fn trimmed(text: &str, range: &Range<usize>) -> Range<usize> {
     let part = &text[range.clone()];
     let start = range.start + (part.len() - part.trim_start().len());
     start..start + part.trim().len()
 }
 
-/// A piece on one line; of a long one the beginning.
+/// A piece as one line; a long piece is shortened.
 fn quotation(text: &str, piece: &Range<usize>) -> String {
     let piece = trimmed(text, piece);
     let mut end = piece.end.min(piece.start + QUOTATION_BYTES);

@@ -1,4 +1,4 @@
-//! The prompt: documents first, then the question, so that a second question begins alike.
+//! The prompt: documents first, then the question, so that prompts share their beginning.
 
 use std::ops::{ControlFlow, Range};
 
@@ -8,28 +8,28 @@ use riffle_engine::{Engine, EngineError};
 use crate::offsets::offsets;
 use crate::{AskError, Part};
 
-/// Instruction before the question under a chat template, unless the caller has other instructions.
+/// Instruction before the question in a chat template, unless the caller has other instructions.
 const INSTRUCTION: &str =
     "Answer the question from the documents above. If they do not hold the answer, say so.\n\nQuestion: ";
 
-/// Stands before parts that a later question needs.
+/// Text before the parts that a later question adds.
 const FURTHER_PARTS: &str = "Further parts of the documents:\n\n";
 
-/// A question, with the parts that were read for it and its answer.
+/// A question with its parts and its answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Turn {
-    /// Parts that stand before the question, in reading order.
+    /// Parts before the question, in reading order.
     pub(crate) parts: Vec<Part>,
     pub(crate) question: String,
     pub(crate) answer: String,
 }
 
-/// A prompt as tokens, with the places of its documents and its question.
+/// A prompt as tokens, with the positions of its documents and its question.
 pub(crate) struct Prompt {
     pub(crate) tokens: Vec<u32>,
-    /// Bytes of the prompt's text that each token stands for.
+    /// Byte range of each token in the prompt's text.
     pub(crate) offsets: Vec<Range<usize>>,
-    /// The parts of documents in it, with their bytes in the prompt's text.
+    /// The parts of documents in it, with their byte ranges in the prompt's text.
     pub(crate) parts: Vec<(Part, Range<usize>)>,
     /// Tokens up to the end of the last part.
     pub(crate) document_tokens: usize,
@@ -37,7 +37,7 @@ pub(crate) struct Prompt {
     pub(crate) tokens_before_question: usize,
 }
 
-/// Texts as they stand in prompts.
+/// Texts for prompts.
 pub(crate) struct PromptMaker {
     system: Option<String>,
     has_template: bool,
@@ -52,7 +52,7 @@ impl PromptMaker {
         Ok(Self { system, has_template })
     }
 
-    /// The prompt of a question that stands behind `turns` and its own `parts`. `poll` is asked whether to go on rendering a template.
+    /// The prompt of a question after `turns` and its own `parts`. `poll` may stop the template.
     pub(crate) fn prompt(
         &self,
         engine: &Engine,
@@ -76,7 +76,7 @@ impl PromptMaker {
         let mut placed = Vec::new();
         let mut from = 0;
         for part in turns.iter().flat_map(|turn| &turn.parts).chain(parts) {
-            // A template that changes the user's text hides documents, and hidden documents get no passages.
+            // If a template changes the user's text, documents are not found in it and get no passages.
             let part_text = part.text(documents);
             let found = text[from..].find(part_text).map(|at| from + at);
             let range = found.map_or(from..from, |at| at..at + part_text.len());
@@ -93,7 +93,7 @@ impl PromptMaker {
         })
     }
 
-    /// A user's message: parts of documents under the names of these, then the question.
+    /// A user's message: parts of documents with the documents' names, then the question.
     fn message(&self, documents: &[Document], is_first: bool, parts: &[Part], question: &str) -> String {
         let mut text = String::new();
         if !is_first && !parts.is_empty() {

@@ -7,12 +7,12 @@ use crate::kernel::{Antidiagonal, KEY_BLOCK, LONG_ROWS, STRIPES, Slot, widen_key
 use crate::simd::Level;
 use crate::{AttendError, AttendOptions, KvView, LANES, Plane, QueryTile};
 
-/// Logits of long queries and long keys, with values left unread: sums along antidiagonals of the attention map, at 1 / `stride` of its cost
-/// (XAttention, Xu et al. 2025, arXiv:2503.16428).
+/// Logits of long queries and long keys, without reading values: sums along antidiagonals of the attention map, at 1
+/// / `stride` of its cost (XAttention, Xu et al. 2025, arXiv:2503.16428).
 ///
-/// A long key is `stride` consecutive keys side by side, a long query as many queries in reverse, so that their product
-/// is the sum of q·k over an antidiagonal. Both begin at multiples of `stride` in absolute positions; queries and keys
-/// that are not there count as zeros.
+/// A long key is `stride` consecutive keys side by side, a long query as many queries in reverse, so that their
+/// product is the sum of q·k over an antidiagonal. Both begin at multiples of `stride` in absolute positions; absent
+/// queries and keys count as zeros.
 ///
 /// ```
 /// # use riffle_attention::*;
@@ -88,7 +88,7 @@ impl Antidiagonals {
         self.long_queries.clone()
     }
 
-    /// Logits of a head's long query with this number, `[long keys]`, those after it included.
+    /// Logits of long query `number` of a head, `[long keys]`. Later long keys are included.
     ///
     /// # Panics
     /// When there is no such head or long query.
@@ -97,7 +97,7 @@ impl Antidiagonals {
         &mut self.logits[row * self.row_stride..][..self.long_keys]
     }
 
-    /// Lays each long query out as it meets the lanes of a stripe.
+    /// Packs each long query in the lane order of the keys' stripes.
     fn pack(&mut self, queries: &QueryTile, stride: usize, scale: f32, sets: usize) {
         let head_dim = queries.head_dim;
         let len = sets * head_dim * LONG_ROWS * LANES;

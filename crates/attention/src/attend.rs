@@ -4,37 +4,40 @@ use crate::visible::Tokens;
 use crate::workspace::Workspace;
 use crate::{AttendError, KvView, Partial, QueryTile, Selection, Span};
 
-/// How a call multiplies keys and values, and where it cuts a long cache.
+/// Method of multiplying keys and values, and of splitting a long cache.
 ///
-/// The result of a row depends on this choice, the formats, the pages and the tokens that the row sees, never on how many rows or
-/// threads compute beside it. So a caller chooses by what the rows *are*: a token that is generated has the same bits alone,
-/// beside those of other sequences, and as one of a draft that is verified; a token of a prompt has the same bits however the
-/// prompt is cut.
+/// A row's result depends on the method, the formats, the pages and the tokens that the row sees. It never depends on
+/// the number of rows or threads that compute beside it.
+///
+/// A generated token therefore has the same bits alone, beside other sequences, and as a token of a verified draft. A
+/// prompt token has the same bits however the prompt is split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Arithmetic {
     /// For prompts: quantised planes are expanded to f32, once for all rows of a tile.
     #[default]
     Expanded,
-    /// For prompts, faster and not exact: queries, keys, weights and values are rounded to integers of up to 16 bits, whose products
-    /// AVX-512 VNNI and AVX2 add up two at a time. Sums of integers are exact. The method is that of SageAttention
-    /// (arXiv 2410.02367, 2411.10958), which rounds to 8 bits.
+    /// For prompts, faster and not exact: queries, keys, weights and values are rounded to integers of up to 16 bits,
+    /// whose products AVX-512 VNNI and AVX2 add two at a time. Sums of integers are exact. The method follows
+    /// SageAttention (arXiv 2410.02367, 2411.10958), which rounds to 8 bits.
     ///
     /// With L = √(2³¹ / key width), 4095 at width 128, and k a key less the first key of its block of 128:
     /// - a logit is off by at most scale · (‖q‖∞·‖k‖₁ + ‖k‖∞·‖q‖₁) / 2L, beside the rounding of f32;
     /// - an element of a value is off by at most 1/2046 of the largest in the value;
-    /// - a weight is off by at most 1/8192 of the heaviest that its row has in the block, both times the size of their values.
+    /// - a weight is off by at most 1/8192 of the heaviest that its row has in the block, both times the size of
+    ///   their values.
     ///
-    /// The error of a logit grows with the length of queries and keys. Outputs are off by 3 to 5·10⁻⁴ of their length where logits of a
-    /// row spread by 1, and by 6·10⁻⁴ (head_dim 64) to 10⁻³ (256) where they spread by 2.
+    /// The error of a logit grows with the length of queries and keys. Outputs are off by 3 to 5·10⁻⁴ of their length
+    /// where logits of a row spread by 1, and by 6·10⁻⁴ (head_dim 64) to 10⁻³ (256) where they spread by 2.
     ///
-    /// Diagonals, block means and rows that read few tokens here and there in a block are computed as in
-    /// [`Expanded`](Self::Expanded), column masses and scans always. A row has the same bits in any
-    /// tile, however the prompt is cut and pages arrive, on any number of threads, and whatever tokens come later; on other
-    /// instructions it may differ by what the last bit of a weight is worth. Keys and values must be finite.
+    /// Diagonals, block means and rows that read a few scattered tokens of a block are computed as in
+    /// [`Expanded`](Self::Expanded), and so are all column masses and scans. A row has the same bits in any tile, for
+    /// any split of the prompt, any order of pages, any number of threads and any later tokens. Between instruction
+    /// sets it may differ by the last bit of a weight. Keys and values must be finite.
     Rounded,
-    /// For tokens that are generated or verified, a few rows over many keys: quantised planes are multiplied as they lie, by
-    /// integers where the machine has them. [`attend_batch`](crate::attend_batch) and [`BatchStream`](crate::BatchStream)
-    /// attend to each 4096 positions on their own, so that threads share a long cache, and merge these parts in order.
+    /// For generated or verified tokens: a few rows over many keys. Quantised planes are multiplied without widening,
+    /// by integers where the machine supports it. [`attend_batch`](crate::attend_batch) and
+    /// [`BatchStream`](crate::BatchStream) attend to each 4096 positions separately, so that threads share a long
+    /// cache, and merge these parts in order.
     Fused,
 }
 
@@ -104,20 +107,20 @@ impl AttendOptions<'_> {
 pub struct AttendJob<'a> {
     /// The queries.
     pub queries: QueryTile<'a>,
-    /// Their keys and values.
+    /// Keys and values of the tile.
     pub kv: KvView<'a>,
-    /// Which of them they read.
+    /// Tokens that the tile reads.
     pub selection: &'a Selection,
 }
 
-/// Adds to `partial` what `queries` read of `kv` under `selection`.
+/// Adds the attention of `queries` over `kv` under `selection` to `partial`.
 ///
-/// Keys are taken in ascending order in blocks cut from each page's start, so attending page by page
-/// gives the same bits as one call over all pages, and a row's result does not depend on which other rows
-/// are in the tile. Values a row does not see must be finite: they enter with weight zero.
+/// Keys are taken in ascending order in blocks cut from each page's start, so attending page by page gives the same
+/// bits as one call over all pages, and a row's result does not depend on which other rows are in the tile. Values a
+/// row does not see must be finite: they enter with weight zero.
 ///
 /// Queries and keys have the key width, `head_dim` of `queries` and `kv`. Values have the value width, which is
-/// [`Partial::head_dim`]; planes that are long enough for a wider value are not refused.
+/// [`Partial::head_dim`]; a plane with room for wider values is accepted.
 ///
 /// Summaries that the selection names are read by [`attend_summaries`](crate::attend_summaries).
 ///
@@ -163,13 +166,12 @@ fn attend_at(
     with_workspace(|workspace| call.run(workspace, Output::Partial(partial.sums())));
 }
 
-/// Adds to `mass[i]` the softmax weight that the key at position `origin + i` receives, summed over rows
-/// and heads. Keys outside `mass` are skipped.
+/// Adds to `mass[i]` the softmax weight that the key at position `origin + i` receives, summed over rows and heads.
+/// Keys outside `mass` are skipped.
 ///
-/// `log_sum_exp` is that of the whole attention, `[rows, group]` (see [`Partial::log_sum_exp`]), so parts of
-/// a cache may be visited in any order: each part's weights come out as exp(lse_part − lse_total) times its
-/// own softmax. Where a head has a sink, the whole attention's is ln(exp(log_sum_exp) + exp(sink)). Values are not read. Used by
-/// eviction policies (H2O, SnapKV).
+/// `log_sum_exp` covers the whole attention, `[rows, group]` (see [`Partial::log_sum_exp`]), so parts of a cache may
+/// be visited in any order: each part's weights are exp(lse_part − lse_total) times its own softmax. For a head with
+/// a sink, pass ln(exp(log_sum_exp) + exp(sink)). Values are not read. Used by eviction policies (H2O, SnapKV).
 ///
 /// # Errors
 /// As [`attend`].
@@ -218,7 +220,7 @@ pub fn add_column_mass(
     Ok(())
 }
 
-/// Runs `work` with this thread's scratch, so that nothing is allocated once it has grown.
+/// Runs `work` with this thread's scratch, which is allocated once and reused.
 pub(crate) fn with_workspace<T>(work: impl FnOnce(&mut Workspace) -> T) -> T {
     #[cfg(feature = "std")]
     {

@@ -9,16 +9,15 @@ use crate::{Arithmetic, AttendError, AttendJob, AttendOptions, Partial, QueryTil
 /// Runs every job, adding job `n` to `partials[n]`.
 ///
 /// With the feature `parallel` the work is spread over rayon's threads: jobs, blocks of their rows, and, in
-/// [`Arithmetic::Fused`], parts of a long cache. What a row computes depends on neither the number of threads nor the rows
+/// [`Arithmetic::Fused`], parts of a long cache. A row's result does not depend on the number of threads or the rows
 /// and jobs beside it.
 ///
-/// In [`Arithmetic::Fused`], jobs whose first pages lie in the same memory, and whose selections name the same spans there,
-/// are attended to together over these pages: keys and values are read once for the rows of all of them. That is how the
-/// sequences of one batch share the pages of a document. Pages that a row window reaches are each job's own, and jobs
-/// with diagonals or row extras share none.
+/// In [`Arithmetic::Fused`], jobs may share first pages in the same memory, with the same spans selected there. Such
+/// pages are read once for the rows of all these jobs, as when the sequences of a batch share a document. Pages
+/// within a row window are read per job. Jobs with diagonals or row extras share none.
 ///
-/// Each call allocates the list of its pieces and the partials of parts; [`attend`](crate::attend) itself
-/// allocates nothing once warm.
+/// Each call allocates the list of its pieces and the partials of parts; [`attend`](crate::attend) itself allocates
+/// nothing once warm.
 ///
 /// # Errors
 /// As [`attend`](crate::attend); also when the numbers of jobs and partials differ.
@@ -55,12 +54,12 @@ pub fn attend_batch(jobs: &[AttendJob], options: &AttendOptions, partials: &mut 
 /// ```
 #[derive(Debug)]
 pub struct BatchStream {
-    /// For each job, the part under way of each block of its rows; none where the cache is not taken in parts.
+    /// For each job and block of rows, its unfinished part; empty if the cache is not split.
     parts: Vec<Vec<PartUnderWay>>,
 }
 
 impl BatchStream {
-    /// Jobs of these queries, with the options of every later call.
+    /// Prepares a stream for jobs with these queries; later calls must use the same options.
     pub fn new<'a>(queries: impl IntoIterator<Item = &'a QueryTile<'a>>, options: &AttendOptions) -> Self {
         let blocks = |queries: &QueryTile| match options.arithmetic {
             Arithmetic::Expanded | Arithmetic::Rounded => 0,
@@ -72,8 +71,8 @@ impl BatchStream {
         Self { parts: parts.collect() }
     }
 
-    /// Attends to the pages that the jobs hold now, if any: the jobs of [`new`](Self::new) in their order, their pages
-    /// after those of earlier calls. Between the first call and [`finish`](Self::finish) the partials are the stream's.
+    /// Attends to the pages that the jobs hold now, if any. Jobs come in the order of [`new`](Self::new); pages
+    /// follow those of earlier calls. The partials are incomplete until [`finish`](Self::finish).
     ///
     /// # Errors
     /// As [`attend_batch`].
@@ -184,7 +183,7 @@ mod tests {
 
     #[test]
     fn pages_that_arrive_a_few_at_a_time_give_the_same_bits() {
-        // 20 pages of 1000 tokens, of a size that neither key blocks nor parts divide; the ninth is not there.
+        // 20 pages of 1000 tokens, not a multiple of key blocks or parts. The ninth is missing.
         let planes: Vec<_> = (0..20)
             .map(|page| (noise(page, 16 * 1024), noise(99 + page, 16 * 1024)))
             .collect();

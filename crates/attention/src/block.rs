@@ -1,4 +1,4 @@
-//! Blocks of keys: where they lie in a page's planes, which of their stripes are active.
+//! Blocks of keys: their memory within a page's planes, and their active stripes.
 
 use alloc::vec::Vec;
 
@@ -9,14 +9,14 @@ use crate::{LANES, PageView, Plane, Span};
 pub(crate) struct Block<'a> {
     pub(crate) span: Span,
     pub(crate) keys: Plane<'a>,
-    /// The values; those of a latent page are its keys.
+    /// Values; for a latent page, the keys.
     pub(crate) values: Plane<'a>,
     pub(crate) is_latent: bool,
-    /// Keys and values of the block that comes next.
+    /// Keys and values of the next block.
     pub(crate) next: Option<(Plane<'a>, Plane<'a>)>,
 }
 
-/// The stripes that hold any of the bits.
+/// Finds the stripes that contain a set bit.
 pub(crate) fn active(bits: u128, tokens: usize, slots: &mut [Slot; STRIPES]) -> usize {
     let mut len = 0;
     for stripe in 0..STRIPES {
@@ -38,7 +38,7 @@ pub(crate) fn whole(slots: &[Slot]) -> u128 {
         .fold(0, |bits, slot| bits | (0xffff << (slot.stripe * LANES)))
 }
 
-/// Block `block` of a page whose keys and values have these widths.
+/// Block number `block` of a page, for these key and value widths.
 pub(crate) fn block_of<'a>(page: &PageView<'a>, block: usize, (key_dim, value_dim): (usize, usize)) -> Block<'a> {
     let first = block * KEY_BLOCK;
     let tokens = (page.tokens - first).min(KEY_BLOCK);
@@ -64,7 +64,7 @@ pub(crate) fn stripes_of(plane: Plane, first: usize, tokens: usize, head_dim: us
     plane.slice(begin..end)
 }
 
-/// `len` elements from a cache-line boundary, so that no vector straddles two lines.
+/// Aligns `len` elements to a cache line, so that no vector straddles two lines.
 pub(crate) fn aligned(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
     if buffer.len() < len + LANES {
         buffer.resize(len + LANES, 0.0);

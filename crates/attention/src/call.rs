@@ -1,4 +1,4 @@
-//! The input of one call, the places of its results, and the tiles that its rows are cut into.
+//! The input of one call, its outputs, and the split of its rows into tiles.
 
 use crate::block::Block;
 use crate::format::{PlaneKind, Reading};
@@ -10,14 +10,15 @@ use crate::visible::Visible;
 use crate::workspace::Workspace;
 use crate::{Arithmetic, AttendOptions, Format, KvView, QueryTile, Span};
 
-/// Rows (positions × heads) whose queries and sums stay in the second cache level while blocks pass by.
+/// Rows (positions × heads) per query block: their queries and sums stay in the second-level cache while all key
+/// blocks are read.
 pub(crate) const BLOCK_ROWS: usize = 240;
 
-/// The place that takes a tile's result. Its slices hold all rows of the call: `[rows, group]`, `[rows, group, value_dim]`.
+/// The output of a tile. Its slices hold all rows of the call: `[rows, group]`, `[rows, group, value_dim]`.
 pub(crate) enum Output<'a> {
     /// Accumulates into a partial, as one running softmax.
     Partial(Sums<'a>),
-    /// Accumulates each part of the cache on its own and merges them in order.
+    /// Accumulates each part of the cache separately and merges the parts in order.
     Parts(Parts<'a>),
     /// Adds the softmax weight of the key at `origin + i` to `mass[i]`.
     Mass {
@@ -28,7 +29,7 @@ pub(crate) enum Output<'a> {
 }
 
 impl Output<'_> {
-    /// The sums that the rows accumulate into now, if any.
+    /// The sums that rows accumulate into now, if any.
     pub(crate) fn sums(&mut self) -> Option<Sums<'_>> {
         match self {
             Self::Partial(Sums { m, l, o }) => Some(Sums { m, l, o }),
@@ -51,19 +52,19 @@ pub(crate) struct Call<'a, V: Visible> {
     pub(crate) options: &'a AttendOptions<'a>,
     /// Only keys in this range.
     pub(crate) range: Span,
-    /// Only keys in this part of the cache.
+    /// Part of the cache to which keys are limited.
     pub(crate) only_part: Option<usize>,
 }
 
-/// Neighbouring queries of a call that pass the blocks of keys together.
+/// Neighbouring queries that are processed together against each key block.
 #[derive(Clone, Copy)]
 pub(crate) struct QueryBlock {
-    /// Its first position within the call, and how many it has.
+    /// First position within the call, and number of positions.
     pub(crate) first: usize,
     pub(crate) positions: usize,
 }
 
-/// Rows of a tile: its first row within the query block, how many, and the width it is computed with.
+/// Rows of a tile: first row within the query block, number of rows, and computed width.
 #[derive(Clone, Copy)]
 pub(crate) struct Tile {
     pub(crate) first: usize,
@@ -81,17 +82,17 @@ impl<V: Visible> Call<'_, V> {
         self.options.arithmetic == Arithmetic::Fused
     }
 
-    /// True if each byte that `total` rows read is likely to come from memory, so that it is asked for ahead of its use.
+    /// True if `total` rows probably read from memory rather than cache, so that prefetching pays.
     pub(crate) fn looks_ahead(&self, total: usize) -> bool {
         self.fused() || total <= LONE_ROWS
     }
 
-    /// True if `total` rows read keys of a format as they lie.
+    /// True if `total` rows read keys of a format without widening.
     pub(crate) fn reads_keys_in_place(&self, format: Format, total: usize) -> bool {
         format.reads_in_place(PlaneKind::Keys, self.reading(total))
     }
 
-    /// True if `total` rows read the values of a block as they lie: never those of a latent block.
+    /// True if `total` rows read a block's values without widening; never for a latent block.
     pub(crate) fn reads_values_in_place(&self, block: &Block, total: usize) -> bool {
         let format = block.values.format();
         !block.is_latent && format.reads_in_place(PlaneKind::Values, self.reading(total))

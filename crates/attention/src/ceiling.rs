@@ -1,4 +1,4 @@
-//! The limits of this machine: the figures that the kernels are measured against.
+//! Limits of this machine, to compare kernel speeds with.
 
 use core::hint::black_box;
 use std::time::{Duration, Instant};
@@ -34,14 +34,14 @@ fn best_of(tries: usize, mut work: impl FnMut()) -> Duration {
     (0..tries.max(1)).map(run).min().unwrap_or_default()
 }
 
-/// Shortest of `tries` runs by this thread's own processor time where the system tells it (Linux), so that
-/// other work on the machine counts less. Only for work that stays on one thread.
+/// Shortest of `tries` runs by this thread's processor time where the system reports it (Linux), so that other
+/// programs disturb less. Only for work on one thread.
 pub fn best_of_thread_time(tries: usize, mut work: impl FnMut()) -> Duration {
     if thread_time().is_none() {
         return best_of(tries, work);
     }
-    // The system counts in ticks of some milliseconds. Runs much shorter than a time slice are timed by the
-    // wall; longer ones are repeated until a tick matters little.
+    // The system counts in ticks of some milliseconds. Runs much shorter than a time slice are timed by the wall
+    // clock; longer ones are repeated until a tick matters little.
     let once = best_of(1, &mut work);
     if once < Duration::from_millis(3) {
         return best_of(tries, work).min(once);
@@ -53,7 +53,7 @@ pub fn best_of_thread_time(tries: usize, mut work: impl FnMut()) -> Duration {
         }
         thread_time().unwrap_or_default().saturating_sub(start)
     };
-    // How long one takes is not known from the wall: other programs may have had the processor meanwhile.
+    // Wall time cannot give the length of one run: other programs may have used the processor.
     let (mut repeats, mut spent) = (1, run(1));
     while spent < MANY_TICKS {
         repeats *= 2;
@@ -63,7 +63,7 @@ pub fn best_of_thread_time(tries: usize, mut work: impl FnMut()) -> Duration {
     (0..more).map(|_| run(repeats)).fold(spent, Duration::min) / repeats
 }
 
-/// So long that a tick of the system's clock matters little.
+/// Run time that makes one clock tick negligible.
 const MANY_TICKS: Duration = Duration::from_millis(100);
 
 fn thread_time() -> Option<Duration> {
@@ -73,7 +73,7 @@ fn thread_time() -> Option<Duration> {
 
 const PEAK_CHAINS: usize = 12;
 
-/// How far ahead the read ceiling asks for memory, in f32.
+/// Prefetch distance of the read ceiling, in f32.
 const AHEAD: usize = 4096;
 
 struct Peak {
@@ -107,7 +107,7 @@ impl Kernel for Read<'_> {
     fn run<S: Simd>(self, simd: S) -> f32 {
         let mut sums = [simd.splat(0.0); 4];
         for (at, lines) in self.data.as_chunks::<16>().0.as_chunks::<4>().0.iter().enumerate() {
-            // Asking ahead, as the kernels do: without it one thread reads at half the rate.
+            // Prefetch as the kernels do: without it one thread reads at half the rate.
             for line in 0..4 {
                 simd.prefetch(self.data, 64 * at + 16 * line + AHEAD);
             }

@@ -1,10 +1,11 @@
-//! Tokens from plane to plane, bit by bit.
+//! Copies tokens from plane to plane, bit by bit.
 
 use crate::format::{PlaneFormat, PlaneKind, check_head_dim, with_plane};
 use crate::{AttendError, LANES, Plane, PlaneMut};
 
-/// Copies the keys of `tokens` tokens from slot `from_slot` of a plane to slot `slot` of another of its format, where both lie
-/// in the same lane of a stripe (`slot ≡ from_slot` modulo 16). Nothing is rounded, other tokens stay as they are.
+/// Copies the keys of `tokens` tokens from slot `from_slot` of a plane to slot `slot` of another plane of its format.
+/// Both slots must be in the same lane of a stripe (`slot ≡ from_slot` modulo 16). Nothing is rounded; other tokens
+/// keep their bits.
 ///
 /// # Errors
 /// Formats or lanes that differ, a plane that is too short, a head dimension that is not a multiple of 16.
@@ -44,7 +45,7 @@ pub fn copy_values(
     copy(to, from, moved, head_dim, PlaneKind::Values)
 }
 
-/// Neighbouring tokens and where they begin in either plane.
+/// Neighbouring tokens, with their first slot in either plane.
 #[derive(Clone, Copy)]
 struct Moved {
     slot: usize,
@@ -96,7 +97,7 @@ impl Lanes {
     }
 }
 
-/// Calls `each` with the stripes on both sides, and what of them is copied.
+/// Calls `each` with the source stripe, the target stripe and the lanes to copy.
 fn runs(moved: Moved, mut each: impl FnMut(usize, usize, Lanes)) {
     let Moved {
         slot,
@@ -135,7 +136,7 @@ mod tests {
     const PAGE: usize = 64;
     const SOURCE_TOKENS: usize = 80;
 
-    /// Which tokens are copied, as keys or as values, in which format.
+    /// The tokens to copy, as keys or as values, in a format.
     #[derive(Debug, Clone, Copy)]
     struct Case {
         slot: usize,

@@ -1,8 +1,7 @@
 //! Diagonals: every row reads one token at each distance.
 //!
-//! 16 neighbouring rows at one distance read 16 neighbouring keys, so lanes hold rows *and* keys: one
-//! multiply-add gives a dimension of 16 dot products. Where rows and stripes do not line up, two stripes are
-//! shifted into one first.
+//! 16 neighbouring rows at one distance read 16 neighbouring keys, so lanes hold rows *and* keys: one multiply-add
+//! gives a dimension of 16 dot products. If rows and stripes are not aligned, two stripes are first shifted into one.
 
 use alloc::vec::Vec;
 
@@ -15,12 +14,12 @@ use crate::simd::Level;
 use crate::visible::{Visible, low_bits};
 use crate::{LANES, PageView, Plane, Span};
 
-/// Scratch that is reused from call to call.
+/// Scratch, reused between calls.
 #[derive(Debug, Default)]
 pub(crate) struct DiagonalWorkspace {
     /// `[stripes, group, head_dim, 16]`, scaled.
     queries: Vec<f32>,
-    /// Lanes before the first row with which `queries` are packed, once they are.
+    /// Lanes before the first row in the packed `queries`; `None` before packing.
     packed: Option<usize>,
     stripe: Vec<f32>,
     keys: Vec<f32>,
@@ -28,7 +27,7 @@ pub(crate) struct DiagonalWorkspace {
 }
 
 impl DiagonalWorkspace {
-    /// Forgets the queries of the rows before.
+    /// Drops the packed queries of earlier rows.
     pub(crate) fn begin(&mut self) {
         self.packed = None;
     }
@@ -45,7 +44,7 @@ struct Pairing {
 }
 
 impl<V: Visible> Call<'_, V> {
-    /// Lets a query block read the diagonals of a page's part `within`, farthest behind first.
+    /// Lets a query block read the diagonals of `within`, a part of a page, farthest first.
     pub(crate) fn diagonals_of_page(
         &self,
         workspace: &mut DiagonalWorkspace,
@@ -56,7 +55,7 @@ impl<V: Visible> Call<'_, V> {
     ) {
         let (start, positions) = (self.queries.start + queries.first, queries.positions);
         let readable = within.intersect(&self.range);
-        // Rows are grouped so that a distance that is a multiple of 16 meets whole stripes.
+        // Rows are grouped so that distances that are multiples of 16 read whole stripes.
         let lead = (start as isize - page.start as isize).rem_euclid(LANES as isize);
         let first_stripe = start as isize - lead;
         let stripes = (lead as usize + positions).div_ceil(LANES);
@@ -72,7 +71,7 @@ impl<V: Visible> Call<'_, V> {
                 if lanes == 0 {
                     continue;
                 }
-                // Lanes before position 0 are not in `lanes`.
+                // `lanes` leaves out the lanes before position 0.
                 let skip = key.min(query).min(0).unsigned_abs();
                 let (from, to) = (query + skip as isize, key + skip as isize);
                 let seen = self.visible.diagonal_lanes(from as usize, to as usize, lanes >> skip);
@@ -102,7 +101,7 @@ impl<V: Visible> Call<'_, V> {
         let packed = aligned(&mut workspace.queries, stripes * group * head_dim * LANES);
         for (at, packed) in packed.chunks_exact_mut(head_dim * LANES).enumerate() {
             let (stripe, head) = (at / group, at % group);
-            // Lanes beyond the rows are masked; any row stands in for them.
+            // Lanes beyond the rows are masked, so any row may fill them.
             let sources: [&[f32]; LANES] = core::array::from_fn(|lane| {
                 let row = (stripe * LANES + lane).saturating_sub(lead).min(positions - 1);
                 &self.queries.query(first + row, head)[..head_dim]
@@ -170,20 +169,20 @@ impl<V: Visible> Call<'_, V> {
     }
 }
 
-/// Lanes whose position, from that of lane 0 on, lies in the span.
+/// Lanes whose position is in the span; lane 0 has position `position`.
 fn lanes_within(position: isize, span: Span) -> u16 {
     let lane = |at: usize| (at as isize).saturating_sub(position).clamp(0, LANES as isize) as usize;
     (low_bits(lane(span.end)) & !low_bits(lane(span.start))) as u16
 }
 
-/// 16 tokens of a page in a row, whose first need not begin a stripe nor lie in the page.
+/// 16 consecutive tokens around a page's edge: they may start within a stripe or outside the page.
 struct Near<'a> {
     level: Level,
     key_dim: usize,
     value_dim: usize,
     page: &'a PageView<'a>,
     first_stripe: isize,
-    /// Of the first token within its stripe.
+    /// Offset of the first token within its stripe.
     offset: usize,
 }
 
@@ -200,7 +199,7 @@ impl<'a> Near<'a> {
         }
     }
 
-    /// `[key_dim, 16]`; lanes outside the page hold anything.
+    /// `[key_dim, 16]`; lanes outside the page are undefined.
     fn keys<'b>(&self, stripe: &'b mut Vec<f32>, shifted: &'b mut Vec<f32>) -> &'b [f32]
     where
         'a: 'b,
@@ -228,7 +227,7 @@ impl<'a> Near<'a> {
         out
     }
 
-    /// `[16, value_dim]`; tokens outside the page hold anything.
+    /// `[16, value_dim]`; tokens outside the page are undefined.
     fn values<'b>(&self, rows: &'b mut Vec<f32>) -> &'b [f32]
     where
         'a: 'b,
@@ -267,7 +266,7 @@ impl<'a> Near<'a> {
         }
     }
 
-    /// One stripe of each plane, where the page has tokens in it.
+    /// One stripe of each plane, if the page has tokens in it.
     fn planes(&self, stripe: isize) -> Option<(Plane<'a>, Plane<'a>)> {
         let first = usize::try_from(stripe).ok()? * LANES;
         (first < self.page.tokens).then(|| {

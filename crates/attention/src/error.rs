@@ -1,6 +1,6 @@
 use core::fmt;
 
-/// Why a call was refused. Nothing has been written when one is returned.
+/// The reason a call was refused. A refused call writes nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AttendError {
@@ -9,18 +9,18 @@ pub enum AttendError {
         /// The width given.
         head_dim: usize,
     },
-    /// Two parts of a call disagree about a size.
+    /// Two arguments disagree about a size.
     Mismatch {
-        /// The sizes that were compared, for example `"head_dim of queries and of K/V"`.
+        /// The sizes compared, for example `"head_dim of queries and of K/V"`.
         what: &'static str,
         /// The size the call needs.
         expected: usize,
-        /// The size it got.
+        /// The size it received.
         found: usize,
     },
     /// A slice is shorter than the shape it is read with.
     Short {
-        /// Which slice.
+        /// Name of the slice.
         what: &'static str,
         /// Elements (bytes for quantised planes) the shape needs.
         needed: usize,
@@ -29,22 +29,22 @@ pub enum AttendError {
     },
     /// Pages are out of order or overlap.
     PageOrder {
-        /// Absolute start of the page that comes too early.
+        /// Absolute start of the misplaced page.
         start: usize,
     },
-    /// A value that must be finite (and positive where a size is meant) is not.
+    /// A value that must be finite (and positive if it is a size) is not.
     NotFinite {
-        /// Which value.
+        /// Name of the value.
         what: &'static str,
     },
     /// A shape whose element count does not fit in memory's address space.
     TooLarge {
-        /// Which shape.
+        /// Name of the shape.
         what: &'static str,
     },
-    /// A setting that makes no sense.
+    /// An invalid setting.
     Setting {
-        /// Which setting, and what it must be.
+        /// The setting and its allowed values.
         what: &'static str,
     },
 }

@@ -1,4 +1,4 @@
-//! The table of formats: each is one row, and everything else asks the row.
+//! The table of formats: one row each, from which all other code takes its facts.
 
 mod floats;
 mod plane_format;
@@ -23,14 +23,13 @@ use core::ops::Range;
 
 use crate::{AttendError, LANES};
 
-/// Width along `head_dim` of the blocks that share a scale in a quantised plane. The last block of
-/// a head may be narrower.
+/// Elements along `head_dim` that share a scale in a quantised plane. The last block of a head may be narrower.
 pub const QUANT_BLOCK: usize = 32;
 
-/// Makes the public types and the dispatch over them, so that a format stands in one place.
+/// Generates the public types and the dispatch over them, so that each format is defined once.
 ///
 /// A row is the format's name in code, the element of its slices, its number in files, its name on command lines, and
-/// the type that implements it. `$` is passed as `$d`, for the macros that this one makes.
+/// the type that implements it. `$d` passes `$` to the macros that this one generates.
 macro_rules! formats {
     ($d:tt $($(#[$doc:meta])* $Format:ident($Raw:ty) = $number:literal, $name:literal, $type:ty;)*) => {
         /// Element format of one plane of K or V.
@@ -44,7 +43,7 @@ macro_rules! formats {
             /// Every format.
             pub const ALL: [Self; [$($number),*].len()] = [$(Self::$Format),*];
 
-            /// The names of all formats, with `|` between them.
+            /// Names of all formats, separated by `|`.
             pub const NAMES: &str = concat!($("|", $name),*).split_at(1).1;
 
             /// The name used on command lines, for example `q8_0`.
@@ -91,7 +90,7 @@ macro_rules! formats {
                 }
             }
 
-            /// The elements in a range of the slice behind the plane.
+            /// The elements in a range of the plane's slice.
             pub(crate) fn slice(self, range: Range<usize>) -> Self {
                 match self {
                     $(Self::$Format(data) => Self::$Format(&data[range]),)*
@@ -109,8 +108,8 @@ macro_rules! formats {
         }
 
         impl PlaneBuf {
-            /// A plane of `tokens` tokens, a multiple of 16, whose bytes are all `byte`. A test fills planes with 0xff, which no
-            /// kernel can read unnoticed.
+            /// A plane of `tokens` tokens, a multiple of 16, with every byte set to `byte`. Tests use 0xff, which any
+            /// kernel that reads it by mistake reveals.
             pub fn filled(format: Format, tokens: usize, head_dim: usize, byte: u8) -> Self {
                 let len = format.plane_len(tokens, head_dim);
                 match format {
@@ -121,7 +120,7 @@ macro_rules! formats {
                 }
             }
 
-            /// Grows the plane to `tokens` tokens, a multiple of 16; their bytes are zero. A plane that has as many stays.
+            /// Grows the plane to `tokens` tokens, a multiple of 16, filled with zero bytes. Never shrinks it.
             pub fn grow(&mut self, tokens: usize, head_dim: usize) {
                 let len = self.plane().format().plane_len(tokens, head_dim);
                 match self {
@@ -146,10 +145,10 @@ macro_rules! formats {
 
         #[cfg(feature = "bytemuck")]
         impl<'a> Plane<'a> {
-            /// The plane that lies in these bytes.
+            /// A plane over these bytes.
             ///
             /// # Panics
-            /// When the bytes are not aligned for the format's elements, or are no whole number of them.
+            /// When the bytes are not aligned for the format's elements, or are not a whole number of elements.
             pub fn from_bytes(format: Format, bytes: &'a [u8]) -> Self {
                 match format {
                     $(Format::$Format => Self::$Format(bytemuck::cast_slice(bytes)),)*
@@ -166,7 +165,7 @@ macro_rules! formats {
 
         #[cfg(feature = "bytemuck")]
         impl<'a> PlaneMut<'a> {
-            /// The plane that lies in these bytes.
+            /// A plane over these bytes.
             ///
             /// # Panics
             /// As [`Plane::from_bytes`].
@@ -177,14 +176,14 @@ macro_rules! formats {
             }
         }
 
-        /// The types that implement the formats, by the formats' names.
+        /// The types that implement the formats, named like the formats.
         pub(crate) mod types {
             use super::*;
 
             $(pub(crate) type $Format = $type;)*
         }
 
-        /// Evaluates an expression in which `F` is the type that implements a format.
+        /// Evaluates an expression with `F` bound to the type that implements a format.
         macro_rules! with_format {
             ($d format:expr, $d F:ident => $d body:expr) => {
                 match $d format {
@@ -196,8 +195,8 @@ macro_rules! formats {
             };
         }
 
-        /// Evaluates an expression in which `F` implements a plane's format and `data` is the slice behind it. With two
-        /// planes, writable and read only, nothing is evaluated unless they are of one format.
+        /// Evaluates an expression with `F` bound to a plane's format type and `data` to its slice. With two planes,
+        /// a writable and a read-only one, evaluates only if their formats are equal.
         macro_rules! with_plane {
             (($d to:expr, $d from:expr), $d F:ident, $d a:ident, $d b:ident => $d body:expr) => {
                 match ($d to, $d from) {
@@ -225,30 +224,30 @@ macro_rules! formats {
 formats! { $
     /// IEEE single precision, 4 bytes an element.
     F32(f32) = 0, "f32", Floats<floats::F32>;
-    /// IEEE half precision as bits, 2 bytes an element.
+    /// IEEE half precision as bits, 2 bytes per element.
     F16(u16) = 1, "f16", Floats<floats::F16>;
-    /// bfloat16 as bits, 2 bytes an element.
+    /// bfloat16 as bits, 2 bytes per element.
     Bf16(u16) = 2, "bf16", Floats<floats::Bf16>;
-    /// Signed 8-bit integers with one f16 scale for 32 elements of a token.
+    /// Signed 8-bit integers with one f16 scale per 32 elements of a token.
     Q8_0(u8) = 3, "q8_0", Quantised<q8_0::Q8_0>;
-    /// 4-bit integers with one f16 scale for 32 elements of a token.
+    /// 4-bit integers with one f16 scale per 32 elements of a token.
     Q4_0(u8) = 4, "q4_0", Quantised<q4_0::Q4_0>;
 }
 
 impl PlaneBuf {
-    /// A plane of `tokens` tokens, a multiple of 16, whose bytes are zero.
+    /// A plane of `tokens` tokens, a multiple of 16, filled with zero bytes.
     pub fn new(format: Format, tokens: usize, head_dim: usize) -> Self {
         Self::filled(format, tokens, head_dim, 0)
     }
 }
 
 impl Format {
-    /// Elements of the slice behind a plane of `page_tokens`: f32s, u16s, or bytes when quantised.
+    /// Elements of the slice of a plane of `page_tokens` tokens: f32s, u16s, or bytes when quantised.
     pub fn plane_len(self, page_tokens: usize, head_dim: usize) -> usize {
         with_format!(self, F => F::plane_len(page_tokens, head_dim))
     }
 
-    /// Bytes of one element of the slice behind a plane: 4, 2, or 1.
+    /// Bytes per element of a plane's slice: 4, 2 or 1.
     pub fn element_bytes(self) -> usize {
         with_format!(self, F => size_of::<<F as PlaneFormat>::Raw>())
     }
@@ -258,23 +257,23 @@ impl Format {
         self.plane_len(page_tokens, head_dim) * self.element_bytes()
     }
 
-    /// True for a format of integers that share scales.
+    /// True if the format stores integers with shared scales.
     pub fn is_quantised(self) -> bool {
         with_format!(self, F => F::IS_QUANTISED)
     }
 
-    /// True if a format is so coarse that heads are better rotated before they are stored in it, see
+    /// True if the format is so coarse that heads should be rotated before storage, see
     /// [`rotate_heads`](crate::rotate_heads).
     pub fn gains_by_rotation(self) -> bool {
         with_format!(self, F => F::GAINS_BY_ROTATION)
     }
 
-    /// The number that stands for the format in files. It never changes.
+    /// Number of the format in files. It never changes.
     pub fn number(self) -> u64 {
         self as u64
     }
 
-    /// True if planes of this format are read as they lie, rather than widened first.
+    /// True if planes of this format are read without widening.
     pub(crate) fn reads_in_place(self, kind: PlaneKind, reading: Reading) -> bool {
         with_format!(self, F => F::reads_in_place(kind, reading))
     }
@@ -287,7 +286,7 @@ impl fmt::Display for Format {
 }
 
 impl Plane<'_> {
-    /// Elements of the slice behind the plane (bytes when quantised).
+    /// Elements of the plane's slice (bytes when quantised).
     pub fn len(&self) -> usize {
         with_plane!(Plane self, F, data => data.len())
     }
@@ -297,7 +296,7 @@ impl Plane<'_> {
         self.len() == 0
     }
 
-    /// The address of the slice, to tell planes from one another.
+    /// Address of the slice, which identifies the plane.
     pub(crate) fn address(&self) -> usize {
         with_plane!(Plane self, F, data => data.as_ptr().addr())
     }

@@ -1,5 +1,5 @@
-//! Blocks that few tokens of are read: a stripe of 16 costs the same however many of its tokens count, so those that
-//! do are laid side by side.
+//! Gathers the tokens of sparsely read blocks. A stripe of 16 costs the same however few tokens are read, so gathered
+//! tokens need fewer stripes.
 
 use alloc::vec::Vec;
 
@@ -7,23 +7,23 @@ use crate::LANES;
 use crate::block::aligned;
 use crate::kernel::KEY_BLOCK;
 
-/// The tokens of one block that are read, in order, as a block of their own.
+/// The read tokens of one block, in order, as a separate block.
 #[derive(Debug, Default)]
 pub(crate) struct Gathered {
     keys: Vec<f32>,
     values: Vec<f32>,
-    /// The place of each token in the block.
+    /// Index of each token in the block.
     places: Vec<usize>,
 }
 
 impl Gathered {
-    /// True if this many active stripes hold so few tokens that at least half of the work would be for nothing.
+    /// True if gathering saves at least half of the work for this many active stripes.
     pub(crate) fn pays(bits: u128, stripes: usize) -> bool {
         2 * (bits.count_ones() as usize).div_ceil(LANES) <= stripes
     }
 
-    /// Gathers the tokens of `bits` from keys `[stripes, key_dim, 16]` and, where there are any, values
-    /// `[tokens, value_dim]`; returns their places in the block, keys and values.
+    /// Gathers the tokens of `bits` from keys `[stripes, key_dim, 16]` and, if present, values `[tokens, value_dim]`.
+    /// Returns their indices in the block, keys and values.
     pub(crate) fn take(
         &mut self,
         bits: u128,

@@ -4,11 +4,12 @@ use crate::LANES;
 
 /// Rotates every head of `data`, `[heads, head_dim]`, by the normalised Walsh–Hadamard matrix.
 ///
-/// The matrix is its own inverse and keeps products: queries and keys that are both rotated have the logits they had, and
-/// rotated values give rotated outputs, so a second call on these undoes it. A head whose length is no power of two is
-/// rotated in blocks of the largest power of two that divides it. As in QuaRot, Ashkboos et al. 2024, arXiv:2404.00456.
+/// The matrix is its own inverse and preserves products. If queries and keys are both rotated, logits stay the same.
+/// Rotated values give rotated outputs, which a second call rotates back. If the head length is not a power of two,
+/// blocks of the largest power of two that divides it are rotated. As in QuaRot, Ashkboos et al. 2024,
+/// arXiv:2404.00456.
 ///
-/// Elements after the last whole head stay as they are.
+/// Elements after the last whole head are unchanged.
 pub fn rotate_heads(data: &mut [f32], head_dim: usize) {
     if head_dim == 0 {
         return;
@@ -45,7 +46,7 @@ fn rotate(block: &mut [f32]) {
     }
 }
 
-/// Strides 8 to 1 within a row, as permutations of whole rows that a compiler turns into vector shuffles.
+/// Strides 8 to 1 within a row, as permutations of whole rows that the compiler can turn into vector shuffles.
 fn rotate_row(row: &mut [f32; LANES]) {
     for stride in [8, 4, 2, 1] {
         let own = *row;

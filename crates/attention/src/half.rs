@@ -12,7 +12,7 @@ pub fn f32_to_f16(value: f32) -> u16 {
         return sign | 0x7c00;
     }
     if magnitude < 0x3880_0000 {
-        // Subnormal in binary16: adding 0.5 moves the mantissa to where f32 itself rounds it.
+        // Subnormal in binary16: adding 0.5 aligns the mantissa so that f32 addition rounds it.
         let rounded = f32::from_bits(magnitude) + 0.5;
         return sign | (rounded.to_bits() - 0x3f00_0000) as u16;
     }

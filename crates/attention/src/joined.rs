@@ -1,8 +1,8 @@
-//! Pages that several jobs hold and read alike, read once for the rows of all of them.
+//! Reads pages that several jobs share once, for the rows of all of them.
 //!
-//! Rows in [`Arithmetic::Fused`](crate::Arithmetic::Fused) do not depend on rows beside them, and a stream goes on from any
-//! page with the bits of one call. So jobs whose next pages are the same are attended to as one job of all their rows, from
-//! copies of where each stands, and then go on by themselves behind these pages.
+//! Rows in [`Arithmetic::Fused`](crate::Arithmetic::Fused) do not depend on their neighbours, and a stream may be
+//! split at any page without a change of bits. So jobs with the same next pages are joined into one job of all their
+//! rows. It starts from copies of their partial sums; after these pages each job continues alone.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -12,17 +12,17 @@ use crate::parts::{Footing, PartUnderWay};
 use crate::task::{Task, run};
 use crate::{AttendJob, AttendOptions, KvView, PageView, Partial, QueryTile, Selection, Span};
 
-/// Tokens that jobs must read together: joining them and parting them again takes about as long as a few tens.
+/// Fewest tokens that joined jobs share: joining and separating them costs about as much as a few tens of tokens.
 const LEAST_TOKENS: usize = 256;
 
-/// Attends to the pages that several jobs share, as far as they read them alike, and takes these pages from the jobs.
+/// Attends to the pages that several jobs share and read alike, and removes these pages from the jobs.
 pub(crate) fn attend_shared_pages(
     jobs: &mut [AttendJob],
     options: &AttendOptions,
     parts: &mut [Vec<PartUnderWay>],
     partials: &mut [Partial],
 ) {
-    // Jobs that part at some page may share others behind it in smaller groups.
+    // Jobs that separate at some page may share later pages in smaller groups.
     loop {
         let groups = groups(jobs, options, parts, partials);
         if groups.is_empty() {
@@ -40,15 +40,15 @@ pub(crate) fn attend_shared_pages(
     }
 }
 
-/// Jobs whose first pages are the same.
+/// Jobs with the same first pages.
 struct Group {
     /// At least two.
     members: Vec<usize>,
-    /// Pages that they share and read alike.
+    /// Number of pages that they share and read alike.
     pages: usize,
 }
 
-/// Jobs that share pages now, no job twice.
+/// Groups of jobs that share pages now; no job is in two groups.
 fn groups(
     jobs: &[AttendJob],
     options: &AttendOptions,
@@ -78,19 +78,19 @@ fn groups(
     groups
 }
 
-/// A job that may share its first pages.
+/// A job that might share its first pages.
 struct Candidate<'a> {
     number: usize,
     job: &'a AttendJob<'a>,
     /// Elements of one value.
     value_dim: usize,
-    /// From this position on its rows may differ in what they read.
+    /// First position at which its rows may read different tokens.
     own_from: usize,
     footing: Footing,
 }
 
 impl Group {
-    /// Joins the first candidate with those that share enough with it, and returns the others.
+    /// Joins the first candidate with all that share enough with it, and returns the rest.
     fn take<'a>(candidates: Vec<Candidate<'a>>, groups: &mut Vec<Self>) -> Vec<Candidate<'a>> {
         let mut candidates = candidates.into_iter();
         let Some(first) = candidates.next() else {
@@ -120,7 +120,7 @@ impl Group {
 }
 
 impl Candidate<'_> {
-    /// How many first pages both hold and read alike, where they read enough of them.
+    /// Number of first pages that both hold and read alike; 0 if they read too few tokens of them.
     fn shared_pages(&self, other: &Self) -> usize {
         let (a, b) = (self.job, other.job);
         let shape = |of: &Self| (of.job.queries.group, of.job.queries.head_dim, of.value_dim);
@@ -145,13 +145,13 @@ fn same_memory(a: &PageView, b: &PageView) -> bool {
     (a.start, a.tokens) == (b.start, b.tokens) && a.keys.is_same_memory(&b.keys) && a.values.is_same_memory(&b.values)
 }
 
-/// The first position that anything but the selection's spans decides about: causality, a row window.
+/// First position at which more than the spans decides: causality or a row window.
 fn own_from(job: &AttendJob, options: &AttendOptions) -> usize {
     let (selection, start) = (job.selection, job.queries.start);
     if job.queries.rows == 0 || !selection.diagonals().is_empty() || selection.has_row_extras() {
         return 0;
     }
-    // A tile of all rows has positions behind the shared pages.
+    // A tile of all rows, with positions after the shared pages.
     let last = usize::MAX - BLOCK_ROWS;
     let causal = if options.causal { last.min(start + 1) } else { last };
     match selection.row_window() {
@@ -160,7 +160,7 @@ fn own_from(job: &AttendJob, options: &AttendOptions) -> usize {
     }
 }
 
-/// The first position from `from` on that lies in one of the lists of disjoint, ascending spans alone.
+/// First position from `from` on that only one of the two lists of disjoint, ascending spans contains.
 fn first_difference(a: &[Span], b: &[Span], from: usize) -> usize {
     let from_here = |spans: &'_ [Span]| spans.partition_point(|span| span.end <= from);
     let (a, b) = (&a[from_here(a)..], &b[from_here(b)..]);
@@ -178,7 +178,7 @@ fn first_difference(a: &[Span], b: &[Span], from: usize) -> usize {
     longer.map_or(usize::MAX, start)
 }
 
-/// Tokens of the pages that lie in the selection's spans.
+/// Number of tokens of the pages within the selection's spans.
 fn tokens_read(selection: &Selection, pages: &[PageView]) -> usize {
     let read = |page: &PageView| {
         let page = Span::new(page.start, page.start + page.tokens);
@@ -194,12 +194,12 @@ fn tokens_read(selection: &Selection, pages: &[PageView]) -> usize {
 
 /// A group as one job.
 struct Joined<'a> {
-    /// `[rows, group, head_dim]`, the members' in their order.
+    /// `[rows, group, head_dim]`, in the order of the members.
     queries: Vec<f32>,
     /// Of the last shared page.
     end: usize,
     kv: KvView<'a>,
-    /// The spans, which are the members' in the shared pages.
+    /// Spans of the shared pages, equal for all members.
     selection: Selection,
     partial: Partial,
     parts: [PartUnderWay; 1],
@@ -248,7 +248,7 @@ impl<'a> Joined<'a> {
         }
     }
 
-    /// Gives each member its rows back.
+    /// Returns each member's rows.
     fn part(&self, group: &Group, parts: &mut [Vec<PartUnderWay>], partials: &mut [Partial]) {
         let mut first = 0;
         for member in group.members.iter().copied() {
@@ -266,8 +266,8 @@ mod tests {
     use crate::testing::noise;
     use crate::{Arithmetic, Plane};
 
-    /// Pages of 200 tokens, which are left to jobs of these selections, one query each at position 2000, behind what they
-    /// share of eight pages.
+    /// Pages of 200 tokens that remain for jobs of these selections after they share as many of eight pages as possible.
+    /// Each job has one query at position 2000.
     fn left(selections: &[Selection], pages: &[Vec<PageView>], begun: &[usize]) -> Vec<usize> {
         let queries = noise(3, 32);
         let jobs = selections.iter().zip(pages).map(|(selection, pages)| AttendJob {
@@ -311,18 +311,18 @@ mod tests {
         let full = || Selection::full(5000);
         let three = [document(10), document(11), document(12)];
         assert_eq!(left(&[full(), full(), full()], &three, &[]), [1, 1, 1]);
-        // Ends of what is read that lie behind the shared pages make no difference, those in them do.
+        // Ends of spans after the shared pages make no difference; ends within them do.
         assert_eq!(
             left(&[full(), Selection::full(1600), Selection::full(1000)], &three, &[]),
             [1, 1, 4]
         );
-        // A window that begins at 1001 leaves the sixth page to each.
+        // A window from 1001 on leaves the sixth page to each job.
         let window = || full().with_row_window(1000);
         assert_eq!(left(&[window(), window(), full()], &three, &[]), [4, 4, 4]);
         // Fewer than 256 tokens are read together.
         let few = Selection::from_spans([Span::new(100, 355)]);
         assert_eq!(left(&[few.clone(), few.clone(), few], &three, &[]), [9, 9, 9]);
-        // Diagonals, extras, and what a partial holds before.
+        // Diagonals, extras, and a partial that is not empty.
         let apart = [
             full(),
             full().with_diagonals([100]),
@@ -330,7 +330,8 @@ mod tests {
         ];
         assert_eq!(left(&apart, &three, &[]), [9, 9, 9]);
         assert_eq!(left(&[full(), full(), full()], &three, &[1]), [1, 9, 1]);
-        // Three pages in common with all, five more with one other; equal pages elsewhere are not the same.
+        // Three pages in common with all jobs, five more with one other. Equal pages elsewhere in memory do not
+        // count.
         let branch = |own: usize, from: usize| -> Vec<PageView> {
             let mut pages = document(own);
             pages[3] = page(from, 600);
@@ -344,7 +345,7 @@ mod tests {
             left(&[full(), full(), full(), full(), full()], &five, &[]),
             [1, 1, 1, 1, 9]
         );
-        // Values elsewhere, and a page that holds fewer tokens.
+        // Values elsewhere in memory, and a page with fewer tokens.
         let (mut values, mut shorter) = (document(10), document(11));
         values[2].values = Plane::F32(&copy.1);
         shorter[2].tokens = 199;

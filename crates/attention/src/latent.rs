@@ -1,7 +1,7 @@
-//! Latent pages: each value is the beginning of its key.
+//! Latent pages: each value is a prefix of its key.
 //!
-//! Keys lie in stripes of 16 tokens, which a dot product wants; a weighted sum of values wants one token after another. The values
-//! of a block are therefore turned into rows once, in scratch, for all rows of a tile.
+//! Keys lie in stripes of 16 tokens, as dot products need; weighted sums of values need row order. The values of a
+//! block are therefore transposed into rows once, in scratch, for all rows of a tile.
 
 use alloc::vec::Vec;
 
@@ -14,8 +14,8 @@ use crate::workspace::Workspace;
 use crate::{LANES, Plane};
 
 impl<V: Visible> Call<'_, V> {
-    /// Fills the workspace's values, `[tokens, value_dim]`, from the keys of a latent block; `keys_widened` says that the
-    /// workspace has those of the slots in f32.
+    /// Fills the workspace's values, `[tokens, value_dim]`, from the keys of a latent block. `keys_widened` is true
+    /// if the workspace holds the slots' keys as f32.
     pub(crate) fn turn_values(&self, workspace: &mut Workspace, block: &Block, slots: &[Slot], keys_widened: bool) {
         let (key_dim, value_dim) = self.widths();
         let widened = aligned(&mut workspace.keys, KEY_BLOCK * key_dim);

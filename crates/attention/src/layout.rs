@@ -1,7 +1,7 @@
-//! Tokens written into planes from rows, and read back.
+//! Writes tokens from rows into planes, and reads them back.
 //!
-//! Keys of 16 tokens form a *stripe*, interleaved so that one vector load covers the same dimension
-//! of 16 keys. Values stay row-major. Where the bits of a token lie says its format (`format/`).
+//! Keys of 16 tokens form a *stripe*, interleaved so that one vector load covers the same dimension of 16 keys.
+//! Values stay row-major. Each format defines its bit layout (`format/`).
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -14,9 +14,9 @@ use crate::{AttendError, LANES, Plane, PlaneMut, Rows};
 
 /// Writes keys into a page, converting to the plane's format.
 ///
-/// `source` is row-major, `[tokens, head_dim]` with `source_stride` elements from token to token: a slice of f32, or [`Rows`] of
-/// f32, f16 or bf16. Its first token goes to slot `first_token_in_page`. The plane's own length bounds how many tokens fit.
-/// Bits of f16 and bf16 that go to a plane of the same format stay as they are.
+/// `source` is row-major, `[tokens, head_dim]` with `source_stride` elements from token to token: a slice of f32, or
+/// [`Rows`] of f32, f16 or bf16. Its first token goes to slot `first_token_in_page`. The plane's length limits the
+/// number of tokens. If source and plane are both f16 or both bf16, bits are copied unchanged.
 ///
 /// ```
 /// use riffle_attention::*;
@@ -93,7 +93,7 @@ fn write(
     Ok(())
 }
 
-/// Asks for the rows after the next 16 of a tensor of f32.
+/// Prefetches the rows after the next 16 of a tensor of f32.
 fn fetch_after(rows: Rows<'_>, stride: usize, width: usize) {
     if let Rows::F32(rows) = rows {
         Level::best().run(FetchRows {
@@ -110,7 +110,7 @@ fn fetch_after(rows: Rows<'_>, stride: usize, width: usize) {
 /// `out` is `[tokens, head_dim]` with `out_stride` elements from token to token.
 ///
 /// # Errors
-/// As [`write_keys`], with `out` in the place of the source.
+/// As [`write_keys`], with `out` in place of the source.
 pub fn read_keys(
     plane: &Plane,
     head_dim: usize,
@@ -170,7 +170,7 @@ pub(crate) fn value_at(plane: &Plane, head_dim: usize, slot: usize) -> alloc::ve
     row
 }
 
-/// Checks that a plane has room for `slots`, and that so many rows lie in a row-major slice.
+/// Checks that a plane has room for `slots` tokens, and that a row-major slice holds as many rows.
 fn check_copy(
     plane: &Plane,
     head_dim: usize,

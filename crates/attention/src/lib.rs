@@ -1,19 +1,21 @@
 //! Attention over paged K and V, dense or sparse, one entry point for both.
 //!
-//! - [`attend`] adds what a tile of queries reads of some pages under a [`Selection`] to a [`Partial`]; prefill,
-//!   chunked prefill, decode and tiers that arrive one by one are all calls of it. [`attend_batch`] runs many
-//!   on all threads, [`BatchStream`] runs them over pages that arrive a few at a time, [`attend_summaries`] reads block means, [`add_column_mass`] says where the attention went.
+//! - [`attend`] adds the attention of a tile of queries over some pages, under a [`Selection`], to a [`Partial`].
+//!   Prefill, chunked prefill, decode and pages from slower tiers all use it. [`attend_batch`] runs many jobs on all
+//!   threads; [`BatchStream`] runs them over pages that arrive a few at a time. [`attend_summaries`] reads block
+//!   means; [`add_column_mass`] sums the weights of each key.
 //! - Pages hold K and V in a [`Format`] (f32, f16, bf16, `q8_0`, `q4_0`), each plane its own; [`write_keys`] and
-//!   [`write_values`] lay them out from rows of f32, f16 or bf16. Planes that begin on a 64-byte boundary are read fastest.
-//! - [`attend_rows`] reads another engine's cache where it lies, row by row; [`BlockCache`] finds its way in a block table.
+//!   [`write_values`] lay them out from rows of f32, f16 or bf16. Planes on a 64-byte boundary are read fastest.
+//! - [`attend_rows`] reads another engine's row-major cache in place; [`BlockCache`] resolves block tables.
 //! - [`Scan`] weighs all keys for a few queries, and [`attend_scanned`] then reads values alone; [`Scorer`],
-//!   [`Antidiagonals`] and [`BlockMaxima`] give logits without a softmax. Policies make their estimates of them.
-//! - [`reference`](mod@reference) is the oracle in f64, [`ceiling`] what this machine could do at best.
+//!   [`Antidiagonals`] and [`BlockMaxima`] give logits without a softmax, for the estimates of policies.
+//! - [`reference`](mod@reference) is the oracle in f64; [`ceiling`] measures the limits of this machine.
 //!
-//! # How a page lies in memory
+//! # Memory layout of a page
 //!
-//! Values lie row by row. Keys lie in *stripes* of [`LANES`] = 16 tokens, in which the same dimension of 16 keys is side by side: one vector
-//! load then covers 16 keys, and scoring needs no sum across lanes. A plane has room for whole stripes.
+//! Values are row-major. Keys form *stripes* of [`LANES`] = 16 tokens, which interleave the same dimension of 16
+//! keys: one vector load then covers 16 keys, and scoring needs no sum across lanes. A plane has room for whole
+//! stripes.
 //!
 //! ```text
 //! values   [tokens, head_dim]               keys   [tokens / 16, head_dim, 16]
@@ -31,8 +33,8 @@
 //! element d of key t:    (t / 16) · 16 · head_dim  +  d · 16  +  t mod 16
 //! ```
 //!
-//! Quantised planes keep the same stripes, with an f16 scale for each 32 dimensions of a token, in bytes
-//! (`plane_len` of [`Format`] says how many):
+//! Quantised planes use the same stripes, with an f16 scale per 32 dimensions of a token. They are slices of bytes,
+//! whose length `plane_len` of [`Format`] gives:
 //!
 //! ```text
 //! q8_0 keys     for each 32 dimensions:  16 scales, then [8, 16, 4] bytes:  four dimensions of a key side by side, plus 128
@@ -44,17 +46,18 @@
 //! Values may be narrower or wider than keys: `head_dim` of queries and pages is the *key width*, and
 //! [`Partial::head_dim`] the *value width*. In the drawings `head_dim` is the width of the plane.
 //!
-//! A page may hold any number of tokens; pages of 128 tokens or a multiple cost least, as blocks of 128 keys are cut from each page's start.
+//! A page may hold any number of tokens. Multiples of 128 cost least, because blocks of 128 keys are counted from
+//! each page's start.
 //!
 //! Kernels are chosen at run time: AVX-512 (F, BW, DQ, VL, VNNI), AVX2 with FMA and F16C, NEON, or plain Rust; the
-//! environment variable `RIFFLE_INSTRUCTIONS` (`scalar`, `avx2`, `avx512`, `neon`) asks for another that the machine has. Features:
-//! `std` (default: detection, scratch per thread), `simd` (default: without it the crate forbids unsafe code),
-//! `parallel` (rayon), `bytemuck` (planes from bytes). Without `std` it needs only `alloc`.
+//! environment variable `RIFFLE_INSTRUCTIONS` (`scalar`, `avx2`, `avx512`, `neon`) selects another set that the
+//! machine supports. Features: `std` (default: detection, scratch per thread), `simd` (default: without it the crate
+//! forbids unsafe code), `parallel` (rayon), `bytemuck` (planes from bytes). Without `std` it needs only `alloc`.
 //!
 //! ```
 //! use riffle_attention::*;
 //!
-//! // One page of 16 tokens, one query head, head_dim 16; the query stands at position 9.
+//! // One page of 16 tokens, one query head, head_dim 16; the query has position 9.
 //! let source: Vec<f32> = (0..10 * 16).map(|i| (i % 7) as f32 - 3.0).collect();
 //! let (mut keys, mut values) = (vec![0.0; 256], vec![0.0; 256]);
 //! write_keys(&mut PlaneMut::F32(&mut keys), 16, 0, 10, &source, 16)?;
@@ -74,7 +77,7 @@
 
 extern crate alloc;
 
-/// The code of the README, compiled and run as the rest of the documentation.
+/// Compiles and runs the code of the README as documentation tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -1,4 +1,4 @@
-//! exp and ln without std. Within 1.5 ulp of the exact value where the result is a normal number.
+//! exp and ln without std. Within 1.5 ulp of the exact value if the result is a normal number.
 
 /// e^x.
 pub(crate) fn exp(x: f32) -> f32 {
@@ -41,7 +41,7 @@ pub(crate) fn exp64(x: f64) -> f64 {
     }
     const MAGIC: f64 = 6_755_399_441_055_744.0;
     let n = (x * core::f64::consts::LOG2_E + MAGIC) - MAGIC;
-    // ln 2 in two parts, so that the remainder is exact.
+    // ln 2 in two terms, so that the remainder is exact.
     let r = (x - n * 0.693_147_180_369_123_8) - n * 1.908_214_929_270_587_7e-10;
     let mut sum = 1.0;
     for k in (1..=13).rev() {

@@ -9,11 +9,11 @@ use crate::kernel::{
 use crate::simd::Level;
 use crate::{AttendError, AttendOptions, KvView, LANES, Plane, QueryTile};
 
-/// The largest logit of every query in every block of keys, with values left unread.
+/// The largest logit of every query in every block of keys, without reading values.
 ///
 /// Queries and keys are rounded to 8 bits: a query relative to its largest element, a key relative to the largest of
-/// every 32, as `q8_0` holds it. All pairs are multiplied, at a fraction of the cost of attention. Sums of integers are exact, so
-/// maxima are the same to the bit on every machine.
+/// every 32, as in `q8_0`. All pairs are multiplied, at a fraction of the cost of attention. Sums of integers are
+/// exact, so maxima have the same bits on every machine.
 ///
 /// ```
 /// # use riffle_attention::*;
@@ -95,7 +95,7 @@ impl BlockMaxima {
         self.count
     }
 
-    /// Largest logits of query `row · group + head`, `[blocks]`; −∞ in blocks of which it sees nothing or no page holds any.
+    /// Largest logits of query `row · group + head`, `[blocks]`; −∞ in blocks that it does not see or no page holds.
     ///
     /// # Panics
     /// When there is no such query.
@@ -140,9 +140,9 @@ impl BlockMaxima {
         level.run(RoundKeys { keys, head_dim, out });
     }
 
-    /// Takes in the `tokens` keys from position `start` on. `visible` is how many keys a query sees.
+    /// Processes the `tokens` keys from position `start` on. `visible` gives the number of keys that a query sees.
     fn block(&mut self, start: usize, tokens: usize, head_dim: usize, visible: impl Fn(usize) -> usize) {
-        // The part of a block that the kernel looks at together.
+        // The share of a block that the kernel processes at once.
         let part = self.block.min(KEY_BLOCK);
         for first in (0..self.count).step_by(TOGETHER) {
             let queries = TOGETHER.min(self.count - first);
@@ -212,7 +212,7 @@ mod tests {
                 for query in 0..maxima.queries() {
                     let (row, head) = (query / problem.group, query % problem.group);
                     let q = tile.query(row, head);
-                    // Of the exact logits, and of how far they may be off.
+                    // Exact logits, and bounds of their error.
                     let mut exact = vec![(f64::NEG_INFINITY, 0.0f64); tokens.div_ceil(block)];
                     for page in &views {
                         for position in page.start..(page.start + page.tokens).min(problem.start + row + 1) {

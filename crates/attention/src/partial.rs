@@ -5,11 +5,12 @@ use crate::math;
 
 /// Attention of a tile of queries over part of its keys, in the form that merges exactly.
 ///
-/// For row `r` and head `g` of the group: `m` is the largest logit, `l` is Σ exp(logit − m) and `o` is
-/// Σ exp(logit − m)·v. Empty is m = −∞, l = 0, o = 0, and merges as nothing. The merge is the online
-/// softmax of Milakov and Gimelshein (2018), the tiling that of FlashAttention.
+/// For row `r` and head `g` of the group: `m` is the largest logit, `l` is Σ exp(logit − m) and `o` is Σ exp(logit −
+/// m)·v. Empty is m = −∞, l = 0, o = 0, and merges as nothing. The merge is the online softmax of Milakov and
+/// Gimelshein (2018), the tiling that of FlashAttention.
 ///
-/// Its `head_dim` is the *value width*: calls read that many elements of each value. Queries and keys may have another width.
+/// Its `head_dim` is the *value width*: calls read this many elements of each value. Queries and keys may have
+/// another width.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Partial {
     rows: usize,
@@ -93,7 +94,7 @@ impl Partial {
         partial
     }
 
-    /// Empties it for a new shape, keeping its memory.
+    /// Empties the partial for a new shape and keeps its memory.
     pub fn reset(&mut self, rows: usize, group: usize, head_dim: usize) {
         (self.rows, self.group, self.head_dim) = (rows, group, head_dim);
         self.m.clear();
@@ -119,7 +120,7 @@ impl Partial {
         self.head_dim
     }
 
-    /// Adds what `other` has attended to. Keys must be disjoint from those already here.
+    /// Merges the attention of `other`. The keys of both partials must be disjoint.
     ///
     /// # Errors
     /// [`AttendError::Mismatch`] when the shapes differ.
@@ -142,7 +143,7 @@ impl Partial {
         self.m.iter().all(|m| *m == f32::NEG_INFINITY)
     }
 
-    /// The rows of several partials of one group and head dimension, one behind the other.
+    /// Concatenates the rows of partials of equal group and head dimension.
     pub(crate) fn concatenated<'a>(partials: impl Iterator<Item = &'a Self>) -> Self {
         let mut all = Self::new(0, 0, 0);
         for partial in partials {
@@ -189,8 +190,8 @@ impl Partial {
 
     /// Writes the normalised outputs: row `r`, head `g` to `out[r * out_row_stride + g * head_dim..]`.
     ///
-    /// `sinks` holds one logit per head of the group that takes part in the softmax without a value: outputs are
-    /// o / (l + exp(sink − m)). Sinks are no part of `m` and `l`, so partials merge before they are finished with sinks. A sink of −∞
+    /// `sinks` holds one logit per head of the group. A sink takes part in the softmax without a value: outputs are o
+    /// / (l + exp(sink − m)). `m` and `l` exclude sinks, so partials merge before sinks are applied. A sink of −∞
     /// changes nothing, one of +∞ takes all weight. A row that has read nothing becomes zero, with a sink or without.
     ///
     /// ```
@@ -271,7 +272,7 @@ impl Partial {
         scale / (l * scale + weight(sink))
     }
 
-    /// Checks the shape that queries of these rows and heads add to.
+    /// Checks that the shape fits queries of these rows and heads.
     pub(crate) fn check_shape(&self, rows: usize, group: usize) -> Result<(), AttendError> {
         let pairs = [
             ("rows of queries and partial", rows, self.rows),

@@ -1,26 +1,26 @@
-//! Parts of a long cache that are attended to on their own, so that threads share it.
+//! Splits a long cache into parts that are attended to separately, so that threads share the work.
 //!
-//! Which part a key belongs to depends on its page and position alone: that of the first key of its block, by
-//! [`PART_TOKENS`]. So no block lies in two parts, and a row's parts are the same whatever is attended beside it.
+//! A key's part depends on its page and position alone: the position of its block's first key, divided by
+//! [`PART_TOKENS`]. So no block lies in two parts, and a row's parts do not depend on other rows.
 
 use crate::kernel::KEY_BLOCK;
 use crate::partial::Sums;
 use crate::{PageView, Partial, Span};
 
-/// Positions a part.
+/// Positions per part.
 pub(crate) const PART_TOKENS: usize = 4096;
 
-/// The part under way of some rows.
+/// The unfinished part of some rows.
 #[derive(Debug, Default)]
 pub(crate) struct PartUnderWay {
-    /// Its number, once one has begun.
+    /// Number of the part; `None` before the first.
     number: Option<usize>,
-    /// The rows' sums over it; `None` where they lie in the rows' own partial, which held nothing before.
+    /// Sums over this part; `None` if they are in the rows' own partial, which was empty before.
     apart: Option<Partial>,
 }
 
 impl PartUnderWay {
-    /// A part that was attended to apart.
+    /// A part with its own sums.
     #[cfg(feature = "parallel")]
     pub(crate) fn apart(number: usize, partial: Partial) -> Self {
         Self {
@@ -29,7 +29,7 @@ impl PartUnderWay {
         }
     }
 
-    /// The footing of rows whose own partial is `whole`.
+    /// The state of rows whose own partial is `whole`.
     pub(crate) fn footing(&self, whole: &Partial) -> Footing {
         Footing {
             number: self.number,
@@ -40,7 +40,7 @@ impl PartUnderWay {
         }
     }
 
-    /// The parts of several jobs of equal footing, as one of all their rows.
+    /// The parts of several jobs in equal states, as one part of all their rows.
     pub(crate) fn concatenated<'a>(mut parts: impl Iterator<Item = &'a Self> + Clone) -> Self {
         let number = parts.clone().next().and_then(|part| part.number);
         let apart = parts.clone().all(|part| part.apart.is_some());
@@ -48,7 +48,7 @@ impl PartUnderWay {
         Self { number, apart }
     }
 
-    /// Makes `to`, of the rows of the partial `whole`, what its rows are here from row `first` on.
+    /// Copies the state of some rows, from row `first` on, to `to`; `whole` is the partial of these rows.
     pub(crate) fn copy_rows(&self, first: usize, whole: &Partial, to: &mut Self) {
         to.number = self.number;
         match &self.apart {
@@ -61,7 +61,7 @@ impl PartUnderWay {
         }
     }
 
-    /// Merges what was attended to apart.
+    /// Merges the separate sums.
     pub(crate) fn finish(&mut self, whole: &mut Sums) {
         if let Some(apart) = &self.apart {
             whole.merge(apart);
@@ -70,15 +70,15 @@ impl PartUnderWay {
     }
 }
 
-/// The position of rows in the order of parts: the same for rows that go on the same way.
+/// State of rows in the order of parts; rows with equal states continue alike.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Footing {
     number: Option<usize>,
-    /// True if later tokens are summed apart from what the rows' own partial holds.
+    /// True if later tokens are summed separately from the rows' own partial.
     apart: bool,
 }
 
-/// The sums that rows which are attended to in parts add their reads to.
+/// The sums of rows that attend in parts.
 #[derive(Debug)]
 pub(crate) struct Parts<'a> {
     pub(crate) whole: Sums<'a>,
@@ -88,7 +88,7 @@ pub(crate) struct Parts<'a> {
 }
 
 impl Parts<'_> {
-    /// Goes on with a part: merges the one before it, unless it is the same.
+    /// Continues with part `number`; merges the previous part if it is another.
     pub(crate) fn turn_to(&mut self, number: usize) {
         let (rows, group, value_dim) = self.shape;
         if self.now.number == Some(number) {
@@ -107,7 +107,7 @@ impl Parts<'_> {
         }
     }
 
-    /// The sums of the part under way.
+    /// Sums of the unfinished part.
     pub(crate) fn sums(&mut self) -> Sums<'_> {
         match &mut self.now.apart {
             Some(apart) => apart.sums(),
@@ -119,19 +119,19 @@ impl Parts<'_> {
     }
 }
 
-/// Part of the block that begins at `position`.
+/// Number of the part of the block that begins at `position`.
 pub(crate) fn part_of(position: usize) -> usize {
     position / PART_TOKENS
 }
 
-/// The parts that a page lies in, ascending: their numbers, and which of the page's positions belong to each.
+/// The parts that overlap a page, ascending: their numbers and positions.
 pub(crate) fn parts_of_page(page: &PageView) -> impl Iterator<Item = (usize, Span)> + use<> {
     let (start, end) = (page.start, page.start + page.tokens);
     let mut next = start;
     core::iter::from_fn(move || {
         (next < end).then(|| {
             let (first, number) = (next, part_of(next));
-            // The first block that begins in a later part.
+            // The first block of a later part.
             let blocks = ((number + 1) * PART_TOKENS - start).div_ceil(KEY_BLOCK);
             next = (start + blocks * KEY_BLOCK).min(end);
             (number, Span::new(first, next))

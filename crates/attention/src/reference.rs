@@ -1,4 +1,4 @@
-//! The oracle: dense masked softmax in f64, one pair at a time. Slow and plain on purpose.
+//! The oracle: dense masked softmax in f64, one pair at a time. Deliberately slow and simple.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -7,10 +7,10 @@ use crate::layout::{key_at, value_at};
 use crate::math::{exp64, ln64, tanh64};
 use crate::{AttendError, AttendJob, AttendOptions, KvView, QueryTile, Selection, Span};
 
-/// A block mean that stands for the tokens of its block.
+/// A block mean that replaces the tokens of its block.
 #[derive(Debug, Clone)]
 pub struct ReferenceSummary {
-    /// The tokens it stands for.
+    /// The block's tokens.
     pub block: Span,
     /// Mean key, `[key width]`.
     pub key: Vec<f32>,
@@ -29,16 +29,16 @@ pub struct ReferenceOutput {
     pub column_mass: Vec<f64>,
 }
 
-/// Everything that the reference attends to.
+/// The input of the reference.
 #[derive(Debug, Clone, Copy)]
 pub struct ReferenceJob<'a> {
     /// Queries, pages and their selection.
     pub job: AttendJob<'a>,
-    /// Value width: elements of one value. The width of keys is that of the pages.
+    /// Value width: elements of one value. The pages give the key width.
     pub value_dim: usize,
-    /// Block means, which are read where the selection's rows see them. Their mass is not part of the column mass.
+    /// Block means. A row reads the means that the selection shows it. Their mass is not part of the column mass.
     pub summaries: &'a [ReferenceSummary],
-    /// A logit for each head of the group, which takes part in the softmax without a value.
+    /// One logit per head of the group that takes part in the softmax without a value.
     pub sinks: Option<&'a [f32]>,
 }
 
@@ -56,7 +56,7 @@ pub fn attend(
     attend_with_summaries(queries, kv, selection, &[], options, sinks)
 }
 
-/// As [`attend`], with block means, as [`ReferenceJob::summaries`] says.
+/// As [`attend`], with the block means of [`ReferenceJob::summaries`].
 ///
 /// # Errors
 /// As [`attend`].
@@ -153,7 +153,7 @@ impl ReferenceJob<'_> {
 struct Read<'a> {
     logit: f64,
     value: &'a [f32],
-    /// Its column of the column mass.
+    /// Index in the column mass.
     column: Option<usize>,
 }
 

@@ -1,7 +1,8 @@
 //! Drives the integer kernels of [`Arithmetic::Rounded`] over one block of keys.
 //!
-//! How a key or a value is rounded depends on its block alone, and how a weight is, on what its own row sees there. So a row
-//! has the same bits beside any other rows, however a prompt is cut, and whatever tokens come later.
+//! The rounding of a key or value depends on its block alone; the rounding of a weight depends on the tokens that its
+//! own row sees there. So a row has the same bits beside any other rows, for any split of the prompt and any later
+//! tokens.
 
 use alloc::vec::Vec;
 
@@ -30,15 +31,16 @@ pub(crate) struct Rounded {
     weights: Vec<PairWeights>,
 }
 
-/// True if a row reads so few tokens here and there in a block that it takes them exactly: they are then laid side by side,
-/// where rounding would take whole stripes.
+/// True if a row reads so few scattered tokens of a block that they are gathered and computed exactly; rounding would
+/// process whole stripes.
 fn scattered(bits: u128) -> bool {
     let stripes = (0..STRIPES).filter(|stripe| (bits >> (stripe * LANES)) as u16 != 0);
     bits != 0 && Gathered::pays(bits, stripes.count())
 }
 
 impl<V: Visible> Call<'_, V> {
-    /// True if what goes into `output` from a block is computed in integers, but for scattered tokens and diagonals.
+    /// True if a block's contribution to `output` is computed in integers. Scattered tokens and diagonals are
+    /// exceptions.
     pub(crate) fn rounds(&self, block: &Block, output: &Output) -> bool {
         let asked = self.options.arithmetic == Arithmetic::Rounded;
         asked && !matches!(output, Output::Mass { .. }) && self.visible.bias(block.span.start).is_none()
@@ -58,7 +60,7 @@ impl<V: Visible> Call<'_, V> {
         }
     }
 
-    /// The queries of a tile, as they are.
+    /// The unrounded queries of a tile.
     fn rows_of(&self, queries: QueryBlock, tile: &Tile) -> [&[f32]; 12] {
         let group = self.queries.group;
         core::array::from_fn(|r| {
@@ -223,13 +225,13 @@ impl<V: Visible> Call<'_, V> {
     }
 }
 
-/// Keeps what some rows see, and returns what any of them sees.
+/// Reduces each row's visible tokens to those that `kept` selects, and returns the union.
 fn keep(bits: &mut [u128], kept: impl Fn(u128) -> bool) -> u128 {
     bits.iter_mut().filter(|bits| !kept(**bits)).for_each(|bits| *bits = 0);
     bits.iter().fold(0, |union, bits| union | bits)
 }
 
-/// Slots whose keys and values are rounded.
+/// Slots of rounded keys and values.
 pub(crate) struct Rounding<'a> {
     level: Level,
     slots: &'a [Slot],
@@ -256,10 +258,10 @@ impl Rounding<'_> {
         });
     }
 
-    /// Keys as f32, in `buffer`.
+    /// Keys widened to f32, in `buffer`.
     pub(crate) fn widened_keys<'b, F: PlaneFormat>(&self, keys: &[F::Raw], buffer: &'b mut Vec<f32>) -> &'b [f32] {
         let out = aligned(buffer, KEY_BLOCK * self.key_dim);
-        // The block's first key is taken off the others, even where it is not read.
+        // The block's first key is subtracted from the others, even if it is not read.
         let beginning = Slot {
             stripe: 0,
             tokens: LANES,
@@ -275,7 +277,7 @@ impl Rounding<'_> {
         out
     }
 
-    /// Values as f32, in `buffer`.
+    /// Values widened to f32, in `buffer`.
     pub(crate) fn widened_values<'b, F: PlaneFormat>(&self, values: &[F::Raw], buffer: &'b mut Vec<f32>) -> &'b [f32] {
         let out = aligned(buffer, KEY_BLOCK * self.value_dim);
         self.level.run(WidenValues::<F> {

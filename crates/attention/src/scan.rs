@@ -5,10 +5,10 @@ use crate::kernel::{AddRows, Exponentiate, MarkHeavy, Top};
 use crate::simd::Level;
 use crate::{AttendError, AttendOptions, KvView, LANES, QueryTile, Scorer, Span};
 
-/// Softmax weights of a tile's queries over all keys of some pages, with values left unread: pages need not hold any.
+/// Softmax weights of a tile's queries over all keys of some pages, without reading values: pages need none.
 ///
-/// Query `row · group + head` weighs the token at a position by exp(logit − largest logit of the query), and by zero where
-/// it does not see it or no page holds it. Weights do not depend on how tokens are spread over pages.
+/// Query `row · group + head` weighs the token at a position by exp(logit − largest logit of the query), and by zero
+/// if it does not see the token or no page holds it. Weights do not depend on the distribution of tokens over pages.
 ///
 /// ```
 /// # use riffle_attention::*;
@@ -46,8 +46,8 @@ pub struct Scan {
 }
 
 impl Scan {
-    /// Weighs the tokens `0..tokens`. In [`Arithmetic::Expanded`](crate::Arithmetic::Expanded) weights are the same to the bit
-    /// on every machine that fuses product and sum.
+    /// Computes the weights of the tokens `0..tokens`. In [`Arithmetic::Expanded`](crate::Arithmetic::Expanded)
+    /// weights have the same bits on every machine with fused multiply-add.
     ///
     /// # Errors
     /// As [`attend`](crate::attend).
@@ -63,7 +63,7 @@ impl Scan {
         let level = Level::best();
         let count = queries.rows * queries.group;
         (self.rows, self.group, self.start, self.tokens) = (queries.rows, queries.group, queries.start, tokens);
-        // An odd number of cache lines, lest all rows of a long sequence fall into the same few lines of the cache.
+        // An odd number of cache lines: otherwise all rows of a long sequence would map to the same few cache lines.
         self.row_stride = tokens.next_multiple_of(2 * LANES) + LANES;
         let needed = count * self.row_stride + LANES;
         if self.weights.len() < needed {
@@ -120,7 +120,7 @@ impl Scan {
         self.tops.len()
     }
 
-    /// True if it weighed for these queries.
+    /// True if this scan ran for these queries.
     pub fn covers(&self, tile: &QueryTile) -> bool {
         (self.rows, self.group, self.start) == (tile.rows, tile.group, tile.start)
     }
@@ -144,8 +144,8 @@ impl Scan {
         (self.rows, self.group)
     }
 
-    /// Adds the softmax of every query by key to `columns`, and by distance from query to key, the largest first, to
-    /// `distances`: distance `d` is at place `tokens − 1 − d`. Both are `[tokens]`.
+    /// Sums the softmax weights of all queries: by key into `columns`, and by distance from query to key into
+    /// `distances`, largest distance first. Distance `d` is at index `tokens − 1 − d`. Both are `[tokens]`.
     pub fn add_lines(&self, columns: &mut [f32], distances: &mut [f32]) {
         let mut rows = Vec::with_capacity(self.group);
         let mut factors = Vec::with_capacity(self.group);
@@ -167,7 +167,8 @@ impl Scan {
         }
     }
 
-    /// Tokens that some query weighs at least by its threshold, as spans, and for each query the weight of all others.
+    /// Returns, as spans, the tokens to which some query gives at least its threshold; and, for each query, the
+    /// weight of all others.
     pub fn at_least(&mut self, thresholds: &[f32], spans: &mut Vec<Span>, left: &mut Vec<f64>) {
         let mut marks = core::mem::take(&mut self.marks);
         marks.clear();
@@ -199,7 +200,7 @@ impl Scan {
     }
 }
 
-/// Tokens that no page holds are as unlikely as can be.
+/// Sets the logits of tokens that no page holds to −∞.
 fn fill(weights: &mut [f32], row_stride: usize, rows: usize, gap: Span) {
     if !gap.is_empty() {
         for row in weights.chunks_exact_mut(row_stride).take(rows) {
@@ -208,7 +209,7 @@ fn fill(weights: &mut [f32], row_stride: usize, rows: usize, gap: Span) {
     }
 }
 
-/// Turns logits into exp(logit − largest logit) and returns their sum: zero where there are none.
+/// Turns logits into exp(logit − largest logit) and returns their sum; zero if there are none.
 pub fn exponentiate(logits: &mut [f32]) -> f64 {
     let level = Level::best();
     let top = level.run(Top { logits, soft_cap: None });
@@ -226,7 +227,7 @@ mod tests {
     use super::*;
     use crate::testing::Problem;
 
-    /// The logits of one query, none where it sees no key.
+    /// The logits of one query; empty if it sees no key.
     fn exact_logits(problem: &Problem, query: usize, tokens: usize) -> Vec<Option<f64>> {
         let (options, tile) = (&problem.options, problem.tile());
         let (row, head) = (query / problem.group, query % problem.group);

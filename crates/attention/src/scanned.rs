@@ -1,4 +1,4 @@
-//! Attends to values alone, where a scan has weighed the keys.
+//! Attends to values after a scan has computed the weights.
 
 use alloc::vec::Vec;
 
@@ -10,10 +10,10 @@ use crate::latent::LatentRows;
 use crate::simd::Level;
 use crate::{AttendError, KvView, LANES, PageView, Partial, Scan, Selection};
 
-/// Adds to `partial` what the queries of a scan read of the values in the selection's spans.
+/// Adds the values in the selection's spans, with the weights of a scan, to `partial`.
 ///
-/// No key is read. Windows, diagonals, extras and summaries of the selection are not looked at. Tokens are added one by one
-/// in ascending order, so attending page by page gives the same bits as one call over all pages.
+/// Keys are not read. Windows, diagonals, extras and summaries of the selection are ignored. Tokens are added one by
+/// one in ascending order, so attending page by page gives the same bits as one call over all pages.
 ///
 /// # Errors
 /// Shapes that disagree, slices that are too short, pages out of order.
@@ -60,14 +60,14 @@ struct ScannedPart<'a> {
     count: usize,
 }
 
-/// The tokens that are read of one page.
+/// The tokens to read of one page.
 struct Listed<const R: usize> {
     page: usize,
     tokens: Vec<usize>,
     weights: Vec<[f32; R]>,
 }
 
-/// The place up to which tokens are listed.
+/// Position up to which tokens are listed.
 struct ScannedPlace {
     page: usize,
     span: usize,
@@ -77,7 +77,7 @@ impl ScannedPart<'_> {
     fn run<const R: usize>(&self, partial: &mut Partial) {
         let value_dim = self.value_dim;
         let queries = self.first..self.first + self.count;
-        // Sums stand relative to the scan's largest logits; what the partial holds already is brought there.
+        // Sums are relative to the scan's largest logits; rescale the partial's earlier sums to these.
         for query in queries.clone() {
             let (m, top) = (partial.m[query], self.scan.top(query));
             let keep = if m == f32::NEG_INFINITY {
@@ -120,7 +120,7 @@ impl ScannedPart<'_> {
         };
         self.list(&mut place, &rows, &mut now);
         while !now.tokens.is_empty() {
-            // The next page's weights and values are asked for before this page's are used.
+            // Prefetch the next page's weights and values before this page's are used.
             self.list(&mut place, &rows, &mut next);
             self.weigh(&rows, &factors, &mut now, l);
             self.gather(&now, o);
@@ -128,7 +128,7 @@ impl ScannedPart<'_> {
         }
     }
 
-    /// Lists what is read of the first page from `place` on of which anything is.
+    /// Lists the tokens to read of the next page, from `place` on, that has any.
     fn list<const R: usize>(&self, place: &mut ScannedPlace, rows: &[&[f32]; R], out: &mut Listed<R>) {
         out.tokens.clear();
         let spans = self.selection.spans();
@@ -154,7 +154,7 @@ impl ScannedPart<'_> {
         }
     }
 
-    /// Looks up what the listed tokens weigh and adds it to `l`.
+    /// Looks up the weights of the listed tokens and adds them to `l`.
     fn weigh<const R: usize>(&self, rows: &[&[f32]; R], factors: &[f32; R], list: &mut Listed<R>, l: &mut [f32]) {
         let start = self.kv.pages[list.page].start;
         list.weights.clear();

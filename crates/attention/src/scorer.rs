@@ -6,11 +6,12 @@ use crate::kernel::{Ahead, Int8Queries, KEY_BLOCK, STRIPES, Slot, pack, score, t
 use crate::simd::Level;
 use crate::{Arithmetic, AttendError, LANES, Plane};
 
-/// Vectors that are multiplied with keys as they lie in a plane: logits without attention, what estimates are made of.
+/// Multiplies vectors with the keys of a plane. The logits serve for estimates; there is no softmax.
 ///
-/// In [`Arithmetic::Fused`] vectors meet quantised keys by integer dot products where the machine has them, as in
-/// [`attend`](crate::attend); in [`Arithmetic::Expanded`], the default, keys are widened, and products are then the same to
-/// the bit on every machine that fuses product and sum. Each product is summed over its elements in order, whatever is beside it.
+/// In [`Arithmetic::Fused`] quantised keys use integer dot products if the machine has them, as in
+/// [`attend`](crate::attend). In [`Arithmetic::Expanded`], the default, keys are widened. Products then have the same
+/// bits on every machine with fused multiply-add. Each product sums its elements in order, independent of other
+/// products.
 ///
 /// ```
 /// # use riffle_attention::*;
@@ -30,7 +31,7 @@ pub struct Scorer {
     head_dim: usize,
     count: usize,
     packs: Vec<Packed>,
-    /// `[head_dim, width]` of each pack.
+    /// `[head_dim, width]` for each pack.
     vectors: Vec<f32>,
     int8: Int8Queries,
     arithmetic: Arithmetic,
@@ -44,18 +45,18 @@ struct Packed {
     first: usize,
     rows: usize,
     width: usize,
-    /// The place of its first element.
+    /// Index of the first element.
     at: usize,
 }
 
-/// A block of keys that meets all vectors.
+/// A block of keys to multiply with all vectors.
 struct KeyBlock<'a> {
     keys: Plane<'a>,
-    /// True if they are multiplied as they lie.
+    /// True if keys are multiplied without widening.
     is_in_place: bool,
     tokens: usize,
     slots: &'a [Slot],
-    /// The memory that the first vectors ask for beside them.
+    /// Memory to prefetch while the first vectors are multiplied.
     ahead: Ahead<'a>,
 }
 
@@ -68,12 +69,12 @@ impl Scorer {
         }
     }
 
-    /// Takes another arithmetic from the next [`set`](Self::set) on.
+    /// Changes the arithmetic, from the next [`set`](Self::set) on.
     pub(crate) fn turn_to(&mut self, arithmetic: Arithmetic) {
         self.arithmetic = arithmetic;
     }
 
-    /// Takes vectors of `head_dim` elements each, which will be multiplied with `scale`.
+    /// Sets the vectors, of `head_dim` elements each, and multiplies them with `scale`.
     ///
     /// # Errors
     /// A head dimension that is not a multiple of 16, a vector of another length.
@@ -132,8 +133,8 @@ impl Scorer {
         Ok(())
     }
 
-    /// Writes the logits of every vector with the keys in `slots` of a plane, `[vectors, slots]` with `out_stride` from
-    /// vector to vector. `slots` begin at a multiple of 16; `ahead` is the plane that will be scored next, if any.
+    /// Writes the logits of every vector with the keys in `slots` of a plane, `[vectors, slots]` with `out_stride`
+    /// from vector to vector. `slots` begin at a multiple of 16; `ahead` is the next plane to score, if any.
     ///
     /// # Errors
     /// A plane or an output that is too short, slots that begin within a stripe.

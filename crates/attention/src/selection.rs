@@ -42,14 +42,15 @@ impl Span {
     }
 }
 
-/// The tokens and summaries that one tile of queries reads of one KV head: the whole answer of a sparse policy.
+/// The tokens and summaries that one tile of queries reads of one KV head. It is the complete decision of a sparse
+/// policy.
 ///
-/// Kept in a canonical form, so that selections that name the same tokens the same way are equal and
-/// hash alike: spans are sorted, disjoint and merged when they touch, extras are sorted per row.
+/// The form is canonical: spans are sorted, disjoint and merged when they touch; extras are sorted per row.
+/// Selections that name the same tokens in the same way are equal and hash alike.
 ///
-/// Query `i` sees key `j <= i` when `j` lies in a span, or `i - j < row_window`, or `i - j` is one of the
-/// diagonals, or `j` is an extra of its row. A summary stands for a block of tokens; row `i` sees it only when the block ends at or
-/// before `i` and the row reads no token of the block in full.
+/// Query `i` sees key `j <= i` when `j` lies in a span, or `i - j < row_window`, or `i - j` is one of the diagonals,
+/// or `j` is an extra of its row. A summary replaces a block of tokens; row `i` sees it only when the block ends at
+/// or before `i` and the row reads no token of the block in full.
 ///
 /// ```
 /// use riffle_attention::{Selection, Span};
@@ -78,7 +79,7 @@ impl Selection {
         Self::from_spans([Span::new(0, tokens)])
     }
 
-    /// Nothing.
+    /// Selects nothing.
     pub fn none() -> Self {
         Self::default()
     }
@@ -144,8 +145,8 @@ impl Selection {
         self
     }
 
-    /// Blocks that are read as one mean each, by
-    /// [`attend_summaries`](crate::attend_summaries). Blocks should be disjoint.
+    /// Reads these blocks as one mean each, by [`attend_summaries`](crate::attend_summaries). Blocks should be
+    /// disjoint.
     pub fn with_summaries(mut self, blocks: impl IntoIterator<Item = Span>) -> Self {
         self.summaries = blocks.into_iter().filter(|span| !span.is_empty()).collect();
         self.summaries.sort_unstable();
@@ -158,7 +159,7 @@ impl Selection {
         &self.spans
     }
 
-    /// How many of its latest tokens each row reads.
+    /// Number of its latest tokens that each row reads.
     pub fn row_window(&self) -> usize {
         self.row_window
     }
@@ -185,7 +186,7 @@ impl Selection {
         !self.extras.is_empty()
     }
 
-    /// Positions of the queries among which those with extras stand; empty where none has any.
+    /// Range of query positions from the first to the last with extras; empty if none has any.
     pub fn extra_rows(&self) -> Range<usize> {
         self.extras_start..self.extras_start + self.extra_ends.len()
     }
@@ -200,7 +201,7 @@ impl Selection {
         self.contains_with(query, key, true)
     }
 
-    /// As [`contains`](Self::contains); without causality window and diagonals reach both ways.
+    /// As [`contains`](Self::contains). Without causality, window and diagonals extend to both sides.
     pub fn contains_with(&self, query: usize, key: usize, causal: bool) -> bool {
         if causal && key > query {
             return false;
@@ -211,8 +212,8 @@ impl Selection {
             || self.row_extras(query).binary_search(&key).is_ok()
     }
 
-    /// True if the query at `query` reads `block` as a summary: the block lies wholly before it (or,
-    /// without causality, does not hold it) and no token of it is read in full.
+    /// True if the query at `query` reads `block` as a summary: the block lies wholly before it (or, without
+    /// causality, does not contain it) and no token of it is read in full.
     pub fn sees_summary(&self, query: usize, block: Span, causal: bool) -> bool {
         let holds_query = block.start <= query && query < block.end;
         if block.is_empty() || holds_query || (causal && block.end > query) {
@@ -230,15 +231,15 @@ impl Selection {
         extras.get(after).is_none_or(|token| *token >= block.end)
     }
 
-    /// (query, key) pairs that the queries `start..start + rows` read causally, summaries not counted.
+    /// (query, key) pairs that the queries `start..start + rows` read causally, without summaries.
     pub fn pair_count(&self, start: usize, rows: usize) -> usize {
         (start..start.saturating_add(rows))
             .map(|query| self.row_count(query))
             .sum()
     }
 
-    /// Spans that hold every token which some query of `start..start + rows` reads causally, sorted and disjoint: what
-    /// has to be near before the rows are attended to. Summaries are not counted.
+    /// Spans that cover every token which some query of `start..start + rows` reads causally, sorted and disjoint.
+    /// These must be near before the rows attend. Summaries are not counted.
     pub fn reads(&self, start: usize, rows: usize) -> Vec<Span> {
         let mut needs = Vec::new();
         let tokens = Tokens {
@@ -253,7 +254,7 @@ impl Selection {
         needs
     }
 
-    /// `[rows, tokens]`: whether the query at `start + r` reads key `j`, causally.
+    /// `[rows, tokens]`: true if the query at `start + r` reads key `j` causally.
     pub fn to_mask(&self, start: usize, rows: usize, tokens: usize) -> Vec<bool> {
         let mut mask = Vec::with_capacity(rows * tokens);
         for query in start..start + rows {
@@ -321,7 +322,7 @@ impl Selection {
     }
 }
 
-/// The tokens at `distance` from the queries `start..start + rows`: behind them, and without causality ahead.
+/// The tokens at `distance` before the queries `start..start + rows`; without causality, also after them.
 pub(crate) fn diagonal_spans(start: usize, rows: usize, distance: usize, causal: bool) -> impl Iterator<Item = Span> {
     let end = start.saturating_add(rows);
     let behind = Span::new(start.saturating_sub(distance), end.saturating_sub(distance));

@@ -10,7 +10,7 @@ use crate::{AttendError, AttendOptions, KvView, PageView, Partial, Plane, QueryT
 pub struct SummaryView<'a> {
     /// Key width: elements of one mean key. A mean value has the value width, as in [`KvView`].
     pub head_dim: usize,
-    /// The tokens each mean stands for, sorted by start. Disjoint blocks are fastest.
+    /// The tokens that each mean replaces, sorted by start. Disjoint blocks are fastest.
     pub blocks: &'a [Span],
     /// Mean keys in the layout of a page's keys.
     pub keys: Plane<'a>,
@@ -18,12 +18,11 @@ pub struct SummaryView<'a> {
     pub values: Plane<'a>,
 }
 
-/// Adds to `partial` the block means that the selection names: each weighs as many keys as its block has
-/// tokens, that is, + ln n on its logit.
+/// Adds the selection's block means to `partial`. A mean of n tokens weighs as n keys: ln n is added to its logit.
 ///
-/// A row sees a mean only when its block lies wholly before the row's position and the row reads no token
-/// of it in full, so nothing is counted twice. Call it once beside [`attend`](crate::attend), whatever the
-/// number of calls the pages are spread over.
+/// A row sees a mean only when its block lies wholly before the row's position and the row reads no token of it in
+/// full, so nothing is counted twice. Call it once, even if several calls of [`attend`](crate::attend) read the
+/// pages.
 ///
 /// # Errors
 /// As [`attend`](crate::attend); also blocks that are not sorted.

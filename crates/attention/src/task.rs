@@ -1,4 +1,4 @@
-//! Jobs as work for threads: blocks of their rows, and parts of a long cache.
+//! Splits jobs into work for threads: blocks of rows, and parts of a long cache.
 
 use alloc::vec::Vec;
 
@@ -9,20 +9,20 @@ use crate::simd::Level;
 use crate::visible::Tokens;
 use crate::{AttendJob, AttendOptions, Partial, QueryTile, Span};
 
-/// A job, and where its results go.
+/// A job and its output.
 pub(crate) struct Task<'a> {
     pub(crate) job: AttendJob<'a>,
     pub(crate) partial: &'a mut Partial,
-    /// The part under way of each block of rows; none where the cache is not taken in parts.
+    /// The unfinished part of each block of rows; empty if the cache is not split.
     pub(crate) parts: &'a mut [PartUnderWay],
 }
 
-/// Query positions that are attended to together, of `group` heads each.
+/// Query positions per block of rows, of `group` heads each.
 pub(crate) fn block_rows(group: usize) -> usize {
     (BLOCK_ROWS / group.max(1)).max(1)
 }
 
-/// Runs all tasks, on all threads where that pays.
+/// Runs all tasks, on all threads if that pays.
 pub(crate) fn run(tasks: Vec<Task>, options: &AttendOptions) {
     #[cfg(feature = "parallel")]
     if rayon::current_num_threads() > 1 && parallel::worthwhile(&tasks) {
@@ -35,14 +35,14 @@ pub(crate) fn run(tasks: Vec<Task>, options: &AttendOptions) {
     }
 }
 
-/// Some rows of a job, and where their results go.
+/// Some rows of a job and their output.
 struct TaskPiece<'a, 'j> {
     job: &'a AttendJob<'j>,
     queries: QueryTile<'j>,
     /// Elements of one value.
     value_dim: usize,
     output: Output<'a>,
-    /// All parts of the cache where there is none.
+    /// The part of the cache to read; `None` for the whole cache.
     only_part: Option<usize>,
 }
 
@@ -67,7 +67,7 @@ impl TaskPiece<'_, '_> {
     }
 }
 
-/// A job's blocks of rows; each has a part under way where the cache is taken in parts.
+/// A job's blocks of rows; each has an unfinished part if the cache is split.
 fn pieces<'a, 'j>(
     job: &'a AttendJob<'j>,
     partial: &'a mut Partial,
@@ -115,7 +115,7 @@ mod parallel {
     use crate::visible::{Tokens, Visible};
     use crate::{AttendJob, AttendOptions, Partial, Span};
 
-    /// Handing work to other threads costs some microseconds; less than that is done here.
+    /// True if the work is worth some microseconds for handing it to other threads.
     pub(super) fn worthwhile(tasks: &[Task]) -> bool {
         let work = tasks.iter().map(|task| {
             let keys: usize = task.job.kv.pages.iter().map(|page| page.tokens).sum();
@@ -127,7 +127,7 @@ mod parallel {
 
     pub(super) fn run(mut tasks: Vec<Task>, options: &AttendOptions) {
         tasks.retain(|task| !task.job.kv.pages.is_empty());
-        // The first part of a job goes on where it stands; those after it begin here.
+        // The first part of a job continues from its state; later parts start empty.
         let mut later: Vec<Vec<(usize, Partial)>> = Vec::with_capacity(tasks.len());
         let mut first: Vec<Option<usize>> = Vec::with_capacity(tasks.len());
         for task in &tasks {
@@ -154,7 +154,7 @@ mod parallel {
                 only_part: Some(*number),
             }));
         }
-        // Later rows read more; taking the longest first keeps the threads even at the end.
+        // Later rows read more. Starting with the longest keeps the threads even at the end.
         all.reverse();
         all.into_par_iter().with_max_len(1).for_each(|piece| piece.run(options));
         for (task, later) in tasks.into_iter().zip(later) {
@@ -165,7 +165,7 @@ mod parallel {
         }
     }
 
-    /// The parts in which the job's pages lie, where its rows read so much of them that threads should share it.
+    /// The parts of the cache that the job's pages overlap, if its rows read enough to share it among threads.
     fn spread(job: &AttendJob, options: &AttendOptions) -> Option<core::ops::Range<usize>> {
         let (first, last) = (job.kv.pages.first()?, job.kv.pages.last()?);
         let here = Span::new(first.start, last.start + last.tokens);

@@ -1,4 +1,4 @@
-//! Problems of odd shapes for the unit tests.
+//! Problems of odd shapes for unit tests.
 
 use alloc::vec::Vec;
 
@@ -155,8 +155,8 @@ impl Page {
     }
 }
 
-/// How far two ways to compute a problem may differ. Integer sums over quantised planes carry 15 bits of queries and weights,
-/// and the last bit of a weight in [`Arithmetic::Rounded`] is 2⁻¹³; the rest is single precision.
+/// Tolerance between two ways to compute a problem. Integer sums over quantised planes have 15 bits of queries and
+/// weights; weights in [`Arithmetic::Rounded`] have a last bit of 2⁻¹³; the rest is single precision.
 pub(crate) fn tolerance_of(problem: &Problem) -> f32 {
     match problem.options.arithmetic {
         Arithmetic::Rounded => 3e-4,
@@ -165,7 +165,7 @@ pub(crate) fn tolerance_of(problem: &Problem) -> f32 {
     }
 }
 
-/// Fails unless both hold the same attention, with outputs up to `tolerance`.
+/// Fails unless both partials are equal, with outputs up to `tolerance`.
 pub(crate) fn close(ours: &Partial, expected: &Partial, tolerance: f32, what: &str) {
     for row in 0..ours.rows() {
         for head in 0..ours.group() {

@@ -1,4 +1,4 @@
-//! Drives the kernels over one block of keys: which stripes of it, for which tile of rows.
+//! Runs the kernels over one block of keys for the tiles of a query block.
 
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -25,7 +25,7 @@ impl<V: Visible> Call<'_, V> {
         self.exact_block(workspace, queries, block, seen, output);
     }
 
-    /// Lets `queries` read a block in single precision. `seen` is as [`seen`](Self::seen) says.
+    /// Lets `queries` read a block in single precision; `seen` is the result of [`seen`](Self::seen).
     pub(crate) fn exact_block(
         &self,
         workspace: &mut Workspace,
@@ -64,8 +64,8 @@ impl<V: Visible> Call<'_, V> {
         }
     }
 
-    /// Which tokens of a block any of the queries sees, and whether all see the same. If they do not, `bits` holds what
-    /// each position sees.
+    /// The tokens of a block that some query sees, and true if all see the same tokens. Otherwise `bits` receives the
+    /// tokens of each position.
     pub(crate) fn seen(&self, bits: &mut Vec<u128>, queries: QueryBlock, block: Span) -> (u128, bool) {
         let start = self.queries.start + queries.first;
         let valid = low_bits(block.len());
@@ -81,11 +81,11 @@ impl<V: Visible> Call<'_, V> {
             (start..start + queries.positions).map(|query| self.visible.row_bits(block, shared, query) & allowed),
         );
         let union = bits.iter().fold(0, |union, bits| union | bits);
-        // By what each row sees, which later tokens of the block cannot change.
+        // Decided by the tokens that each row sees, so that later tokens of the block change nothing.
         (union, bits.iter().all(|bits| *bits == union))
     }
 
-    /// [`tiles`](Self::tiles) over the tokens that are seen, gathered side by side.
+    /// [`tiles`](Self::tiles) over the visible tokens, gathered.
     fn gathered_tiles(&self, workspace: &mut Workspace, block: &Block, part: TilePart, output: &mut Output) {
         let mut gathered = core::mem::take(&mut workspace.gathered);
         let (key_len, value_len) = (KEY_BLOCK * self.kv.head_dim, KEY_BLOCK * self.value_dim);
@@ -115,7 +115,7 @@ impl<V: Visible> Call<'_, V> {
         workspace.gathered = gathered;
     }
 
-    /// The tiles of a query block over a block whose keys and values are widened as far as they have to be.
+    /// Runs the tiles of a query block over a block of keys and values, which are already widened if necessary.
     fn tiles(&self, workspace: &mut Workspace, block: &Block, part: &TilePart, output: &mut Output) {
         let group = self.queries.group;
         let total = part.queries.positions * group;
@@ -154,7 +154,7 @@ impl<V: Visible> Call<'_, V> {
         }
     }
 
-    /// The bias of each token in the slots of the block that begins at `start`.
+    /// Fills the bias of each token in the slots of the block at `start`.
     fn fill_bias(&self, start: usize, slots: &[Slot], bias: &mut [f32; KEY_BLOCK]) {
         for (bias, slot) in bias.chunks_exact_mut(LANES).zip(slots) {
             for (lane, bias) in bias.iter_mut().enumerate().take(slot.tokens) {
@@ -164,7 +164,7 @@ impl<V: Visible> Call<'_, V> {
         }
     }
 
-    /// Widens what `total` rows do not read as it lies, or all planes but f32 where no number is given.
+    /// Widens the planes that `total` rows do not read in place; without a number, all planes but f32.
     fn widen(&self, workspace: &mut Workspace, block: &Block, slots: &[Slot], total: Option<usize>, keys_only: bool) {
         let (keys, values) = (block.keys.format(), block.values.format());
         let keys_in_place = total.map_or(keys == Format::F32, |total| self.reads_keys_in_place(keys, total));
@@ -183,10 +183,10 @@ impl<V: Visible> Call<'_, V> {
         }
     }
 
-    /// The memory that a tile asks for beside scoring the block's keys, and beside accumulating its values.
+    /// The memory that a tile prefetches while it scores the block's keys, and while it accumulates values.
     ///
-    /// Planes that are read as they lie come from memory while the first tile reads them. Those that are widened did so
-    /// before, so that the tiles, at their rows of `total`, ask for the next block between them.
+    /// The first tile loads unwidened planes of this block from memory. Widened planes are loaded already, so the
+    /// tiles prefetch the next block; each takes its rows' share of `total`.
     fn ahead<'b>(
         &self,
         block: &Block<'b>,
@@ -292,7 +292,7 @@ impl<V: Visible> Call<'_, V> {
         with_plane!(Plane keys, F, keys => F::score(tile, keys));
     }
 
-    /// Turns the workspace's logits into weights and adds the values they weigh.
+    /// Turns the workspace's logits into weights and adds the weighted values.
     fn accumulate_tile<const R: usize>(
         &self,
         workspace: &mut Workspace,
@@ -332,7 +332,7 @@ impl<V: Visible> Call<'_, V> {
         }
     }
 
-    /// Turns the workspace's logits into weights and adds them to the mass of their keys, in the block that begins at `start`.
+    /// Turns the workspace's logits into weights and adds them to the mass of their keys, in the block at `start`.
     fn add_tile_mass<const R: usize>(
         &self,
         workspace: &mut Workspace,
@@ -371,20 +371,20 @@ impl<V: Visible> Call<'_, V> {
     }
 }
 
-/// A query block's part of a block.
+/// A query block's view of a key block.
 pub(crate) struct TilePart<'a> {
     pub(crate) queries: QueryBlock,
     pub(crate) biased: bool,
-    /// True if all rows see the same.
+    /// True if all rows see the same tokens.
     pub(crate) uniform: bool,
-    /// The tokens that any of them sees.
+    /// The tokens that some row sees.
     pub(crate) union: u128,
-    /// The places in their block of tokens that were gathered.
+    /// Indices of gathered tokens in their block.
     pub(crate) places: Option<&'a [usize]>,
 }
 
 impl TilePart<'_> {
-    /// The tokens that any row of the tile sees, where `bits` says what each position of the query block sees unless all see the same.
+    /// The tokens that some row of the tile sees. `bits` gives the tokens of each position, unless all see the same.
     pub(crate) fn bits_of(&self, tile: &Tile, group: usize, bits: &[u128]) -> u128 {
         if self.uniform {
             return self.union;
@@ -393,8 +393,8 @@ impl TilePart<'_> {
         bits[positions].iter().fold(0, |all, bits| all | bits)
     }
 
-    /// The work of a tile that reads `slots`, of which its rows see `bits`, from widened planes without a bias. `queries` is where
-    /// its packed queries begin.
+    /// The work of a tile on widened planes without a bias. It reads `slots`, and its rows see `bits`. `queries` is
+    /// the index of its packed queries.
     pub(crate) fn work<'s>(
         &self,
         tile: Tile,
@@ -420,23 +420,23 @@ impl TilePart<'_> {
     }
 }
 
-/// One tile's part of a block.
+/// One tile's view of a key block.
 pub(crate) struct TileWork<'a> {
     pub(crate) group: usize,
     pub(crate) tile: Tile,
     /// The tile's first row within the whole call.
     pub(crate) first_row: usize,
-    /// The place at which its packed queries begin.
+    /// Index of the tile's packed queries.
     pub(crate) queries: usize,
     pub(crate) slots: &'a [Slot],
-    /// Bits of the tile where a mask is needed.
+    /// The tokens that the tile sees, if a mask is necessary.
     pub(crate) bits: Option<u128>,
     pub(crate) uniform: bool,
     pub(crate) bias: Option<&'a [f32; KEY_BLOCK]>,
-    /// True if the planes are read as they lie, rather than widened.
+    /// True if the planes are read without widening.
     pub(crate) keys_in_place: bool,
     pub(crate) values_in_place: bool,
-    /// The memory that the tile asks for beside scoring keys, and beside accumulating values.
+    /// The memory to prefetch while scoring keys, and while accumulating values.
     pub(crate) ahead: (Ahead<'a>, Ahead<'a>),
     pub(crate) places: Option<&'a [usize]>,
 }
@@ -447,7 +447,8 @@ impl TileWork<'_> {
         self.first_row..self.first_row + self.tile.rows
     }
 
-    /// The tokens that each row sees of each slot: `all` where all see the same, otherwise what `bits` says of its position.
+    /// Fills the visible tokens of each row and slot: `all` if all see the same tokens, otherwise the `bits` of the
+    /// row's position.
     pub(crate) fn fill_masks(&self, all: u128, bits: &[u128], masks: &mut [[u16; STRIPES]]) {
         for (r, mask) in masks.iter_mut().enumerate().take(self.tile.rows) {
             let position = (self.tile.first + r) / self.group;

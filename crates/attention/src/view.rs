@@ -10,22 +10,23 @@ use crate::{AttendError, Plane, read_keys, read_values};
 pub struct PageView<'a> {
     /// Absolute position of the page's first token.
     pub start: usize,
-    /// Valid tokens; what lies behind them in the planes is never used.
+    /// Number of valid tokens; the planes after them are never used.
     pub tokens: usize,
     /// Keys, `[tokens / 16, key width, 16]`.
     pub keys: Plane<'a>,
-    /// Values, `[tokens, value width]`. In a *latent* page they are the plane of the keys itself.
+    /// Values, `[tokens, value width]`. In a *latent* page this is the plane of the keys.
     pub values: Plane<'a>,
 }
 
 impl PageView<'_> {
-    /// True if each value is the beginning of its key, as in multi-head latent attention: the plane of values is that of the keys.
+    /// True if each value is a prefix of its key, as in multi-head latent attention. The plane of values is then the
+    /// plane of keys.
     pub fn is_latent(&self) -> bool {
         self.tokens > 0 && self.values.is_same_memory(&self.keys)
     }
 
-    /// Reads `tokens` values from token `first` on as f32, `[tokens, value width]`, wherever they lie; `widths` are those of a key and of
-    /// a value.
+    /// Reads `tokens` values from token `first` on as f32, `[tokens, value width]`, from any kind of page; `widths`
+    /// are the key width and the value width.
     ///
     /// # Errors
     /// As [`read_values`], and values of a latent page that are wider than its keys.
@@ -92,7 +93,7 @@ pub struct KvView<'a> {
 
 /// Consecutive queries of all the query heads that share one KV head.
 ///
-/// Row `r` stands at position `start + r`; its head `g` is `data[r * row_stride + g * head_dim..][..head_dim]`.
+/// Row `r` has position `start + r`; its head `g` is `data[r * row_stride + g * head_dim..][..head_dim]`.
 #[derive(Debug, Clone, Copy)]
 pub struct QueryTile<'a> {
     /// The queries.
@@ -173,7 +174,7 @@ impl KvView<'_> {
         Ok(())
     }
 
-    /// As [`check`](Self::check), for what looks at no values.
+    /// As [`check`](Self::check), for calls that read no values.
     pub(crate) fn check_keys(&self) -> Result<(), AttendError> {
         check_head_dim(self.head_dim)?;
         let mut end = 0;

@@ -1,4 +1,4 @@
-//! Which keys of a block a row sees, as bits.
+//! The keys of a block that each row sees, as bits.
 
 use alloc::vec::Vec;
 
@@ -6,23 +6,23 @@ use crate::kernel::KEY_BLOCK;
 use crate::selection::merge_spans;
 use crate::{LANES, Selection, Span};
 
-/// Decides, per query position and block of keys, what is seen.
+/// Decides which keys of a block each query position sees.
 pub(crate) trait Visible {
-    /// Positions that some query of `first..first + rows` may see off the diagonals, merged and ascending.
+    /// Positions that some query of `first..first + rows` may see without diagonals, merged and ascending.
     fn needs(&self, first: usize, rows: usize, needs: &mut Vec<Span>);
-    /// Bits of the block that every row shares, before the row's own rules.
+    /// Bits of the block that all rows share, before each row's own rules.
     fn block_bits(&self, block: Span) -> u128;
     /// True if each of the rows sees exactly the shared bits.
     fn uniform(&self, block: Span, shared: u128, first: usize, rows: usize) -> bool;
     /// Bits the query sees.
     fn row_bits(&self, block: Span, shared: u128, query: usize) -> u128;
-    /// Distances at which every row sees one token, apart from what the bits say.
+    /// Distances at which every row sees one token in addition to the bits.
     fn diagonals(&self) -> &[usize];
-    /// Of the lanes, query `query + i` beside key `key + i`, those that see their key by nothing but a diagonal.
+    /// Lanes that see their key only by a diagonal; lane `i` has query `query + i` and key `key + i`.
     fn diagonal_lanes(&self, query: usize, key: usize, lanes: u16) -> u16;
     /// True if diagonals reach only backwards.
     fn causal(&self) -> bool;
-    /// Added to the logit of the key at `position`, where keys stand for more than themselves.
+    /// Added to the logit of the key at `position`, for keys that represent several tokens.
     fn bias(&self, position: usize) -> Option<f32>;
 }
 
@@ -141,26 +141,26 @@ impl Visible for Tokens<'_> {
     }
 }
 
-/// Block means under a selection; a "position" is an index into `blocks`.
+/// Block means under a selection. A "position" is an index into `blocks`.
 pub(crate) struct Summaries<'a> {
     pub(crate) selection: &'a Selection,
     pub(crate) causal: bool,
     /// Sorted by start.
     pub(crate) blocks: &'a [Span],
-    /// True if blocks are disjoint, so that the window hides a run of them.
+    /// True if blocks are disjoint, so that the window hides a contiguous run of them.
     pub(crate) disjoint: bool,
-    /// Per block: the selection names it and reads none of its tokens by a span.
+    /// For each block: true if the selection names it and no span reads a token of it.
     pub(crate) open: &'a [bool],
-    /// Per block: ln of its length.
+    /// For each block: ln of its length.
     pub(crate) weights: &'a [f32],
 }
 
 impl Summaries<'_> {
-    /// Disjoint blocks of which the row reads a token on a diagonal.
+    /// Disjoint blocks of which the row reads a token by a diagonal.
     fn on_diagonals(&self, block: Span, query: usize) -> u128 {
         let diagonals = self.selection.diagonals();
         let mut bits = 0;
-        // Blocks descend as distances grow, so that one walk over both meets every pair that can touch.
+        // Blocks descend as distances grow, so one walk over both finds every pair that can overlap.
         let mut next = diagonals.iter().peekable();
         for at in block.range().rev() {
             let span = self.blocks[at];
@@ -221,7 +221,8 @@ impl Visible for Summaries<'_> {
             };
             return (0..block.len()).fold(0, |bits, i| bits | ((shared >> i) & u128::from(seen(i))) << i);
         }
-        // The blocks that the row's window or the row itself touches are one run; causally, it takes in all later blocks too.
+        // The blocks that overlap the row's window or the row itself are contiguous. With causality, all later blocks
+        // are hidden too.
         let mut hidden = self.selection.window_of(query, self.causal);
         if hidden.is_empty() {
             hidden = Span::new(query, query + 1);

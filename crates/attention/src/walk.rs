@@ -1,5 +1,5 @@
-//! Drives a call over pages: which blocks of which page, in an order that does not depend on how pages are spread
-//! over calls.
+//! Walks a call over pages and their blocks, in an order that does not depend on the distribution of pages over
+//! calls.
 
 use crate::block::block_of;
 use crate::call::{BLOCK_ROWS, Call, Output, QueryBlock};
@@ -10,15 +10,15 @@ use crate::visible::Visible;
 use crate::workspace::Workspace;
 use crate::{Plane, Span};
 
-/// A query block and the spans that it reads.
+/// A query block and the spans it reads.
 struct Reading<'a> {
     queries: QueryBlock,
     needs: &'a [Span],
-    /// True if the queries are packed, which they are once a block is read.
+    /// True if the queries are packed; the first block read packs them.
     packed: bool,
 }
 
-/// A page's part: all of it, or those of its positions that lie in one part of the cache.
+/// The positions of a page that are read: all, or those in one part of the cache.
 #[derive(Clone, Copy)]
 struct PagePart {
     page: usize,
@@ -93,7 +93,7 @@ impl<V: Visible> Call<'_, V> {
         (workspace.needs, workspace.visits) = (needs, visits);
     }
 
-    /// Reads a page's part: blocks, then diagonals.
+    /// Reads a part of a page: blocks, then diagonals.
     fn page(&self, workspace: &mut Workspace, reading: &mut Reading, part: PagePart, output: &mut Output) {
         self.blocks_of_page(workspace, reading, part, output);
         if !self.visible.diagonals().is_empty() {
@@ -104,8 +104,8 @@ impl<V: Visible> Call<'_, V> {
         }
     }
 
-    /// The blocks of a page that hold any of the needs. Blocks are cut from the page's own start, whatever the
-    /// needs, so that the same blocks are summed in the same order however pages are spread over calls.
+    /// The blocks of a page that overlap the needed spans. Blocks are counted from the page's own start, so that the
+    /// same blocks are summed in the same order for any distribution of pages over calls.
     fn blocks_of_page(&self, workspace: &mut Workspace, reading: &mut Reading, part: PagePart, output: &mut Output) {
         let Reading { queries, needs, packed } = reading;
         let page = &self.kv.pages[part.page];
@@ -134,7 +134,7 @@ impl<V: Visible> Call<'_, V> {
         }
     }
 
-    /// Keys and values of the block after `block - 1` of page `index`, if the need goes on there.
+    /// Keys and values of the block after `block - 1` of page `index`, if the need continues there.
     fn next_block(&self, index: usize, block: usize, need_end: usize) -> Option<(Plane<'_>, Plane<'_>)> {
         let page = self.kv.pages.get(index)?;
         if block * KEY_BLOCK < page.tokens {

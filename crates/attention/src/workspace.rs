@@ -8,7 +8,7 @@ use crate::gathered::Gathered;
 use crate::kernel::Int8Queries;
 use crate::rounded::Rounded;
 
-/// Scratch that is reused from call to call.
+/// Scratch, reused between calls.
 #[derive(Debug, Default)]
 pub(crate) struct Workspace {
     pub(crate) needs: Vec<Span>,

@@ -1,4 +1,4 @@
-//! One line of a conversation: its turns, and the session that holds their pages.
+//! One branch of a conversation: its turns, and the session with their pages.
 
 use riffle_engine::{Checkpoint, Session};
 use serde::{Deserialize, Serialize};
@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 use crate::report::TurnReport;
 use crate::transcript::{Mark, Transcript};
 
-/// A text that stands before a message.
+/// A text before a message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Document {
-    /// Name of the document, such as that of its file.
+    /// Name of the document, such as its file name.
     pub name: String,
     /// Its text.
     pub text: String,
@@ -18,19 +18,19 @@ pub struct Document {
 /// A message and its answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Turn {
-    /// Texts that stand before the message.
+    /// Documents before the message.
     pub documents: Vec<Document>,
     /// The message.
     pub message: String,
-    /// The answer, as far as it was written.
+    /// The answer, or the part of it before a stop.
     pub answer: String,
     /// End of the transcript before the turn.
     pub(crate) begin: Mark,
-    /// Tokens of it that had been read.
+    /// Tokens of the transcript that were already read.
     pub(crate) held_tokens: usize,
     /// End of the transcript before the answer.
     pub(crate) prompt: Mark,
-    /// How often the message was answered before.
+    /// Number of earlier answers to the message.
     pub(crate) retries: u64,
 }
 
@@ -39,12 +39,12 @@ pub struct Turn {
 pub(crate) struct Branch {
     pub(crate) name: String,
     pub(crate) turns: Vec<Turn>,
-    /// Texts that the next message will have before it.
+    /// Documents for the next message.
     pub(crate) attached: Vec<Document>,
-    /// The message whose reading was stopped or failed.
+    /// The message whose reading stopped or failed.
     pub(crate) unanswered: Option<String>,
     pub(crate) transcript: Transcript,
-    /// `None` where everything has to be read again.
+    /// `None` if the whole transcript must be read again.
     pub(crate) session: Option<Session>,
     /// Checkpoint at the end of the latest prompt.
     pub(crate) prompt_end: Option<Checkpoint>,
@@ -59,12 +59,12 @@ impl Branch {
         }
     }
 
-    /// Tokens that it holds keys and values of.
+    /// Tokens with keys and values in the session.
     pub(crate) fn held_tokens(&self) -> usize {
         self.session.as_ref().map_or(0, |session| session.tokens().len())
     }
 
-    /// Frees the keys and values of this branch. Returns the number of tokens that they belonged to.
+    /// Frees the keys and values of this branch. Returns their number of tokens.
     pub(crate) fn forget_pages(&mut self) -> usize {
         let held = self.held_tokens();
         self.session = None;

@@ -1,4 +1,4 @@
-//! A conversation: what is asked, read, answered and kept.
+//! A conversation: its messages, answers and kept pages.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -16,27 +16,28 @@ use crate::prompt::{prompt_text, text_before_message, with_documents};
 use crate::report::{BranchReport, ChatReport, TurnReport};
 use crate::transcript::Mark;
 
-/// Branches that a conversation has at most: what [`MachineOptions::sequences`](riffle_engine::MachineOptions::sequences) should be.
+/// Limit on the branches of a conversation, for
+/// [`MachineOptions::sequences`](riffle_engine::MachineOptions::sequences).
 pub const MOST_BRANCHES: usize = 4;
 
-/// Is told of progress and text; breaks to stop.
+/// Receives progress and text; may break to stop.
 pub type Observe<'a> = dyn FnMut(RunEvent<'_>) -> ControlFlow<()> + 'a;
 
-/// How a conversation is held.
+/// Options of a conversation.
 #[derive(Debug, Clone, Default)]
 pub struct ChatOptions {
     /// Instructions for the model.
     pub system: Option<String>,
-    /// How answers are drawn and when they end; `None` for what the model recommends.
+    /// Sampling and end of the answers; `None` uses the model's recommendation.
     pub generate: Option<GenerateOptions>,
-    /// Folder for the pages of documents; `None` keeps nothing.
+    /// Folder for the pages of documents; `None` writes no pages.
     pub keep: Option<KeepOptions>,
 }
 
-/// A text that was put before the next message.
+/// A text attached to the next message.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Attached {
-    /// Tokens that were read now; none where the text is read with the message.
+    /// Newly read tokens; zero if the text is read together with the message.
     pub read_tokens: usize,
     /// Tokens whose pages came from disk.
     pub found_tokens: usize,
@@ -45,7 +46,7 @@ pub struct Attached {
 /// Effect of a change of policies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PolicyChange {
-    /// Tokens of the current branch that the next message has to read again.
+    /// Tokens of the current branch that the next message must read again.
     pub again_tokens: usize,
 }
 
@@ -55,32 +56,32 @@ pub struct Conversation {
     pub(crate) generate: GenerateOptions,
     pub(crate) system: Option<String>,
     pub(crate) branch: Branch,
-    /// The branches that do not go on now.
+    /// The other branches.
     pub(crate) others: Vec<Branch>,
-    /// Branches there have been.
+    /// Number of branches created so far.
     pub(crate) branches_made: usize,
     kept: KeptText,
 }
 
-/// How a message was read.
+/// Token counts of a message's reading.
 struct Reading {
     prompt_tokens: usize,
     kept_tokens: usize,
-    /// Tokens of the kept ones that came from disk.
+    /// Reused tokens whose pages came from disk.
     found_tokens: usize,
     again_tokens: usize,
-    /// Tokens of earlier turns that had been read.
+    /// Tokens of earlier turns that were already read.
     held_tokens: usize,
     seconds: f64,
 }
 
 impl Conversation {
-    /// An empty conversation.
+    /// Creates an empty conversation.
     ///
     /// # Errors
-    /// [`ChatError::Option`] where the engine's options lose what later turns need; [`ChatError::Engine`] where instructions are given to a
-    /// model without a chat template, without a tokenizer, or with sampling options out of range; [`ChatError::Keep`] for a folder of kept
-    /// text that is needed and cannot be used.
+    /// [`ChatError::Option`] if the engine's options drop tokens that later turns need; [`ChatError::Engine`] for
+    /// instructions without a chat template, for a model without a tokenizer, or for sampling options out of range;
+    /// [`ChatError::Keep`] if the folder of kept pages is required and unusable.
     pub fn new(engine: Arc<Engine>, options: ChatOptions) -> Result<Self, ChatError> {
         if engine.options().model.token_selection.is_some() {
             return Err(ChatError::Option(
@@ -107,20 +108,20 @@ impl Conversation {
         Ok(conversation)
     }
 
-    /// The engine that it runs on.
+    /// The engine of the conversation.
     pub fn engine(&self) -> &Arc<Engine> {
         &self.engine
     }
 
-    /// How answers are drawn and when they end.
+    /// Sampling and end of the answers.
     pub fn generate_options(&self) -> &GenerateOptions {
         &self.generate
     }
 
-    /// Changes how further answers are drawn.
+    /// Changes the sampling of further answers.
     ///
     /// # Errors
-    /// [`ChatError::Engine`] for sampling options out of range; nothing has changed then.
+    /// [`ChatError::Engine`] for sampling options out of range; the old options stay.
     pub fn set_generate_options(&mut self, options: GenerateOptions) -> Result<(), ChatError> {
         options.sampling.validate()?;
         self.generate = options;
@@ -132,12 +133,13 @@ impl Conversation {
         self.system.as_deref()
     }
 
-    /// Changes the instructions. They stand at the beginning, so that the next message reads everything again.
+    /// Changes the instructions. They are at the beginning, so the next message reads everything again.
     ///
     /// # Errors
-    /// [`ChatError::Engine`] where the model has no chat template, or one that takes no instructions; nothing has changed then.
+    /// [`ChatError::Engine`] if the model has no chat template or its template takes no instructions; the old ones
+    /// stay.
     pub fn set_system(&mut self, system: Option<String>) -> Result<(), ChatError> {
-        // A template says only when it is used whether it takes them.
+        // A template only reports unsupported instructions when it is rendered.
         prompt_text(&self.engine, system.as_deref(), &[], "?", &mut || {
             ControlFlow::Continue(())
         })?;
@@ -148,12 +150,12 @@ impl Conversation {
         Ok(())
     }
 
-    /// Why no document is kept on disk, where that was asked for and is not possible.
+    /// The reason why documents are not kept on disk although the options request it.
     pub fn not_kept(&self) -> Option<&str> {
         self.kept.problem()
     }
 
-    /// Notices for the user about the folder of kept text since the last call, a line each.
+    /// Notices about the folder of kept pages since the last call, one line each.
     pub fn take_notices(&mut self) -> Vec<String> {
         self.kept.take_notices()
     }
@@ -163,17 +165,17 @@ impl Conversation {
         &self.branch.turns
     }
 
-    /// Texts that the next message will have before it.
+    /// Documents for the next message.
     pub fn attached(&self) -> &[Document] {
         &self.branch.attached
     }
 
-    /// Puts a text before the next message, and reads it at once where the policies let it be read without the message. At the beginning of
-    /// a conversation, pages of the text come from the folder of kept text and go to it.
+    /// Attaches a text to the next message, and reads it at once if the policies do not need the message. At the
+    /// beginning of a conversation, pages of the text are loaded from and saved to the folder of kept pages.
     ///
     /// # Errors
-    /// [`ChatError::ContextFull`] and failures of reading: the text is not attached then. When `observe` breaks, the text stays attached
-    /// and the rest of it is read with the message.
+    /// [`ChatError::ContextFull`] and errors of reading; the text is then not attached. If `observe` breaks, the text
+    /// stays attached, and its rest is read with the message.
     pub fn attach(&mut self, document: Document, observe: &mut Observe<'_>) -> Result<Attached, ChatError> {
         self.branch.attached.push(document);
         let read = self.read_attached(observe);
@@ -183,11 +185,12 @@ impl Conversation {
         read
     }
 
-    /// Reads a message and writes the answer, which `observe` is shown.
+    /// Reads a message and writes the answer; `observe` receives it.
     ///
     /// # Errors
-    /// [`ChatError::EmptyMessage`]; [`ChatError::ContextFull`] before anything is read; failures of reading and writing. The conversation is
-    /// then as it was before, and [`Self::retry`] asks again. When `observe` breaks in an answer, what was written is the answer.
+    /// [`ChatError::EmptyMessage`]; [`ChatError::ContextFull`] before any reading; errors of reading and writing. The
+    /// conversation is then unchanged, and [`Self::retry`] asks again. If `observe` breaks in an answer, the text so
+    /// far is the answer.
     pub fn ask(&mut self, message: &str, observe: &mut Observe<'_>) -> Result<TurnReport, ChatError> {
         if message.trim().is_empty() {
             return Err(ChatError::EmptyMessage);
@@ -195,11 +198,12 @@ impl Conversation {
         self.answer(message.to_owned(), 0, observe)
     }
 
-    /// Changes the policies. Nothing is read again if the decode policy alone changes and both decode policies depend
-    /// on keys alone.
+    /// Changes the policies. Tokens stay read if only the decode policy changes and both decode policies depend only
+    /// on keys.
     ///
     /// # Errors
-    /// [`ChatError::Engine`] for policies that the model, the memory or the phase does not allow; nothing has changed then.
+    /// [`ChatError::Engine`] for policies that the model, the memory or the phase does not allow; the old policies
+    /// stay.
     pub fn set_policies(
         &mut self,
         prefill: Option<PolicyRules>,
@@ -217,7 +221,7 @@ impl Conversation {
             .with_auto_target(now.sequence.auto_target.filter(|_| prefill_stays))
             .with_prefill(prefill.unwrap_or_else(|| now.sequence.prefill.clone()))
             .with_decode(decode.unwrap_or_else(|| now.sequence.decode.clone()))
-            // The plan was made when no pages were there yet.
+            // The engine was planned before it had pages.
             .with_context_tokens(Some(self.engine.plan().context_tokens))
             .with_memory_budget_bytes(Some(self.engine.plan().available_bytes));
         options.validate()?;
@@ -279,7 +283,7 @@ impl Conversation {
         }
     }
 
-    /// Reads the message and answers it for the `retries + 1`st time.
+    /// Reads the message and writes its answer number `retries + 1`.
     pub(crate) fn answer(
         &mut self,
         message: String,
@@ -303,7 +307,7 @@ impl Conversation {
             .branch
             .transcript
             .tokens_of(self.engine.tokenizer()?, &text, add_special)?;
-        // The answer takes a token at least.
+        // The answer needs at least one token.
         let room = self
             .engine
             .check_context("the conversation with this message", tokens.len() + 1);
@@ -330,7 +334,7 @@ impl Conversation {
         Ok(report)
     }
 
-    /// Writes the answer to a turn whose prompt has been read, and adds the turn.
+    /// Writes the answer to a turn whose prompt is already read, and adds the turn.
     pub(crate) fn write_again(&mut self, turn: Turn, observe: &mut Observe<'_>) -> Result<TurnReport, ChatError> {
         let reading = Reading {
             prompt_tokens: turn.prompt.tokens,
@@ -379,7 +383,7 @@ impl Conversation {
         Ok(report)
     }
 
-    /// Brings the session to exactly `tokens`, of which those up to `begin` belong to earlier turns.
+    /// Brings the session to exactly `tokens`. The tokens before `begin` belong to earlier turns.
     fn read(
         &mut self,
         tokens: &[u32],
@@ -403,7 +407,7 @@ impl Conversation {
         };
         let kept_tokens = keep(session, tokens)?;
         let mut read = |progress: PrefillProgress| observe(RunEvent::Prefill(progress));
-        // A message behind documents that are read is not worth a page on disk.
+        // A message after already read documents is too short to keep on disk.
         let page_tokens = self.engine.options().cache.page_tokens;
         if is_about_documents && tokens.len() - kept_tokens >= page_tokens {
             self.kept.read(session, tokens, &mut read)?;
@@ -420,7 +424,7 @@ impl Conversation {
         })
     }
 
-    /// Reads what stands before the next message, as far as no message changes its tokens.
+    /// Reads the text before the next message, up to tokens that a message could change.
     fn read_attached(&mut self, observe: &mut Observe<'_>) -> Result<Attached, ChatError> {
         let options = self.engine.options();
         if !options.sequence.decode.follows_from_keys() || !options.sequence.prefill.follows_from_keys() {
@@ -434,7 +438,7 @@ impl Conversation {
         let Some(text) = text else {
             return Ok(Attached::default());
         };
-        // A word at the end of the text may be another token once the message follows it.
+        // The last word of the text may become another token when the message follows.
         let tokenizer = self.engine.tokenizer()?;
         let add_special = self.engine.chat_template().is_none();
         let with = |message: &str| {
@@ -457,12 +461,12 @@ impl Conversation {
         })
     }
 
-    /// The session of the current branch; an empty one where everything has to be read again.
+    /// The session of the current branch; an empty session if everything must be read again.
     pub(crate) fn session(&mut self) -> Result<&mut Session, ChatError> {
         if self.branch.session.is_none() {
             let other = self.others.iter_mut().find_map(|branch| branch.session.as_mut());
             let session = match other {
-                // One pool of pages keeps all branches within the plan.
+                // One common pool of pages keeps all branches within the plan.
                 Some(other) => {
                     let mut session = other.beside()?;
                     session.take_scratch(other);
@@ -479,7 +483,8 @@ impl Conversation {
     }
 }
 
-/// Keeps what the session and `tokens` begin with alike, so that reading the rest leaves exactly `tokens`. Returns how many are kept.
+/// Keeps the common beginning of the session and `tokens`, so that reading the rest gives exactly `tokens`. Returns
+/// its length.
 fn keep(session: &mut Session, tokens: &[u32]) -> Result<usize, ChatError> {
     let (held, shared) = (session.tokens().len(), session.sequence().shared_with(tokens));
     if shared == held && shared < tokens.len() {
@@ -488,7 +493,8 @@ fn keep(session: &mut Session, tokens: &[u32]) -> Result<usize, ChatError> {
     if shared == held && !session.logits().is_empty() {
         return Ok(session.keep_shared(tokens)?);
     }
-    // Logits belong to the last token read. Removed tokens are read again with the rest, so that progress covers them.
+    // Logits belong to the last read token. Removed tokens are read again with the rest, so that progress counts
+    // them.
     let _again = Sequence::truncate(session.sequence_mut(), shared.min(tokens.len() - 1))?;
     Ok(session.tokens().len())
 }

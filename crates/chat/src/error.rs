@@ -8,7 +8,7 @@ use riffle_kv::KvError;
 use riffle_model::ModelError;
 use riffle_policy::PolicyError;
 
-/// Every way a step of a conversation can fail. The conversation can go on after each of them.
+/// Errors of a conversation's steps. The conversation can continue after each of them.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChatError {
@@ -18,10 +18,10 @@ pub enum ChatError {
     /// The conversation does not fit the context any more.
     #[error("{refusal}; or take back the last turn (/undo) or begin anew (/clear). The message was not read")]
     ContextFull {
-        /// The engine's refusal: the part that does not fit, and the options that would make it fit.
+        /// The engine's error: the part that does not fit, and the options that would make it fit.
         refusal: EngineError,
     },
-    /// There is no turn, no document or no branch to do this to.
+    /// No turn, document or branch exists for this step.
     #[error("there is nothing to {0} yet")]
     Nothing(&'static str),
     /// A message without text.
@@ -30,15 +30,15 @@ pub enum ChatError {
     /// The folder of kept pages cannot be used.
     #[error("{0}; choose another folder with `keep`, or leave it out")]
     Keep(KvError),
-    /// An option of the engine that makes no sense in a conversation.
+    /// An option of the engine that conflicts with a conversation.
     #[error("{0}")]
     Option(&'static str),
     /// No branch has this name.
     #[error("there is no branch {name:?}; there are {known}")]
     NoBranch {
-        /// The name given.
+        /// The unknown name.
         name: String,
-        /// The names that exist.
+        /// The known names.
         known: String,
     },
     /// The name of a branch is taken.

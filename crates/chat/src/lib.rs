@@ -1,8 +1,8 @@
-//! A conversation of many turns with a model. Each turn reads only what is new.
+//! A conversation of many turns with a model. Each turn reads only new tokens.
 //!
-//! A [`Conversation`] holds the turns as text and the keys and values of their tokens. For each message it writes the whole
-//! conversation in the model's template, finds how far that is what has been read already, and reads the rest. Answers are kept as the
-//! tokens that the model wrote, so they are not read again.
+//! A [`Conversation`] has the turns as text, and the keys and values of their tokens. For each message it renders the
+//! whole conversation with the model's template, finds the part that was already read, and reads the rest. Answers
+//! keep the model's own tokens, so they need no second reading.
 //!
 //! ```no_run
 //! use std::ops::ControlFlow;

@@ -1,4 +1,4 @@
-//! A conversation as the text that the model reads.
+//! Renders a conversation as the model's prompt.
 
 use std::ops::ControlFlow;
 
@@ -9,13 +9,13 @@ use riffle_model::ConversationText;
 use crate::branch::{Document, Turn};
 use crate::error::ChatError;
 
-/// Stands for a message that is not known yet.
+/// Placeholder for an unknown message.
 const MESSAGE_TO_COME: &str = "\u{2}message\u{3}";
 
-/// Asked, while a template is rendered, whether to go on.
+/// Called while a template renders; may stop it.
 type Poll<'a> = dyn FnMut() -> ControlFlow<()> + 'a;
 
-/// The text up to where the answer to `message` begins.
+/// The text up to the beginning of the answer to `message`.
 pub(crate) fn prompt_text(
     engine: &Engine,
     system: Option<&str>,
@@ -31,7 +31,7 @@ pub(crate) fn prompt_text(
     Ok(engine.conversation_text(system, turns, message, poll)?)
 }
 
-/// The text up to where the message behind `documents` will stand; `None` where the template does not leave it as it is.
+/// The text up to the message after `documents`; `None` if the template changes it with the message.
 pub(crate) fn text_before_message(
     engine: &Engine,
     system: Option<&str>,
@@ -48,7 +48,7 @@ pub(crate) fn text_before_message(
     }))
 }
 
-/// A message behind the texts that belong to it.
+/// A message after its documents.
 pub(crate) fn with_documents(documents: &[Document], message: &str, has_template: bool) -> String {
     let documents = documents.iter();
     let text = documents.map(|document| framed(&document.name, &document.text, has_template));

@@ -8,13 +8,14 @@ use serde::Serialize;
 pub struct TurnReport {
     /// Tokens of the whole conversation up to the answer.
     pub prompt_tokens: usize,
-    /// How many of them were read before this turn and not again.
+    /// Tokens read before this turn and reused.
     pub reused_tokens: usize,
-    /// How many of those came from disk with this turn's message; documents that were attached before it brought theirs.
+    /// Reused tokens that came from disk with this message; attached documents count their own.
     pub found_tokens: usize,
-    /// How many were read for this turn.
+    /// Tokens read for this turn.
     pub read_tokens: usize,
-    /// How many of those had been read for earlier turns: the template changed their text, or a recurrent model had to go back.
+    /// Read tokens that earlier turns had already read: the template changed their text, or a recurrent model had to
+    /// go back.
     pub again_tokens: usize,
     /// Tokens of the answer.
     pub generated_tokens: usize,
@@ -22,20 +23,20 @@ pub struct TurnReport {
     pub stop: StopReason,
     /// Milliseconds from the message to the answer's first token.
     pub time_to_first_token_ms: f64,
-    /// Tokens read a second; 0 when none was.
+    /// Prompt tokens per second; 0 without a read token.
     pub prefill_tokens_per_s: f64,
-    /// Tokens written a second after the first; 0 when fewer than two were.
+    /// Answer tokens per second after the first; 0 for fewer than two tokens.
     pub decode_tokens_per_s: f64,
 }
 
-/// A branch beside others.
+/// A branch in the list of branches.
 #[derive(Debug, Clone, Serialize)]
 pub struct BranchReport {
     /// Its name.
     pub name: String,
     /// Its turns.
     pub turns: usize,
-    /// True if it is the one that goes on.
+    /// True for the current branch.
     pub is_current: bool,
 }
 
@@ -46,28 +47,28 @@ pub struct ChatReport {
     pub branches: Vec<BranchReport>,
     /// Turns of the current branch.
     pub turns: usize,
-    /// Tokens whose keys and values the current branch holds.
+    /// Tokens of the current branch with keys and values.
     pub tokens: usize,
-    /// Tokens that the context holds; `None` where a window moves with the text.
+    /// Tokens of the context; `None` if a window moves with the text.
     pub context_tokens: Option<usize>,
     /// The latest turn.
     pub last: Option<TurnReport>,
     /// Bytes of the current branch's KV pages in device memory.
     pub device_bytes: u64,
-    /// Bytes of them in RAM.
+    /// Bytes of these pages in RAM.
     pub ram_bytes: u64,
-    /// Bytes of them on disk.
+    /// Bytes of these pages on disk.
     pub disk_bytes: u64,
-    /// Bytes of them that other branches hold as well.
+    /// Bytes of these pages that other branches share.
     pub shared_bytes: u64,
-    /// Pairs of query and key that attention read, and those there are.
+    /// Pairs of query and key that attention read, and all causal pairs.
     pub pairs: PairCount,
-    /// Share of exact attention that the policies kept, if an audit is on.
+    /// Share of exact attention that the policies kept, if an audit runs.
     pub audit: Option<AuditReport>,
     /// The policy for prompts.
     pub prefill_policy: String,
     /// The policy for answers.
     pub decode_policy: String,
-    /// The plan it keeps to.
+    /// The memory plan of the engine.
     pub plan: MemoryPlan,
 }

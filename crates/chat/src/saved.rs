@@ -1,4 +1,4 @@
-//! Conversations in files: the text as JSON, and beside it the pages, so that nothing has to be read again.
+//! Saves conversations in files: the text as JSON, and its pages in a second file, so that no text is read again.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -23,11 +23,11 @@ const LARGEST_FILE_BYTES: u64 = 1 << 30;
 pub struct Loaded {
     /// Its turns.
     pub turns: usize,
-    /// Tokens whose pages were found.
+    /// Tokens with loaded pages.
     pub held_tokens: usize,
-    /// Tokens that the next message has to read again.
+    /// Tokens that the next message must read again.
     pub again_tokens: usize,
-    /// Why pages were not used, where there are some.
+    /// The reason why existing pages were not used.
     pub problem: Option<String>,
 }
 
@@ -43,11 +43,11 @@ struct File {
 }
 
 impl Conversation {
-    /// Writes the current branch to `path` and its pages to `path` with `.pages` behind it. New files are readable by their owner alone.
-    /// Returns the bytes of both.
+    /// Writes the current branch to `path`, and its pages to `path` with the suffix `.pages`. Only the owner can read
+    /// new files. Returns the bytes of both.
     ///
     /// # Errors
-    /// [`ChatError::Write`], [`ChatError::Engine`]; what was there before is still whole then.
+    /// [`ChatError::Write`], [`ChatError::Engine`]; existing files then stay complete.
     pub fn save(&self, path: &Path) -> Result<u64, ChatError> {
         let file = File {
             riffle_chat: VERSION,
@@ -78,12 +78,12 @@ impl Conversation {
         Ok(bytes(path) + bytes(&pages))
     }
 
-    /// Goes on with the conversation in a file in place of the current branch. The next message reads the text again if
-    /// the file's pages came from another model or other options.
+    /// Replaces the current branch by the conversation in a file. The next message reads the text again if the file's
+    /// pages belong to another model or other options.
     ///
     /// # Errors
-    /// [`ChatError::Read`], [`ChatError::NotAConversation`]; [`ChatError::Engine`] where the model takes no instructions and the file has
-    /// some. The current conversation goes on then.
+    /// [`ChatError::Read`], [`ChatError::NotAConversation`]; [`ChatError::Engine`] if the file has instructions and
+    /// the model takes none. The current conversation then stays.
     pub fn load(&mut self, path: &Path) -> Result<Loaded, ChatError> {
         let bytes = riffle_files::read(path, LARGEST_FILE_BYTES).map_err(|source| ChatError::Read {
             path: path.to_owned(),
@@ -120,18 +120,18 @@ impl Conversation {
         Ok(Loaded {
             turns: self.branch.turns.len(),
             held_tokens,
-            // The last token of an answer that was cut has not been read yet.
+            // The last token of a stopped answer is not yet read.
             again_tokens: if held_tokens + 1 >= all { 0 } else { all - held_tokens },
             problem,
         })
     }
 
-    /// Takes in pages from a file. Returns why they cannot be used.
+    /// Loads pages from a file. Returns the reason if they are unusable.
     fn load_pages(&mut self, path: &Path) -> Option<String> {
         if !path.exists() {
             return None;
         }
-        // Restored pages lie in a pool of their own; one pool alone has the memory of the plan.
+        // Restored pages have their own pool, and the plan has memory for only one pool.
         for branch in &mut self.others {
             branch.forget_pages();
         }

@@ -1,9 +1,9 @@
-//! The text of a conversation beside the tokens that were read of it.
+//! The text of a conversation with its read tokens.
 
 use riffle_model::{ConversationText, ModelError, Tokenizer};
 use serde::{Deserialize, Serialize};
 
-/// A place in a transcript where a token ends and its text ends with it.
+/// A position in a transcript where a token and its text end together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Mark {
     /// Bytes of the text before it.
@@ -12,12 +12,12 @@ pub(crate) struct Mark {
     pub(crate) tokens: usize,
 }
 
-/// A text with its tokens, and places where both are known to go together. Answers stand in it as the tokens that the model wrote.
+/// A text with its tokens, and positions where both correspond. Answers keep the tokens of the model.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Transcript {
     text: String,
     tokens: Vec<u32>,
-    /// Ascending; the first is the beginning.
+    /// Ascending; the first mark is the beginning.
     marks: Vec<Mark>,
 }
 
@@ -37,7 +37,7 @@ impl Transcript {
         self.marks.last().copied().unwrap_or_default()
     }
 
-    /// True if lengths, marks and tokens go together, of a transcript from a file. Tokens are below `vocabulary`.
+    /// True if lengths, marks and tokens of a loaded transcript are consistent. Tokens must be below `vocabulary`.
     pub(crate) fn is_sound(&self, vocabulary: usize) -> bool {
         let ascending = self.marks.is_sorted_by_key(|mark| (mark.text, mark.tokens));
         let fits = |mark: &Mark| mark.tokens <= self.tokens.len() && self.text.is_char_boundary(mark.text);
@@ -45,8 +45,8 @@ impl Transcript {
         known && self.marks.first() == Some(&Mark::default()) && ascending && self.marks.iter().all(fits)
     }
 
-    /// The tokens of `text`: those of the transcript as far as the two begin alike, the rest encoded. `add_special` is for texts that no
-    /// template wrote.
+    /// The tokens of `text`: the transcript's tokens for the common beginning; the rest is encoded. `add_special` is
+    /// for texts without a template.
     pub(crate) fn tokens_of(
         &self,
         tokenizer: &Tokenizer,
@@ -60,7 +60,7 @@ impl Transcript {
                 return tokenizer.encode_conversation(&rest, add_special);
             }
             let encoded = tokenizer.encode_conversation(&rest, false)?;
-            // Some tokenizers change the beginning of a text, which here lies in its middle.
+            // Some tokenizers change the beginning of a text, but this one continues another.
             if spells(tokenizer, &encoded, rest.text())? {
                 return Ok([&self.tokens[..mark.tokens], &encoded].concat());
             }
@@ -68,7 +68,7 @@ impl Transcript {
         tokenizer.encode_conversation(text, add_special)
     }
 
-    /// Becomes `text` and its `tokens`, which [`Self::tokens_of`] gave.
+    /// Replaces the transcript by `text` and its `tokens`, from [`Self::tokens_of`].
     pub(crate) fn become_prompt(&mut self, text: String, tokens: Vec<u32>) {
         let alike = common_bytes(&self.text, &text);
         let same_tokens = self.tokens.iter().zip(&tokens).take_while(|(a, b)| a == b).count();
@@ -84,7 +84,7 @@ impl Transcript {
         (self.text, self.tokens) = (text, tokens);
     }
 
-    /// Adds an answer. If its tokens do not spell its text, the next message encodes the text anew.
+    /// Adds an answer. If its tokens do not decode to its text, the next message encodes the text again.
     pub(crate) fn add_answer(&mut self, tokenizer: &Tokenizer, text: &str, tokens: &[u32]) -> Result<(), ModelError> {
         if tokens.is_empty() || !spells(tokenizer, tokens, text)? {
             return Ok(());
@@ -121,7 +121,7 @@ fn spells(tokenizer: &Tokenizer, tokens: &[u32], text: &str) -> Result<bool, Mod
     Ok(rest.is_empty())
 }
 
-/// Bytes that two texts begin with alike, up to the end of a character.
+/// Length of the common beginning of two texts in bytes, up to a character boundary.
 fn common_bytes(left: &str, right: &str) -> usize {
     let alike = left.bytes().zip(right.bytes()).take_while(|(a, b)| a == b).count();
     (0..=alike).rev().find(|at| left.is_char_boundary(*at)).unwrap_or(0)

@@ -1,4 +1,4 @@
-//! Going back, asking again, and branches.
+//! Undo, retry, and branches.
 
 use crate::branch::Branch;
 use crate::conversation::{Conversation, MOST_BRANCHES, Observe};
@@ -16,7 +16,7 @@ pub enum Undone {
         /// Tokens of earlier turns that the next message reads again.
         again_tokens: usize,
     },
-    /// A text that stood before the next message.
+    /// The attached text.
     Document {
         /// Its name.
         name: String,
@@ -24,11 +24,10 @@ pub enum Undone {
 }
 
 impl Conversation {
-    /// Takes back the text that was attached last or, where there is none, the latest turn. The texts that belonged to the turn are
-    /// attached again.
+    /// Removes the last attached text; without one, removes the latest turn and attaches its documents again.
     ///
     /// # Errors
-    /// [`ChatError::Nothing`] at the beginning; [`ChatError::Engine`] when pages cannot be gone back over.
+    /// [`ChatError::Nothing`] at the beginning; [`ChatError::Engine`] if the pages cannot be truncated.
     pub fn undo(&mut self) -> Result<Undone, ChatError> {
         let branch = &mut self.branch;
         branch.unanswered = None;
@@ -45,7 +44,7 @@ impl Conversation {
         {
             again_tokens = Sequence::truncate(session.sequence_mut(), turn.held_tokens)?.len();
         }
-        // Their pages stay: the next message has them before it as well.
+        // Their pages stay, because the next message needs them too.
         branch.attached = turn.documents;
         Ok(Undone::Turn {
             message: turn.message,
@@ -53,10 +52,10 @@ impl Conversation {
         })
     }
 
-    /// Answers the latest message once more, with other draws; a message whose reading was stopped is read further.
+    /// Answers the latest message again with other random draws. A message whose reading stopped is read further.
     ///
     /// # Errors
-    /// [`ChatError::Nothing`] before the first message; otherwise as [`Self::ask`].
+    /// [`ChatError::Nothing`] before the first message; otherwise the errors of [`Self::ask`].
     pub fn retry(&mut self, observe: &mut Observe<'_>) -> Result<TurnReport, ChatError> {
         if let Some(message) = self.branch.unanswered.take() {
             return self.answer(message, 0, observe);
@@ -74,20 +73,22 @@ impl Conversation {
             return self.write_again(turn, observe);
         }
         branch.transcript.cut(turn.begin);
-        // Documents attached since the turn stay behind the turn's own.
+        // Newer attached documents follow the turn's own.
         branch.attached.splice(0..0, turn.documents);
         self.answer(turn.message, turn.retries, observe)
     }
 
-    /// Forgets the turns and texts of the current branch. Instructions and settings stay.
+    /// Removes the turns and documents of the current branch. Instructions and settings stay.
     pub fn clear(&mut self) {
         self.branch = Branch::named(std::mem::take(&mut self.branch.name));
     }
 
-    /// Goes on in a copy of the current branch, which shares its pages. Without a name the copy gets a number. Returns the name.
+    /// Continues in a copy of the current branch that shares its pages. Without a name the copy gets a number.
+    /// Returns the name.
     ///
     /// # Errors
-    /// [`ChatError::BranchExists`], [`ChatError::TooManyBranches`]; [`ChatError::Engine`] when a policy cannot be carried over.
+    /// [`ChatError::BranchExists`], [`ChatError::TooManyBranches`]; [`ChatError::Engine`] if a policy cannot be
+    /// copied.
     pub fn fork(&mut self, name: Option<&str>) -> Result<String, ChatError> {
         if self.others.len() + 1 >= MOST_BRANCHES {
             return Err(ChatError::TooManyBranches(MOST_BRANCHES));
@@ -125,7 +126,7 @@ impl Conversation {
         Ok(name)
     }
 
-    /// Goes on in another branch.
+    /// Continues in another branch.
     ///
     /// # Errors
     /// [`ChatError::NoBranch`].
@@ -141,7 +142,7 @@ impl Conversation {
         Ok(())
     }
 
-    /// Removes a branch, and its pages that no other branch holds.
+    /// Removes a branch and the pages that only it uses.
     ///
     /// # Errors
     /// [`ChatError::NoBranch`], [`ChatError::CurrentBranch`].

@@ -1,4 +1,4 @@
-//! The command line as it is typed.
+//! Arguments of the command line.
 
 use std::path::PathBuf;
 
@@ -19,9 +19,10 @@ use crate::prefix_cache::PrefixCacheArguments;
 use crate::quantize_args::QuantizeArguments;
 use crate::serve_args::ServeArguments;
 
-/// Riffle runs language models over very long texts, on the machine you have.
+/// Riffle runs language models over very long texts, on your machine.
 ///
-/// Without a command it shows what it does: the shipped model reads the shipped book and answers a question about it.
+/// Without a command it demonstrates itself: the shipped model reads the shipped book and answers a question about
+/// it.
 #[derive(Debug, Parser)]
 #[command(
     name = "riffle",
@@ -39,7 +40,7 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Ask questions about documents, with the passages behind answers
+    /// Ask questions about documents, with the source passages
     #[command(
         mut_arg("temperature", |argument| argument.hide_short_help(true)),
         mut_arg("prefill", |argument| argument.hide_short_help(true)),
@@ -69,7 +70,7 @@ pub(crate) enum Command {
     Launch(LaunchArguments),
     /// Download a model from the Hugging Face hub
     Pull(PullArguments),
-    /// List the models that were downloaded
+    /// List the downloaded models
     List(ListArguments),
     /// Remove a downloaded model
     Rm(RmArguments),
@@ -98,18 +99,18 @@ pub(crate) enum Command {
     Calibrate(CalibrateArguments),
     /// Work on saved sessions
     Session(SessionArguments),
-    /// Measure what a model still finds and predicts under a policy
+    /// Measure how well a model finds and predicts under a policy
     Eval(EvalArguments),
     /// Measure speed and memory
     Bench(BenchArguments),
-    /// Write what a shell needs to complete commands and options
+    /// Write a shell's completions of commands and options
     Completions(CompletionsArguments),
     /// Write manual pages
     #[command(hide = true)]
     Man(ManArguments),
 }
 
-/// The text that a command reads.
+/// The text for a command.
 #[derive(Debug, Args)]
 pub(crate) struct PromptArguments {
     /// Text to read [default: standard input]
@@ -132,14 +133,14 @@ pub(crate) struct RunArguments {
     pub(crate) model: ModelArguments,
     #[command(flatten)]
     pub(crate) input: PromptArguments,
-    /// Question about the text; may be given several times
+    /// Question about the text; may be repeated
     ///
-    /// It is put behind the text. The text is read once, and all questions are answered together.
+    /// It follows the text. The text is read once, and all questions are answered together.
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, conflicts_with = "session")]
     pub(crate) question: Vec<String>,
     /// Instructions for the model
     ///
-    /// The model needs a chat template that takes them.
+    /// The model needs a chat template that supports them.
     #[arg(
         long,
         alias = "system-prompt",
@@ -149,7 +150,7 @@ pub(crate) struct RunArguments {
         hide_short_help = true
     )]
     pub(crate) system: Option<String>,
-    /// Read the text as it is, without the chat template
+    /// Read the text unchanged, without the chat template
     #[arg(long, hide_short_help = true)]
     pub(crate) raw: bool,
     /// Print one JSON object instead of text and summary
@@ -157,13 +158,13 @@ pub(crate) struct RunArguments {
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) generate: GenerateArguments,
-    /// Go on from this file, and save to it what was read
+    /// Continue the session of this file, and save it there again
     ///
-    /// If the file exists, the session is restored from it. Text that the prompt and the session begin with alike is
-    /// not read again.
+    /// If the file exists, the session is restored from it. Text in common with the session's beginning is not read
+    /// again.
     #[arg(long, value_name = "FILE", help_heading = "What is kept")]
     pub(crate) session: Option<PathBuf>,
-    /// Go on with the session's answer, without a prompt
+    /// Continue the session's answer, without a prompt
     #[arg(long = "continue", requires = "session", conflicts_with_all = ["prompt", "file", "system", "raw"], help_heading = "What is kept", hide_short_help = true)]
     pub(crate) continues: bool,
     #[command(flatten)]
@@ -176,39 +177,40 @@ pub(crate) struct RunArguments {
 pub(crate) struct GenerateArguments {
     /// Most tokens of an answer
     ///
-    /// -1 sets no limit: the answer goes on until it ends by itself or the context is full.
+    /// -1 sets no limit: the answer continues until its own end or the end of the context.
     #[arg(short = 'n', long = "tokens", aliases = ["predict", "n-predict"], value_name = "N", value_parser = numbers::answer_tokens, default_value = "256")]
     pub(crate) tokens: usize,
-    /// End the answer before this text; may be given several times
+    /// End the answer before this text; may be repeated
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, hide_short_help = true)]
     pub(crate) stop: Vec<String>,
-    /// Let an answer go on that writes the same tokens again and again
+    /// Let an answer continue that repeats the same tokens
     ///
-    /// Without this option an answer ends when it repeats up to 256 tokens at least four times in a row, with 128 repeated tokens. Answers
-    /// under penalties for repetition and answers in a given form do not end so.
+    /// Without this option an answer ends when it repeats up to 256 tokens at least four times in a row, with 128
+    /// repeated tokens. Answers with a repetition penalty and answers of a given form are never ended this way.
     #[arg(long, hide_short_help = true)]
     pub(crate) allow_loops: bool,
     /// Guess tokens and verify several in one pass: auto, none, ngram, sparse, mtp or model:PATH
     ///
-    /// The answer is the same to the byte. ngram guesses the tokens that followed where the text was alike before. sparse lets the model
-    /// itself guess, reading its first and latest tokens alone; sparse:POLICY under another policy, such as quest. mtp is the layer for
-    /// further tokens that files of Qwen3.5 may hold. model:PATH is a small model with the same vocabulary, by file, folder or name. ngram+
-    /// before one of these is both. @N behind it drafts N tokens at a time, else as many as pay. auto is ngram+sparse where it pays, and nothing
-    /// under --audit, an endless window or on a device.
+    /// The answer is the same to the byte. ngram guesses the tokens that followed the same text earlier. sparse lets
+    /// the model guess with attention to its first and latest tokens; sparse:POLICY uses another policy, such as
+    /// quest. mtp is the layer for further tokens in files of Qwen3.5. model:PATH is a small model with the same
+    /// vocabulary, by file, folder or name. ngram+ before one of these uses both. @N after it drafts N tokens at a
+    /// time; otherwise the number adapts. auto is ngram+sparse if that is faster, and none with --audit, an endless
+    /// window or a device.
     #[arg(long, value_name = "SPEC", value_parser = hub_args::draft, default_value = "auto", hide_short_help = true)]
     pub(crate) draft: DraftSpec,
-    /// Randomness; 0 takes the likeliest token
+    /// Randomness; 0 takes the most likely token
     ///
     /// [default: the model's own, else 0]
     #[arg(long, alias = "temp", value_name = "T", value_parser = numbers::temperature, help_heading = "Sampling")]
     pub(crate) temperature: Option<f32>,
-    /// Draw from the K likeliest tokens; 0 is off [default: the model's own, else 0]
+    /// Draw from the K most likely tokens; 0 is off [default: the model's own, else 0]
     #[arg(long, value_name = "K", value_parser = numbers::tokens_or_none, help_heading = "Sampling", hide_short_help = true)]
     pub(crate) top_k: Option<usize>,
-    /// Draw from the likeliest tokens that hold this probability [default: the model's own, else 1]
+    /// Draw from the most likely tokens with this total probability [default: the model's own, else 1]
     #[arg(long, value_name = "P", value_parser = numbers::top_p, help_heading = "Sampling", hide_short_help = true)]
     pub(crate) top_p: Option<f32>,
-    /// Drop tokens less likely than this share of the likeliest one [default: the model's own, else 0]
+    /// Drop tokens below this share of the highest probability [default: the model's own, else 0]
     #[arg(long, value_name = "P", value_parser = numbers::min_p, help_heading = "Sampling", hide_short_help = true)]
     pub(crate) min_p: Option<f32>,
     /// Make recent tokens less likely by this factor; 1 is off [default: the model's own, else 1]
@@ -226,7 +228,7 @@ pub(crate) struct PlanArguments {
     /// Plan for this text [default: one that fills the context]
     #[arg(long, value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
-    /// Plan for a question about the text, which shares its pages; may be given several times
+    /// Plan for a question about the text, which shares its pages; may be repeated
     #[arg(long, value_name = "TEXT")]
     pub(crate) question: Vec<String>,
     /// Plan for riffle serve --parallel N: N requests at a time, as many idle ones, and their bodies
@@ -263,12 +265,12 @@ pub(crate) struct TokenizeArguments {
     pub(crate) input: PromptArguments,
     /// Turn these token ids into text
     ///
-    /// Ids are separated by spaces or commas. Without an id, ids are read as the text would be.
+    /// Ids are separated by spaces or commas. Without ids here, they are read like a text.
     #[arg(long, value_name = "ID", num_args = 0.., conflicts_with_all = ["prompt", "pieces"])]
     pub(crate) decode: Option<Vec<String>>,
     /// Leave out special tokens
     ///
-    /// A text is put between them, and they are spelled out when ids are turned into text.
+    /// Otherwise a text gets the model's special tokens around it, and ids of special tokens become text.
     #[arg(long)]
     pub(crate) no_special: bool,
     /// Print one line for each token: its id and its text
@@ -279,7 +281,7 @@ pub(crate) struct TokenizeArguments {
     pub(crate) json: bool,
 }
 
-/// The heads of a model that is not there.
+/// The heads of a model, for policies without a model.
 #[derive(Debug, Args)]
 pub(crate) struct HeadsArguments {
     /// Query heads, KV heads and the width of a head
@@ -311,32 +313,32 @@ pub(crate) struct CalibrateArguments {
     pub(crate) file: Option<PathBuf>,
     /// Write an importance matrix of the documents
     ///
-    /// It says which inputs of each layer are large, so that riffle quantize --imatrix takes more care of their weights. llama.cpp reads and
-    /// writes the same files.
+    /// It contains the mean squares of the inputs of each layer, so that riffle quantize --imatrix encodes important
+    /// weights more precisely. llama.cpp reads and writes the same files.
     #[arg(long, value_name = "FILE", requires = "documents", conflicts_with_all = ["file", "out", "target", "mean", "candidate", "json"])]
     pub(crate) imatrix: Option<PathBuf>,
     /// With --imatrix: files and folders to read
     #[arg(value_name = "DOCUMENTS", requires = "imatrix")]
     pub(crate) documents: Vec<PathBuf>,
-    /// With --imatrix: tokens that are read at a time, each from an empty cache
+    /// With --imatrix: tokens of a chunk; each chunk starts with an empty cache
     #[arg(long, value_name = "N", value_parser = numbers::tokens, default_value = "512", requires = "imatrix", hide_short_help = true)]
     pub(crate) chunk_size: usize,
     /// Tokens of the text to read
     ///
-    /// [default: what the context holds; with --imatrix all]
+    /// [default: as many as fit in the context; with --imatrix all]
     #[arg(long, alias = "lengths", value_name = "N", value_parser = numbers::tokens)]
     pub(crate) length: Option<usize>,
-    /// Share of the true attention that each head must keep
+    /// Share of the exact attention that each head must keep
     ///
     /// All but one in a hundred sampled queries of the head must keep it.
     #[arg(long, value_name = "P", value_parser = numbers::share, default_value = "0.9")]
     pub(crate) target: f64,
-    /// Share that all heads must keep on average, in place of --target
+    /// Mean share that all heads must keep, instead of --target
     #[arg(long, value_name = "P", value_parser = numbers::share, conflicts_with = "target", hide_short_help = true)]
     pub(crate) mean: Option<f64>,
-    /// Policy to choose from; may be given several times
+    /// Policy to choose from; may be repeated
     ///
-    /// Full attention is always among them.
+    /// Full attention is always a candidate.
     #[arg(long, value_name = "POLICY", default_values = ["streaming", "vertical-slash", "xattention"])]
     pub(crate) candidate: Vec<String>,
     /// File to write the profile to
@@ -378,10 +380,10 @@ pub(crate) struct CompressArguments {
     /// Share of keys and values to keep, above 0 and at most 1
     #[arg(long, value_name = "SHARE", value_parser = numbers::share_above_zero)]
     pub(crate) keep: f64,
-    /// How the share is chosen
+    /// Method of choosing the share
     ///
-    /// kvzip has the model repeat the text and keeps what it looks at: the better choice, and as slow as reading was.
-    /// expected computes from a sample of the text what attention keys can expect.
+    /// kvzip lets the model repeat the text and keeps the pairs with attention: the better method, and as slow as
+    /// reading. expected computes the expected attention of keys from a sample of the text.
     #[arg(long, value_name = "kvzip|expected", default_value = "kvzip")]
     pub(crate) method: String,
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! The arguments of `riffle ask`.
+//! Arguments of `riffle ask`.
 
 use clap::Args;
 use riffle_ask::Given;
@@ -12,40 +12,40 @@ pub(crate) struct AskArguments {
     pub(crate) model: ModelArguments,
     /// Documents, and last the question in quotes
     ///
-    /// Documents are text, Markdown, HTML, PDF, EPUB and DOCX files, and folders of them. A single word is a document, and so
-    /// is a last word that names a file that is there.
+    /// Documents are text, Markdown, HTML, PDF, EPUB and DOCX files, and folders of them. A single word is a
+    /// document. A last word that names an existing file is a document too.
     #[arg(value_name = "FILE… QUESTION", required = true)]
     pub(crate) words: Vec<String>,
-    /// A question; then all words name documents
+    /// A question; all words are then documents
     ///
-    /// It may be given several times: the questions are asked one after the other.
+    /// It may be repeated: the questions are asked one by one.
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub(crate) question: Vec<String>,
-    /// Ask for further questions, one a line
+    /// Ask further questions, one per line
     ///
-    /// They come from standard input. On a terminal this is so where no question is given.
+    /// They are read from standard input. On a terminal this is the default without a question.
     #[arg(long)]
     pub(crate) follow: bool,
-    /// Read these pages alone, such as 10-60, 7 or iv
+    /// Read only these pages, such as 10-60, 7 or iv
     ///
-    /// A page is named by the label printed on it, or by its number. Several ranges have commas between them, or an option each.
+    /// A page has its printed label or its number. Separate several ranges by commas, or repeat the option.
     #[arg(long, value_name = "FROM-TO", value_delimiter = ',')]
     pub(crate) pages: Vec<String>,
-    /// Read the chapter alone whose title has these words; may be repeated
+    /// Read only the chapter with these words in its title; may be repeated
     #[arg(long, value_name = "TITLE", hide_short_help = true)]
     pub(crate) chapter: Vec<String>,
-    /// Read all of it, also where it is longer than the context that the model was made for
+    /// Read the whole text, even beyond the context of the model
     #[arg(long, hide_short_help = true)]
     pub(crate) whole: bool,
-    /// Read the parts that share words with the question, also where all of it fits
+    /// Read the parts that share words with the question, even if the whole text fits
     #[arg(long, conflicts_with = "whole", hide_short_help = true)]
     pub(crate) parts: bool,
-    /// Say what was chosen and how fast it went
+    /// Show the selected options and the speed
     #[arg(long, short)]
     pub(crate) verbose: bool,
-    /// Instructions for the model, in place of the usual ones
+    /// Instructions for the model, instead of the default
     ///
-    /// The model needs a chat template that takes them.
+    /// The model needs a chat template that supports them.
     #[arg(
         long,
         alias = "system-prompt",
@@ -54,7 +54,7 @@ pub(crate) struct AskArguments {
         hide_short_help = true
     )]
     pub(crate) system: Option<String>,
-    /// Do not show the passages behind the answers
+    /// Do not show the source passages of the answers
     #[arg(long)]
     pub(crate) no_passages: bool,
     /// Print one JSON object instead of text
@@ -66,7 +66,7 @@ pub(crate) struct AskArguments {
     pub(crate) keep: KeepArguments,
     #[command(flatten)]
     pub(crate) engine: EngineArguments,
-    /// Which options were typed.
+    /// The options that the user typed.
     #[arg(skip)]
     pub(crate) given: Given,
 }

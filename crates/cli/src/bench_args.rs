@@ -1,4 +1,4 @@
-//! The command line of `riffle bench`.
+//! Arguments of `riffle bench`.
 
 use std::path::PathBuf;
 
@@ -19,31 +19,31 @@ pub(crate) struct BenchArguments {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchSubject {
-    /// Attention kernels, beside the machine's limits
+    /// Attention kernels, compared with the machine's limits
     ///
     /// The limits are the arithmetic peak and the read bandwidth, measured in the same run.
     Attention(BenchAttentionArguments),
     /// Tiers of the KV cache: memory, disk
     ///
-    /// Bytes against the formula, streaming beside plain copies and reads of the same run, decode from far pages.
+    /// Bytes compared with the formula, streaming compared with plain copies and reads, decode from slow tiers.
     Kv(BenchKvArguments),
     /// Tokens a second of a model, at several depths of context
     Model(Box<BenchModelArguments>),
-    /// Tokens a second of many answers in one pass
+    /// Tokens per second of many answers in one pass
     ///
-    /// And how long an answer waits while a prompt is read beside it.
+    /// Also the delay of an answer while a prompt is read.
     Batch(Box<BenchBatchArguments>),
     /// First token, answer speed and memory, over lengths of context
     ///
-    /// Peak memory is split into its parts. A text that is too short begins again.
+    /// Peak memory is split into its parts. A short text repeats.
     #[command(after_help = "Example:\n  riffle bench context --lengths 4096,16384 --policy full --policy xattention")]
     Context(Box<BenchContextArguments>),
-    /// Answers with drafts, beside the same answers without
+    /// Answers with drafts, compared with the same answers without
     ///
-    /// Greedy answers behind the first tokens of a text; they are checked to be the same.
+    /// Greedy answers after the first tokens of a text; they are checked to be equal.
     #[command(after_help = "Example:\n  riffle bench draft --depth 4096,16384 --draft ngram --draft sparse:quest@4")]
     Draft(Box<BenchDraftArguments>),
-    /// Selecting and attending under policies, beside dense attention
+    /// Selection and attention under policies, compared with dense attention
     ///
     /// In one layer, at the end of a context, from f16.
     Policies(BenchPoliciesArguments),
@@ -53,19 +53,19 @@ pub(crate) enum BenchSubject {
 pub(crate) struct BenchDraftArguments {
     #[command(flatten)]
     pub(crate) subject: SubjectArguments,
-    /// Sources of drafts, as --draft of riffle run; may be given several times
+    /// Sources of drafts, like --draft of riffle run; may be repeated
     #[arg(long, value_name = "SPEC", value_parser = hub_args::draft, default_values = ["auto", "ngram", "sparse"])]
     pub(crate) draft: Vec<DraftSpec>,
-    /// Tokens of the text before the answer; it begins again where it is too short
+    /// Tokens of the text before the answer; a short text repeats
     #[arg(long, value_name = "N,N,…", value_delimiter = ',', value_parser = numbers::tokens, default_value = "512,4096,16384")]
     pub(crate) depth: Vec<usize>,
-    /// Put this behind the text, such as a question; the text is read as it is, without a chat template
+    /// Add this after the text, such as a question; the text is read unchanged, without a chat template
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub(crate) question: Option<String>,
     /// Tokens of each answer
     #[arg(short = 'n', long = "tokens", value_name = "N", value_parser = numbers::tokens, default_value = "128")]
     pub(crate) tokens: usize,
-    /// Runs of each, in turns; the fastest counts
+    /// Runs of each, alternating; the fastest counts
     #[arg(long, value_name = "N", value_parser = numbers::repeats, default_value = "3")]
     pub(crate) repeats: usize,
     #[command(flatten)]
@@ -76,7 +76,7 @@ pub(crate) struct BenchDraftArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchPoliciesArguments {
-    /// Policy to measure; may be given several times [default: all that choose in the phase]
+    /// Policy to measure; may be repeated [default: all of the phase]
     #[arg(long, value_name = "POLICY")]
     pub(crate) policy: Vec<String>,
     /// The phase
@@ -85,7 +85,7 @@ pub(crate) struct BenchPoliciesArguments {
     /// Tokens of the context
     #[arg(long, value_name = "N", value_parser = numbers::tokens, default_value = "131072")]
     pub(crate) tokens: usize,
-    /// Layers of the model, of which a policy may read the first densely
+    /// Layers of the model; a policy may keep the first dense
     #[arg(long, value_name = "N", value_parser = numbers::layers, default_value = "28")]
     pub(crate) layers: usize,
     #[command(flatten)]
@@ -93,10 +93,10 @@ pub(crate) struct BenchPoliciesArguments {
     /// Element formats of keys and values under the policies
     #[arg(long, value_name = "K[:V]", default_value = "f16")]
     pub(crate) kv_type: String,
-    /// Keys: a few tokens stand out to all queries, or none does
+    /// Keys: a few tokens match all queries, or none does
     #[arg(long, value_name = "peaked|random", value_parser = keys, default_value = "peaked")]
     pub(crate) keys: KeyKind,
-    /// Queries of a prompt's chunk, where the policy prefers no other number
+    /// Queries of a prompt's chunk, unless the policy prefers another number
     #[arg(long, value_name = "N", value_parser = numbers::tokens, default_value = "512")]
     pub(crate) ub: usize,
     #[command(flatten)]
@@ -107,13 +107,13 @@ pub(crate) struct BenchPoliciesArguments {
 pub(crate) struct BenchModelArguments {
     #[command(flatten)]
     pub(crate) model: ModelArguments,
-    /// Tokens of the prompt that is timed
+    /// Tokens of the timed prompt
     #[arg(short = 'p', long = "prompt-tokens", value_name = "N", value_parser = numbers::tokens, default_value = "512")]
     pub(crate) prompt_tokens: usize,
-    /// Tokens that are generated
+    /// Tokens to generate
     #[arg(short = 'n', long = "tokens", value_name = "N", value_parser = numbers::tokens, default_value = "64")]
     pub(crate) tokens: usize,
-    /// Tokens in the context before
+    /// Tokens in the context before the prompt
     #[arg(long, value_name = "N,N,…", value_delimiter = ',', value_parser = numbers::tokens_or_none, default_value = "0,4096,16384")]
     pub(crate) depth: Vec<usize>,
     /// Runs at each depth; the fastest counts
@@ -135,13 +135,13 @@ pub(crate) struct BenchBatchArguments {
     /// Tokens of each prompt
     #[arg(short = 'p', long = "prompt-tokens", value_name = "N", value_parser = numbers::tokens, default_value = "512")]
     pub(crate) prompt_tokens: usize,
-    /// Tokens that all prompts begin with alike: they are read once
+    /// Common first tokens of all prompts, read once
     #[arg(long, value_name = "N", value_parser = numbers::tokens_or_none, default_value = "0")]
     pub(crate) shared: usize,
     /// Tokens of each answer
     #[arg(short = 'n', long = "tokens", value_name = "N", value_parser = numbers::tokens, default_value = "64")]
     pub(crate) tokens: usize,
-    /// Tokens of a prompt that is read while the answers go on; 0 measures no waiting
+    /// Tokens of a prompt to read while the answers continue; 0 skips this measurement
     #[arg(long, value_name = "N", value_parser = numbers::tokens_or_none, default_value = "0")]
     pub(crate) beside: usize,
     /// Runs of each number of sequences; the fastest counts
@@ -160,7 +160,7 @@ pub(crate) struct BenchContextArguments {
     /// Tokens of the prompts
     #[arg(long, alias = "length", value_name = "N,N,…", value_delimiter = ',', value_parser = numbers::tokens, default_value = "1024,4096,16384")]
     pub(crate) lengths: Vec<usize>,
-    /// Policy to measure; may be given several times
+    /// Policy to measure; may be repeated
     ///
     /// POLICY, prefill=POLICY or decode=POLICY [default: those of --prefill and --decode together]
     #[arg(long, value_name = "POLICY", conflicts_with_all = ["prefill", "decode", "profile", "auto", "window_size"])]
@@ -171,7 +171,7 @@ pub(crate) struct BenchContextArguments {
     /// Runs of each length; the fastest counts
     #[arg(long, value_name = "N", value_parser = numbers::repeats, default_value = "1")]
     pub(crate) repeats: usize,
-    /// Measure with all KV pages in memory as well, beside --kv-device-budget, --kv-ram-budget and --kv-disk
+    /// Also measure with all KV pages in memory, besides --kv-device-budget, --kv-ram-budget and --kv-disk
     #[arg(long)]
     pub(crate) beside_memory: bool,
     #[command(flatten)]
@@ -185,7 +185,7 @@ pub(crate) struct BenchKvArguments {
     /// Tokens of the sequences
     #[arg(long, value_name = "N", value_parser = numbers::tokens, default_value = "65536")]
     pub(crate) tokens: usize,
-    /// Latest tokens, which stay in the device tier while decode is measured
+    /// Latest tokens, which stay in the device tier during decode
     #[arg(long, value_name = "N", value_parser = numbers::tokens, default_value = "16384")]
     pub(crate) hot_tokens: usize,
     /// Tokens in a page, a multiple of 16
@@ -206,17 +206,17 @@ pub(crate) struct BenchAttentionArguments {
     /// Processor to compute on: cpu, cuda or cuda:N
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub(crate) device: String,
-    /// Measure only cases whose name holds this text, e.g. "decode q8_0"
+    /// Measure only cases whose name contains this text, e.g. "decode q8_0"
     #[arg(long, value_name = "TEXT")]
     pub(crate) only: Option<String>,
     #[command(flatten)]
     pub(crate) machine: MachineArguments,
 }
 
-/// Options of measurements that need no model.
+/// Options of measurements without a model.
 #[derive(Debug, Args)]
 pub(crate) struct MachineArguments {
-    /// Threads that compute [default: every core]
+    /// Number of threads [default: every core]
     #[arg(short = 't', long, value_name = "N", value_parser = numbers::threads)]
     pub(crate) threads: Option<usize>,
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! The arguments of `riffle chat`.
+//! Arguments of `riffle chat`.
 
 use std::path::PathBuf;
 
@@ -12,12 +12,12 @@ use crate::keep_args::KeepArguments;
 pub(crate) struct ChatArguments {
     #[command(flatten)]
     pub(crate) model: ModelArguments,
-    /// Documents and folders, which are read first
+    /// Documents and folders to read first
     #[arg(value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
     /// Instructions for the model
     ///
-    /// The model needs a chat template that takes them.
+    /// The model needs a chat template that supports them.
     #[arg(
         long,
         alias = "system-prompt",
@@ -26,9 +26,9 @@ pub(crate) struct ChatArguments {
         hide_short_help = true
     )]
     pub(crate) system: Option<String>,
-    /// Do not keep what is typed
+    /// Do not save the typed messages
     ///
-    /// Otherwise a file in the folder for the state of programs holds it, readable by you alone.
+    /// Otherwise a file in the state folder contains them, readable only by you.
     #[arg(long, help_heading = "What is kept", hide_short_help = true)]
     pub(crate) no_history: bool,
     #[command(flatten)]
@@ -37,7 +37,7 @@ pub(crate) struct ChatArguments {
     pub(crate) generate: GenerateArguments,
     #[command(flatten)]
     pub(crate) engine: EngineArguments,
-    /// Which options were typed.
+    /// The options that the user typed.
     #[arg(skip)]
     pub(crate) given: Given,
 }

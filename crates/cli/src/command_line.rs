@@ -1,4 +1,4 @@
-//! From arguments as they are typed to parsed ones.
+//! Parses the command line.
 
 use std::error::Error;
 use std::ffi::OsString;
@@ -15,12 +15,12 @@ use crate::failure::Failure;
 use crate::model::NamedModel;
 use crate::{help, llama_cpp, option_sources};
 
-/// Every command with its arguments, as clap describes them.
+/// Every command with its arguments, for clap.
 pub fn command() -> clap::Command {
     take_negative_numbers(help::laid_out(Arguments::command()))
 }
 
-/// Lets `-1` be the value of an option, so that a number out of range is refused as one.
+/// Accepts `-1` as an option's value, so that the error is about its range.
 fn take_negative_numbers(command: clap::Command) -> clap::Command {
     command
         .mut_args(|argument| {
@@ -51,7 +51,7 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Arg
     Ok(parsed)
 }
 
-/// Which of the options were typed that conversations about documents choose otherwise.
+/// The typed options that conversations about documents would otherwise select.
 fn given(matches: &ArgMatches) -> Given {
     let typed = |names: &[&str]| {
         let mut names = names.iter();
@@ -65,8 +65,8 @@ fn given(matches: &ArgMatches) -> Given {
     }
 }
 
-/// Parses the arguments of another program, its name first, as those of `riffle` are: with the spellings of llama.cpp, and with one line
-/// for what is refused. Help that is asked for is printed, and the failure then says nothing.
+/// Parses the arguments of another program, its name first, like `riffle`'s: with llama.cpp's spellings and one-line
+/// errors. Requested help is printed, and the failure then has no message.
 pub(crate) fn parse_of<A: CommandFactory + FromArgMatches>(
     arguments: impl IntoIterator<Item = OsString>,
 ) -> Result<A, Failure> {
@@ -81,7 +81,7 @@ pub(crate) fn parse_of<A: CommandFactory + FromArgMatches>(
     })
 }
 
-/// Prints the help or the version that was asked for. The failure says nothing, unless standard output cannot be written.
+/// Prints the requested help or version. The failure has no message, unless standard output fails.
 fn print_help(error: &clap::Error) -> Failure {
     match error.print().and_then(|()| io::stdout().flush()) {
         Ok(()) => Failure::quiet(),
@@ -89,12 +89,12 @@ fn print_help(error: &clap::Error) -> Failure {
     }
 }
 
-/// Ends a process whose arguments were not accepted, or asked for help.
+/// Ends a process with refused arguments, or after help.
 pub(crate) fn end(error: &clap::Error) -> ExitCode {
     match error.kind() {
         _ if asks_for_help(error) => print_help(error).report(),
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            // Help that nobody can read is not missed.
+            // If help cannot be written, no other output is possible.
             let _ = error.print();
             ExitCode::from(Failure::MISSPELLED)
         }
@@ -102,12 +102,12 @@ pub(crate) fn end(error: &clap::Error) -> ExitCode {
     }
 }
 
-/// True if help or the version was asked for, and nothing is wrong.
+/// True if the arguments are valid and request help or the version.
 pub(crate) fn asks_for_help(error: &clap::Error) -> bool {
     matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion)
 }
 
-/// True if a value was refused, rather than an argument that the command does not have or that has no value.
+/// True if a value was refused; false for an unknown argument or a missing value.
 pub(crate) fn refuses_a_value(error: &clap::Error) -> bool {
     error.kind() == ErrorKind::ValueValidation
 }
@@ -132,7 +132,7 @@ pub(crate) fn one_line(error: &clap::Error) -> String {
     }
 }
 
-/// The fault and its remedy, for mistakes of which clap names the fault alone.
+/// The fault and its remedy, for mistakes for which clap names only the fault.
 fn in_our_words(error: &clap::Error, command: Option<&str>) -> Option<String> {
     let texts = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => vec![text.clone()],
@@ -178,7 +178,7 @@ fn in_our_words(error: &clap::Error, command: Option<&str>) -> Option<String> {
     }
 }
 
-/// Clap's message on one line, without its usage.
+/// Clap's message as one line, without the usage.
 fn in_words_of_clap(text: &str) -> String {
     let is_behind = |line: &&str| line.starts_with("Usage:") || line.starts_with("For more information");
     let mut message = String::new();
@@ -197,7 +197,7 @@ fn in_words_of_clap(text: &str) -> String {
     message
 }
 
-/// A value out of range, in the words of the library's own refusals.
+/// The error for a value out of range, as the library words it.
 fn refused_value(error: &clap::Error) -> Option<String> {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),

@@ -1,8 +1,8 @@
-//! Everything that is printed: results on standard output, all else on standard error.
+//! Printing: results on standard output, everything else on standard error.
 //!
-//! All output passes through [`shown`](crate::shown): no text of a model's author reaches a terminal as a control
-//! sequence. Nothing here panics. A result that cannot be written is a failure; a note that cannot be written is
-//! dropped, since there is no other place to report it.
+//! All output passes through [`shown`](crate::shown), so a model's text never sends control sequences to a terminal.
+//! No function here panics. A result that cannot be written is a failure; a note that cannot be written is dropped,
+//! because no other channel exists.
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
@@ -16,28 +16,28 @@ use crate::failure::Failure;
 use crate::shown;
 use crate::wrap::{self, ReplyLines};
 
-/// Columns of a terminal from which on lines are broken between words.
+/// Minimum width of a terminal for breaking lines between words.
 const LEAST_COLUMNS: usize = 20;
 
-/// The lines of the answer that is being written to a terminal.
+/// The unfinished lines of the current answer on a terminal.
 static REPLY: Mutex<ReplyLines> = Mutex::new(ReplyLines::new());
 
-/// True if the last text on standard output left its line without an end.
+/// True if the last text on standard output did not end its line.
 static LINE_IS_OPEN: AtomicBool = AtomicBool::new(false);
 
-/// Writes text of ours to standard output, control characters in it escaped, and says plainly when that fails.
+/// Writes the program's own text to standard output, with escaped control characters.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     write(&shown::shown(text))
 }
 
-/// Writes a piece of a generated answer to standard output: every byte as it is to a file or a pipe, without control
-/// characters to a terminal.
+/// Writes a piece of an answer to standard output: unchanged to a file or a pipe, without control characters to a
+/// terminal.
 pub(crate) fn print_answer(text: &str) -> Result<(), Failure> {
     write(&shown::answer(text, io::stdout().is_terminal()))
 }
 
-/// Writes a piece of a conversation's answer to standard output: to a terminal with lines broken between words, elsewhere as
-/// [`print_answer`]. The last word appears with what is printed next.
+/// Writes a piece of a conversation's answer to standard output. A terminal gets lines broken between words; other
+/// outputs are written by [`print_answer`]. The last word follows with the next output.
 pub(crate) fn print_reply(text: &str) -> Result<(), Failure> {
     let Some(width) = output_columns() else {
         return print_answer(text);
@@ -46,7 +46,7 @@ pub(crate) fn print_reply(text: &str) -> Result<(), Failure> {
     write_now(&shown)
 }
 
-/// As [`print`], with lines broken between words on a terminal.
+/// Prints like [`print`], with lines broken between words on a terminal.
 pub(crate) fn print_wrapped(text: &str) -> Result<(), Failure> {
     match output_columns() {
         Some(width) => print(&wrap::wrapped(text, width)),
@@ -64,12 +64,12 @@ fn columns(size: Option<(Width, Height)>) -> Option<usize> {
     Some(usize::from(width)).filter(|width| *width >= LEAST_COLUMNS)
 }
 
-/// Columns of standard output, where that is a terminal.
+/// Columns of standard output, if it is a terminal.
 fn output_columns() -> Option<usize> {
     columns(terminal_size_of(io::stdout()))
 }
 
-/// Writes behind the word of an answer that was held back.
+/// Writes text after the withheld word of an answer.
 fn write(text: &str) -> Result<(), Failure> {
     let width = output_columns().unwrap_or(usize::MAX);
     let held = reply().finish(width);
@@ -87,22 +87,22 @@ fn write_now(text: &str) -> Result<(), Failure> {
         .map_err(|error| Failure::output(&error))
 }
 
-/// One JSON object on standard output.
+/// Prints one JSON object to standard output.
 pub(crate) fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     let text = serde_json::to_string_pretty(value).map_err(Failure::new)?;
     write(&(shown::json(&text) + "\n"))
 }
 
-/// Writes a line, or several, to standard error; never behind text of an answer.
+/// Writes one or more lines to standard error, always on a new line.
 pub(crate) fn note(text: impl Display) {
-    // An answer that cannot be written is reported where its text is printed.
+    // The function that prints the answer reports its write errors.
     let _ = end_line();
     let _ = writeln!(io::stderr().lock(), "{}", fitted(&text.to_string()));
 }
 
-/// A note beside an answer, on standard error: dim where that is a terminal that shows colours.
+/// A note to an answer, on standard error: dim on a terminal with colours.
 pub(crate) fn aside(text: impl Display) {
-    // As in `note`.
+    // See `note`.
     let _ = end_line();
     let shown = fitted(&text.to_string());
     let _ = if has_colours(&io::stderr()) {
@@ -112,7 +112,7 @@ pub(crate) fn aside(text: impl Display) {
     };
 }
 
-/// A text as standard error shows it: without control characters, and on a terminal with lines broken between words.
+/// A text for standard error: without control characters, and with lines broken between words on a terminal.
 fn fitted(text: &str) -> String {
     let shown = shown::shown(text);
     match columns(terminal_size_of(io::stderr())) {
@@ -121,7 +121,7 @@ fn fitted(text: &str) -> String {
     }
 }
 
-/// True if colours are written there: on a terminal, unless NO_COLOR is set (no-color.org).
+/// True if the output has colours: on a terminal, unless NO_COLOR is set (no-color.org).
 pub(crate) fn has_colours(stream: &impl IsTerminal) -> bool {
     let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     stream.is_terminal()
@@ -130,7 +130,7 @@ pub(crate) fn has_colours(stream: &impl IsTerminal) -> bool {
         && riffle_system::terminal::enable_escapes()
 }
 
-/// Ends the line of standard output that an answer left open.
+/// Ends an open line of standard output.
 pub(crate) fn end_line() -> Result<(), Failure> {
     let holds_word = reply().holds_word();
     if holds_word || LINE_IS_OPEN.load(Ordering::Relaxed) {

@@ -1,4 +1,4 @@
-//! `--device`: CUDA devices, where this build has them (feature `cuda`).
+//! `--device`: CUDA devices, in builds with the feature `cuda`.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use riffle_eval::{AttentionCase, DeviceReport, EvalError, Journal, StepWatch};
 #[cfg(feature = "cuda")]
 pub(crate) use riffle_cuda::Gpu;
 
-/// A CUDA device, of which this build has none.
+/// A CUDA device; this build has none.
 #[cfg(not(feature = "cuda"))]
 pub(crate) enum Gpu {}
 

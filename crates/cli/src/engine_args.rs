@@ -11,9 +11,9 @@ use crate::numbers;
 /// Options of every command that runs or plans a model.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct EngineArguments {
-    /// Processor to compute on: cpu, cuda or cuda:N [default: a CUDA device that can compute the model, else the CPU]
+    /// Processor to compute on: cpu, cuda or cuda:N [default: a CUDA device that supports the model, else the CPU]
     ///
-    /// CUDA devices are there in builds with the feature cuda: cargo install --path crates/cli --features cuda
+    /// Only builds with the feature cuda have CUDA devices: cargo install --path crates/cli --features cuda
     #[arg(
         long,
         value_name = "DEVICE",
@@ -21,15 +21,15 @@ pub(crate) struct EngineArguments {
         hide_short_help = true
     )]
     pub(crate) device: Option<String>,
-    /// Most memory to use, e.g. 12G [default: what is free]
+    /// Most memory to use, e.g. 12G [default: the free memory]
     #[arg(long, value_name = "BYTES", value_parser = numbers::memory, help_heading = "Machine and memory")]
     pub(crate) memory: Option<u64>,
     /// Most memory for weights; further experts of a mixture stay in the model's file, e.g. 6G
     ///
-    /// They are read as they are used. [default: all weights, or what --memory leaves beside the KV cache]
+    /// They are read when needed. [default: all weights, or the rest of --memory after the KV cache]
     #[arg(long, value_name = "BYTES", value_parser = numbers::memory, help_heading = "Machine and memory", hide_short_help = true)]
     pub(crate) weights_ram: Option<u64>,
-    /// Threads that compute [default: every core]
+    /// Number of threads [default: every core]
     #[arg(short = 't', long, value_name = "N", value_parser = numbers::threads, help_heading = "Machine and memory")]
     pub(crate) threads: Option<usize>,
     /// Tokens that pass one layer before the next (logical batch) [default: 4096; with experts in files more]
@@ -38,35 +38,35 @@ pub(crate) struct EngineArguments {
     /// Tokens of a logical batch whose attention is computed together, also spelled -ub [default: 512, at most -b]
     #[arg(long = "ub", alias = "ubatch-size", value_name = "N", value_parser = numbers::tokens, help_heading = "Machine and memory", hide_short_help = true)]
     pub(crate) chunk: Option<usize>,
-    /// Adapter beside the weights: a folder of PEFT or a GGUF file; may be given several times
+    /// Adapter for the weights: a folder of PEFT or a GGUF file; may be repeated
     ///
-    /// SCALE is how strongly it changes the model [default: 1]. With 0 it is loaded and not used, until a request to riffle serve asks for it.
-    /// At most eight adapters go together, on the CPU.
+    /// SCALE is the strength of the adapter [default: 1]. With 0 it is loaded and unused, until a request to riffle
+    /// serve asks for it. At most eight adapters are possible, on the CPU.
     #[arg(long, value_name = "PATH[=SCALE]", value_parser = adapter, help_heading = "Machine and memory", hide_short_help = true)]
     pub(crate) lora: Vec<AdapterSpec>,
-    /// How linear layers of bf16 weights take their input on the CPU [default: exact]
+    /// Precision of the input of linear layers with bf16 weights on the CPU [default: exact]
     ///
-    /// exact keeps the input in f32. rounded makes it bfloat16, as llama.cpp does: where the processor has AVX512-BF16 it
-    /// reads prompts at twice the speed, and it moves logits by about 1e-2. Weights of other formats are not concerned:
-    /// quantised weights round their input to 8 bits in any case.
+    /// exact keeps the input in f32. rounded rounds it to bfloat16, like llama.cpp: with AVX512-BF16 it reads prompts
+    /// at twice the speed, and it changes logits by about 1e-2. Other formats do not change: quantised weights always
+    /// round their input to 8 bits.
     #[arg(long, value_name = "exact|rounded", value_parser = activations, help_heading = "Machine and memory", hide_short_help = true)]
     pub(crate) activations: Option<Activations>,
-    /// How prompts attend on the CPU
+    /// Precision of prompt attention on the CPU
     ///
-    /// exact multiplies in f32. rounded multiplies integers of 11 to 16 bits: it is faster, and it moves outputs by about
-    /// 10⁻³ of their length. Answers attend exactly in any case.
+    /// exact multiplies in f32. rounded multiplies integers of 11 to 16 bits: it is faster, and it changes outputs by
+    /// about 10⁻³ of their length. Answers always use exact attention.
     #[arg(long, value_name = "exact|rounded", value_parser = attention, default_value = "exact", help_heading = "Machine and memory", hide_short_help = true)]
     pub(crate) attention: AttentionPrecision,
     /// Most tokens of prompt and answer together
     ///
-    /// [default: what the model was made for, or what fits in memory if that is less]
+    /// [default: the model's context, or as much as fits in memory if that is less]
     #[arg(short = 'c', long, alias = "ctx-size", value_name = "N", value_parser = numbers::tokens, help_heading = "Machine and memory")]
     pub(crate) ctx: Option<usize>,
-    /// Go beyond the context that the model was made for
+    /// Extend the model's context
     ///
-    /// METHOD is yarn, linear, or own for the model's own angles. F says how many times longer the context becomes. Add
-    /// original=TOKENS where the training was shorter than the model says, as in yarn:factor=4,original=32768 [default: as
-    /// the model says]
+    /// METHOD is yarn, linear, or own for the model's own method. F is the factor of the extension. Add
+    /// original=TOKENS if the training was shorter than the model states, as in yarn:factor=4,original=32768
+    /// [default: the model's statement]
     #[arg(
         long,
         value_name = "METHOD:factor=F",
@@ -74,9 +74,9 @@ pub(crate) struct EngineArguments {
         hide_short_help = true
     )]
     pub(crate) rope_scaling: Option<String>,
-    /// Keep only the latest N tokens and the sinks: text without end in constant memory
+    /// Keep only the latest N tokens and the sinks: endless text in constant memory
     ///
-    /// The sinks are the first tokens; --sink-tokens says how many. The model forgets what lies between.
+    /// The sinks are the first tokens; --sink-tokens sets their number. The model forgets the tokens between.
     #[arg(long, value_name = "N", value_parser = numbers::tokens, conflicts_with_all = ["ctx", "prefill", "decode", "batch", "auto", "profile"], help_heading = "Machine and memory", hide_short_help = true)]
     pub(crate) window_size: Option<usize>,
     /// First tokens that --window-size keeps
@@ -84,8 +84,8 @@ pub(crate) struct EngineArguments {
     pub(crate) sink_tokens: usize,
     /// Number format of cached keys and values
     ///
-    /// One format for both, or KEYS:VALUES. q8_0 takes about half of the memory of f16, q4_0 about a quarter; keys in q4_0 break some
-    /// models.
+    /// One format for both, or KEYS:VALUES. q8_0 takes about half of the memory of f16, q4_0 about a quarter; keys in
+    /// q4_0 break some models.
     #[arg(
         long,
         value_name = riffle_engine::KV_TYPES,
@@ -100,38 +100,38 @@ pub(crate) struct EngineArguments {
     /// llama.cpp's spelling of the second part of --kv-type
     #[arg(long, value_name = "FORMAT", hide = true, conflicts_with = "kv_type")]
     pub(crate) cache_type_v: Option<String>,
-    /// Rotate heads (Hadamard) before they are cached [default: on for planes in q4_0]
+    /// Rotate heads (Hadamard) in the cache [default: on for planes in q4_0]
     ///
-    /// This spares 4-bit formats most of their loss.
+    /// This avoids most of the loss of 4-bit formats.
     #[arg(long, value_name = "on|off", value_parser = numbers::switch, help_heading = "KV cache", hide_short_help = true)]
     pub(crate) kv_rotate: Option<bool>,
     /// Tokens in a page of the KV cache, a multiple of 16 [default: 256]
     #[arg(long, value_name = "N", value_parser = numbers::tokens, help_heading = "KV cache", hide_short_help = true)]
     pub(crate) page_tokens: Option<usize>,
-    /// Bytes of the newest KV pages, which lie in the device tier, e.g. 4G
+    /// Bytes of the newest KV pages in the device tier, e.g. 4G
     ///
-    /// With --device cuda they lie in the device's memory [default: what weights and scratch leave]. On a CPU they are memory
-    /// beside --kv-ram-budget, which has to be given.
+    /// With --device cuda this is the device's memory [default: the rest after weights and scratch]. On a CPU it is
+    /// memory besides --kv-ram-budget, which is then required.
     #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, help_heading = "KV cache", hide_short_help = true)]
     pub(crate) kv_device_budget: Option<u64>,
-    /// Bytes of KV pages in memory, e.g. 500M [default: all, or what is free where --kv-disk is given]
+    /// Bytes of KV pages in memory, e.g. 500M [default: all, or the free memory if --kv-disk is given]
     #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, help_heading = "KV cache", hide_short_help = true)]
     pub(crate) kv_ram_budget: Option<u64>,
-    /// Folder for the oldest KV pages, once --kv-ram-budget is used up
+    /// Folder for the oldest KV pages, once --kv-ram-budget is full
     ///
-    /// The files there are removed when the run ends.
+    /// The files there are removed at the end of the run.
     #[arg(long, value_name = "DIR", help_heading = "KV cache", hide_short_help = true)]
     pub(crate) kv_disk: Option<PathBuf>,
-    /// Bytes of KV pages on disk, e.g. 20G [default: as many as there are]
+    /// Bytes of KV pages on disk, e.g. 20G [default: no limit]
     #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, requires = "kv_disk", help_heading = "KV cache", hide_short_help = true)]
     pub(crate) kv_disk_budget: Option<u64>,
-    /// KV pages that may be on their way from a farther tier at a time
+    /// KV pages in transit from a slower tier at a time
     #[arg(long, value_name = "N", value_parser = numbers::slots, default_value_t = riffle_kv::DEFAULT_SLOTS, help_heading = "KV cache", hide_short_help = true)]
     pub(crate) kv_slots: usize,
     /// Policy for reading the prompt
     ///
-    /// A policy chooses which earlier tokens each token looks at, e.g. streaming:sinks=64,window=1024. riffle policies lists
-    /// them all.
+    /// A policy selects the earlier tokens that each token reads, e.g. streaming:sinks=64,window=1024. riffle
+    /// policies lists all.
     #[arg(
         long,
         value_name = "POLICY",
@@ -149,17 +149,18 @@ pub(crate) struct EngineArguments {
     pub(crate) decode: String,
     /// Read only this share of the prompt's tokens in the upper half of the layers
     ///
-    /// These are the tokens to which the end of the prompt attends (FastKV). The answer may change. Use it for one question
-    /// at the end of a text: later questions do not find the other tokens. With layers=N the first N layers read every token.
+    /// These are the tokens with most attention from the end of the prompt (FastKV). The answer may change. Use it
+    /// for one question at the end of a text: later questions do not find the other tokens. With layers=N the first N
+    /// layers read every token.
     #[arg(long, value_name = "SHARE[,layers=N]", conflicts_with_all = ["auto", "audit", "window_size"], help_heading = "Attention policies", hide_short_help = true)]
     pub(crate) select_tokens: Option<String>,
-    /// Policies of layers and heads from a TOML file, as riffle calibrate writes it
+    /// Policies of layers and heads from a TOML file of riffle calibrate
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prefill", "decode"], help_heading = "Attention policies", hide_short_help = true)]
     pub(crate) profile: Option<PathBuf>,
-    /// Move each head to the cheapest policy that keeps this share of the true attention
+    /// Move each head to the cheapest policy that keeps this share of the exact attention
     ///
-    /// This happens while the prompt is read. All but one in a hundred sampled queries must keep the share [default when
-    /// given without a value: 0.9]
+    /// This happens while the prompt is read. All but one in a hundred sampled queries must keep the share [default
+    /// when given without a value: 0.9]
     #[arg(long, value_name = "P", num_args = 0..=1, default_missing_value = "0.9", value_parser = numbers::share, conflicts_with_all = ["prefill", "profile", "h2o_local", "h2o_heavy"], help_heading = "Attention policies", hide_short_help = true)]
     pub(crate) auto: Option<f64>,
     /// Tokens before a chunk that it reads; chooses h2o-chunk for the prompt and sets its local
@@ -168,9 +169,9 @@ pub(crate) struct EngineArguments {
     /// Older tokens, by votes, that a chunk reads; chooses h2o-chunk for the prompt and sets its heavy
     #[arg(long, value_name = "N", value_parser = numbers::tokens_or_none, conflicts_with = "profile", help_heading = "Attention policies", hide_short_help = true)]
     pub(crate) h2o_heavy: Option<usize>,
-    /// Measure how much of the true attention the policies keep
+    /// Measure how much of the exact attention the policies keep
     ///
-    /// Sampled queries are compared with exact attention, so that the run takes longer.
+    /// Sampled queries are compared with exact attention, so the run takes longer.
     #[arg(long, help_heading = "Attention policies", hide_short_help = true)]
     pub(crate) audit: bool,
 }
@@ -186,7 +187,7 @@ impl EngineArguments {
     }
 }
 
-/// Reads `PATH` or `PATH=SCALE`. What stands behind the last `=` is a scale where it reads as a number.
+/// Parses `PATH` or `PATH=SCALE`. The text after the last `=` is a scale if it is a number.
 fn adapter(text: &str) -> Result<AdapterSpec, String> {
     let scaled = text
         .rsplit_once('=')

@@ -1,4 +1,4 @@
-//! The command line of `riffle eval`.
+//! Arguments of `riffle eval`.
 
 use std::path::PathBuf;
 
@@ -33,7 +33,7 @@ pub(crate) enum Measurement {
         after_long_help = "Examples:\n  riffle eval ruler --lengths 4096,16384 --samples 10\n  riffle eval ruler --model qwen.gguf --text book.txt --tasks vt,cwe,qa_1 --questions squad.json\n\nDocuments of qa_1 and qa_2 are paragraphs of the text, each with a stated fact, or those of --questions."
     )]
     Ruler(Box<RulerArguments>),
-    /// Measure how well a text is predicted, beside dense attention
+    /// Measure how well a text is predicted, compared with dense attention
     #[command(
         after_help = "Example:\n  riffle eval perplexity --file book.txt --window 8192 --policy streaming",
         after_long_help = "Examples:\n  riffle eval perplexity --file book.txt --window 8192 --policy streaming --policy decode=quest:dense_layers=0\n  riffle eval perplexity --window 8192 --ablate-local 64,128,256 --ablate-heavy 64,128,256 --out results"
@@ -45,10 +45,10 @@ pub(crate) enum Measurement {
         after_long_help = "Examples:\n  riffle eval compare --lengths 4096 --tasks needle:multi-key:late,niah_multiquery\n  riffle eval compare --tasks file:mine.jsonl --policy streaming --budget 0.2 --out results\n  riffle eval compare --policy streaming --policy decode=quest:dense_layers=0,block=64 --policy oracle-top-k --budget 0.1 --out results\n\nA policy is prefill=POLICY or decode=POLICY (see riffle policies); random, oracle-top-k and oracle-top-p are known here\nas well, as are auto:SHARE and profiles (FILE.toml). Prefill policies are asked with the document, decode policies token by token behind it. Policies act at any\nlength here; from=auto gives them back their guard for short prompts."
     )]
     Compare(Box<CompareArguments>),
-    /// Measure how much of the true attention a policy keeps
+    /// Measure how much of the exact attention a policy keeps
     ///
-    /// By layer, head and place in the text, with attention sinks, and whether the heaviest keys of a head stay the same from
-    /// chunk to chunk.
+    /// By layer, head and position in the text, with attention sinks, and with the overlap of each head's heaviest
+    /// keys between chunks.
     #[command(after_help = "Example:\n  riffle eval audit --prefill xattention --lengths 8192 --out results")]
     Audit(Box<AuditArguments>),
     /// Make one HTML page of all records in a folder
@@ -67,7 +67,7 @@ pub(crate) struct LogitsArguments {
     pub(crate) tokens: PathBuf,
     /// Safetensors file to write
     ///
-    /// It holds `logits` in f32, [tokens, vocabulary].
+    /// It contains `logits` in f32, [tokens, vocabulary].
     #[arg(long, value_name = "FILE")]
     pub(crate) out: PathBuf,
     #[command(flatten)]
@@ -92,7 +92,7 @@ pub(crate) struct SubjectArguments {
     pub(crate) text: Option<PathBuf>,
 }
 
-/// How prompts are made of the text.
+/// Options for making prompts from the text.
 #[derive(Debug, Args)]
 pub(crate) struct PromptArguments {
     /// Seed of the first document or prompt
@@ -100,7 +100,8 @@ pub(crate) struct PromptArguments {
     pub(crate) seed: u64,
     /// Wording of the prompts: auto, plain, ruler or a JSON file
     ///
-    /// plain is what the shipped model was trained on. auto is ruler where the model has a chat template, else plain.
+    /// plain has the forms of the shipped model's training. auto is ruler if the model has a chat template, else
+    /// plain.
     #[arg(long, value_name = "WORDING", default_value = "auto", hide_short_help = true)]
     pub(crate) wording: String,
 }
@@ -116,13 +117,13 @@ pub(crate) struct OutputArguments {
     pub(crate) csv: bool,
     /// Folder for the record, for riffle eval report
     ///
-    /// The record is written to DIR/NAME.json, and its pictures beside it as SVG.
+    /// The record is DIR/NAME.json, and its pictures are SVG files next to it.
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
     /// NAME of the record [default: the measurement and its policies]
     #[arg(long, value_name = "NAME", requires = "out", hide_short_help = true)]
     pub(crate) name: Option<String>,
-    /// Keep what is finished in this file, and go on from it
+    /// Save finished parts in this file, and continue from it
     #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub(crate) resume: Option<PathBuf>,
 }
@@ -142,22 +143,22 @@ pub(crate) struct NeedleArguments {
     /// Each has other facts.
     #[arg(long, alias = "documents", value_name = "N", value_parser = numbers::documents, default_value = "3")]
     pub(crate) samples: u64,
-    /// How many facts are hidden and asked for
+    /// Number of hidden facts and questions
     ///
     /// single: one in the text. multi-key: one at every depth, one asked for. multi-value: three values of one name.
-    /// multi-query: three names asked for. cross-file: source files in place of the text, and a line that needs a name from
-    /// another file.
+    /// multi-query: three names asked for. cross-file: source files instead of the text, and a line that needs a name
+    /// from another file.
     #[arg(long, value_name = "KIND,…", value_delimiter = ',', default_value = "multi-key")]
     pub(crate) kinds: Vec<String>,
-    /// When the question comes
+    /// Position of the question
     ///
-    /// end: behind the text. middle: text goes on behind it. late: token by token, after the text was read. second-turn:
-    /// after a first question.
+    /// end: after the text. middle: the text continues after it. late: token by token, after the text was read.
+    /// second-turn: after a first question.
     #[arg(long, value_name = "WHEN,…", value_delimiter = ',', default_value = "late")]
     pub(crate) ask: Vec<String>,
     /// Compress every document before late questions, e.g. kvzip:0.3
     ///
-    /// The document has been read by then (see riffle session compress).
+    /// The compression follows the reading of the document (see riffle session compress).
     #[arg(long, value_name = "METHOD:KEEP", hide_short_help = true)]
     pub(crate) compress: Option<String>,
     #[command(flatten)]
@@ -210,7 +211,7 @@ impl QuestionArguments {
         self.questions.is_some()
     }
 
-    /// The questions of the file; none without one.
+    /// The questions of the file; empty without a file.
     pub(crate) fn read(&self) -> Result<Vec<GivenQuestion>, EvalError> {
         let questions = self.questions.as_deref().map(riffle_eval::read_questions);
         Ok(questions.transpose()?.unwrap_or_default())
@@ -232,19 +233,19 @@ pub(crate) struct PerplexityArguments {
     /// As many are scored at the end of each window [default: the window, half of it with a decode policy]
     #[arg(long, value_name = "N", value_parser = numbers::tokens)]
     pub(crate) stride: Option<usize>,
-    /// Policy to compare with dense attention; may be given several times
+    /// Policy to compare with dense attention; may be repeated
     ///
     /// POLICY, prefill=POLICY or decode=POLICY, also auto:SHARE and profiles, FILE.toml.
     #[arg(long, value_name = "POLICY")]
     pub(crate) policy: Vec<String>,
     /// Share of the query-key pairs that every policy may read
     ///
-    /// Policies are fitted to it on the first window [default: policies as they are]
+    /// Policies are fitted to it on the first window [default: unchanged policies]
     #[arg(long, value_name = "SHARE", value_parser = numbers::share_above_zero)]
     pub(crate) budget: Option<f64>,
     /// Local budgets of h2o-chunk to compare, in tokens
     ///
-    /// Each is compared with every one of --ablate-heavy; a picture shows both.
+    /// Each is combined with each of --ablate-heavy; a picture shows all.
     #[arg(long, value_name = "N,N,…", value_delimiter = ',', value_parser = numbers::tokens_or_none, requires = "ablate_heavy", hide_short_help = true)]
     pub(crate) ablate_local: Vec<usize>,
     /// Heavy budgets of h2o-chunk to compare, in tokens
@@ -263,15 +264,16 @@ pub(crate) struct PerplexityArguments {
 pub(crate) struct CompareArguments {
     #[command(flatten)]
     pub(crate) subject: SubjectArguments,
-    /// Policy to compare; may be given several times
+    /// Policy to compare; may be repeated
     ///
     /// POLICY, prefill=POLICY or decode=POLICY [default: one of each kind and the baselines]
     #[arg(long, value_name = "POLICY")]
     pub(crate) policy: Vec<String>,
     /// Tasks, such as needle:multi-key:late, vt or file:mine.jsonl
     ///
-    /// needle:KIND:WHEN as in riffle eval needle, a task of riffle eval ruler, or a file of your own questions. Each line of the file
-    /// is {"context": "…", "question": "…", "answers": ["…"]}; an answer counts if it holds any of the answers.
+    /// needle:KIND:WHEN as in riffle eval needle, a task of riffle eval ruler, or a file of your own questions. Each
+    /// line of the file is {"context": "…", "question": "…", "answers": ["…"]}; an answer counts if it contains any
+    /// of the answers.
     #[arg(
         long,
         value_name = "TASK,…",
@@ -281,12 +283,12 @@ pub(crate) struct CompareArguments {
     pub(crate) tasks: Vec<String>,
     /// Document lengths in tokens [default: 4096]
     ///
-    /// Files have lengths of their own.
+    /// Files have their own lengths.
     #[arg(long, alias = "length", value_name = "N,N,…", value_delimiter = ',', value_parser = numbers::tokens)]
     pub(crate) lengths: Vec<usize>,
     /// Prompts or documents of a task [default: 3]
     ///
-    /// Of a file every line is asked.
+    /// Every line of a file is asked.
     #[arg(long, alias = "documents", value_name = "N", value_parser = numbers::documents)]
     pub(crate) samples: Option<u64>,
     /// Depths of needle tasks [default: 10]
@@ -294,14 +296,15 @@ pub(crate) struct CompareArguments {
     pub(crate) depths: Option<usize>,
     /// Shares of the pairs that every policy may read
     ///
-    /// Policies are fitted to each share at each length [default: policies as they are]. A policy that misses one by more than a tenth is
-    /// marked: ▲ reads more, ▼ less. Shares are counted over the layers in which a policy may choose.
+    /// Policies are fitted to each share at each length [default: unchanged policies]. A policy that misses one by
+    /// more than a tenth is marked: ▲ reads more, ▼ less. Shares are counted over the layers with a free choice of
+    /// policy.
     #[arg(long, value_name = "SHARE,…", value_delimiter = ',', value_parser = numbers::share_above_zero)]
     pub(crate) budget: Vec<f64>,
-    /// Read once what prompts begin with alike
+    /// Read the common beginning of prompts once
     ///
     /// A policy reads the common beginning of its prompts once. All decode policies that do not learn share one dense
-    /// reading of a document. Answers are the same and come sooner; times and shares of pairs count new tokens alone.
+    /// reading of a document. Answers are the same and faster; times and shares of pairs count only new tokens.
     #[arg(long, hide_short_help = true)]
     pub(crate) share: bool,
     #[command(flatten)]
@@ -318,7 +321,7 @@ pub(crate) struct CompareArguments {
 pub(crate) struct AuditArguments {
     #[command(flatten)]
     pub(crate) subject: SubjectArguments,
-    /// Tokens of the text [default: what the context holds]
+    /// Tokens of the text [default: as many as fit in the context]
     #[arg(long, alias = "length", value_name = "N", value_parser = numbers::tokens)]
     pub(crate) lengths: Option<usize>,
     /// First tokens that count as sinks
@@ -332,7 +335,7 @@ pub(crate) struct AuditArguments {
     pub(crate) heavy: usize,
     /// Head of the attention map, e.g. 2:1
     ///
-    /// [default: the one that keeps least, of equals the one that looks farthest]
+    /// [default: the head that keeps the least; among equals, the one with the farthest attention]
     #[arg(long, value_name = "LAYER:HEAD", value_parser = layer_and_head)]
     pub(crate) map: Option<(usize, usize)>,
     #[command(flatten)]
@@ -343,7 +346,7 @@ pub(crate) struct AuditArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct ReportArguments {
-    /// Folder of records, as --out of riffle eval and riffle bench writes them
+    /// Folder of records, from --out of riffle eval and riffle bench
     #[arg(value_name = "DIR")]
     pub(crate) folder: PathBuf,
     /// Draw every record's pictures again

@@ -1,4 +1,4 @@
-//! How a command ends when it does not succeed.
+//! Failures of a command.
 
 use std::fmt::{self, Display};
 use std::io;
@@ -16,7 +16,7 @@ use riffle_server::ServerError;
 
 use crate::{command_line, console, flags, shown};
 
-/// One line for the user and an exit status. Without a line nothing is said.
+/// One line for the user and an exit status. An empty line prints no message.
 #[derive(Debug)]
 pub struct Failure {
     message: String,
@@ -24,14 +24,13 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// Exit status after Ctrl-C, as shells expect it.
+    /// Exit status after Ctrl-C, as shells expect.
     pub(crate) const INTERRUPTED: u8 = 130;
 
-    /// Exit status for arguments that the command does not have.
+    /// Exit status for unknown arguments.
     pub(crate) const MISSPELLED: u8 = 2;
 
-    /// Creates a failure with the exit status 1. The message becomes one line, and fields of the libraries' options
-    /// become flags.
+    /// Creates a failure with exit status 1. The message becomes one line; names of library options become flags.
     pub fn new(message: impl Display) -> Self {
         let message = shown::line(&flags::typed(&message.to_string()));
         Self { message, status: 1 }
@@ -48,7 +47,7 @@ impl Failure {
         self.status == Self::INTERRUPTED
     }
 
-    /// The same with what to do next, where the run was interrupted.
+    /// The same with a hint for the next step, if the run was interrupted.
     pub(crate) fn with_hint(mut self, hint: &str) -> Self {
         if self.is_interrupted() {
             self.message += &format!("; {hint}");
@@ -56,7 +55,7 @@ impl Failure {
         self
     }
 
-    /// Arguments that are not accepted.
+    /// Refused arguments.
     pub(crate) fn usage(error: &clap::Error) -> Self {
         let failure = Self::new(command_line::one_line(error));
         if command_line::refuses_a_value(error) {
@@ -77,7 +76,7 @@ impl Failure {
         }
     }
 
-    /// Standard output could not be written. A reader that has gone, such as `head`, has what it wanted.
+    /// Standard output failed. A closed reader such as `head` is not an error.
     pub(crate) fn output(error: &io::Error) -> Self {
         if error.kind() == io::ErrorKind::BrokenPipe {
             return Self::quiet();
@@ -85,12 +84,12 @@ impl Failure {
         Self::new(format!("cannot write to standard output: {error}"))
     }
 
-    /// The line, without the name of the program before it.
+    /// The line without the program's name.
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// Says it on standard error, and returns the exit status of the process.
+    /// Prints the message on standard error, and returns the exit status of the process.
     pub fn report(self) -> ExitCode {
         if !self.message.is_empty() {
             console::note(&self);

@@ -1,8 +1,8 @@
-//! Options of the libraries as the command line spells them.
+//! Maps options of the libraries to flags of the command line.
 
 use std::borrow::Cow;
 
-/// Fields that messages of the libraries name, and the flags that set them. No two commands have different flags for one field.
+/// Field names in messages of the libraries, and their flags. A field has the same flag in every command.
 const FLAGS: [(&str, &str); 55] = [
     ("activations", "--activations"),
     ("adapters", "--lora"),
@@ -36,7 +36,7 @@ const FLAGS: [(&str, &str); 55] = [
     ("method", "--method"),
     ("min_p", "--min-p"),
     ("model", "--model"),
-    // Only `riffle serve` and what plans for it choose how many sequences there are.
+    // Only `riffle serve` and `riffle plan` set the number of sequences.
     ("most_running", "--parallel"),
     ("overwrite", "--force"),
     ("page_tokens", "--page-tokens"),
@@ -62,7 +62,7 @@ const FLAGS: [(&str, &str); 55] = [
     ("window_tokens", "--window-size"),
 ];
 
-/// A message of the libraries with the flags of the command line in it.
+/// A message of the libraries with the command line's flags.
 pub(crate) fn typed(message: &str) -> Cow<'_, str> {
     riffle_engine::rename_options(message, |field, value| {
         let (_, flag) = FLAGS.iter().find(|(name, _)| *name == field)?;
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
     use crate::Failure;
 
-    /// Options that other programs set and no command does.
+    /// Options that only other programs can set.
     const OF_LIBRARIES: [&str; 7] = [
         "frequency_penalty",
         "heads",
@@ -135,7 +135,7 @@ mod tests {
         );
     }
 
-    /// Field names in backticks in the texts of a source file, without its comments and tests.
+    /// Field names in backticks in the strings of a source file, without comments and tests.
     fn named_fields(source: &str) -> Vec<String> {
         let is_name = |text: &str| {
             let mut letters = text.chars();

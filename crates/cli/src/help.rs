@@ -1,8 +1,8 @@
-//! How help is laid out: `-h` fits a screen with what is common, `--help` has every option in groups.
+//! Layout of the help: `-h` fits on a screen with common options, `--help` has every option in groups.
 
 use clap::{Arg, Command};
 
-/// The commands in groups, as the help of riffle itself lists them.
+/// The commands in groups, for the help of riffle itself.
 const GROUPS: [(&str, &[&str]); 4] = [
     ("Use a model", &["ask", "chat", "run", "serve", "launch"]),
     (
@@ -13,13 +13,13 @@ const GROUPS: [(&str, &[&str]); 4] = [
     ("Measure, and set up", &["eval", "bench", "completions"]),
 ];
 
-/// Options that measurements and the server have like any run, and that their short help leaves to the long one.
+/// Common options that the short help of measurements and the server omits.
 const OF_ANY_RUN: [&str; 4] = ["memory", "ctx", "kv_type", "temperature"];
 
-/// Options that the server's short help leaves to the long one.
+/// Options that the short help of the server omits.
 const OF_FEW_SERVERS: [&str; 5] = ["alias", "allow_origin", "allow_host", "sessions", "keep_alive"];
 
-/// The command with its help laid out.
+/// The command with its help in groups.
 pub(crate) fn laid_out(command: Command) -> Command {
     let template = template(&command);
     let command = command.help_template(template);
@@ -37,7 +37,7 @@ pub(crate) fn laid_out(command: Command) -> Command {
         .mut_subcommand("serve", |serve| without(serve, &OF_FEW_SERVERS))
 }
 
-/// Leaves options out of the short help.
+/// Hides options in the short help.
 fn without(command: Command, names: &[&str]) -> Command {
     command.mut_args(|argument: Arg| {
         if names.contains(&argument.get_id().as_str()) {

@@ -1,4 +1,4 @@
-//! Arguments that have to do with the hub's models, and names of models where a path may stand.
+//! Arguments for the hub's models, and model names instead of paths.
 
 use std::path::PathBuf;
 
@@ -19,13 +19,14 @@ use crate::numbers;
 pub(crate) struct PullArguments {
     /// Name: owner/name, owner/name:Q4_K_M, owner/name/file.gguf or a short name
     ///
-    /// owner/name:Q4_K_M takes a quantisation, owner/name/file.gguf a file. Without a name the short names are listed.
+    /// owner/name:Q4_K_M selects a quantisation, owner/name/file.gguf a file. Without a name the short names are
+    /// listed.
     #[arg(value_name = "NAME")]
     pub(crate) name: Option<String>,
     /// Quantisation, such as Q4_K_M or UD-Q4_K_XL [default: the best for this machine]
     #[arg(long, value_name = "NAME", requires = "name")]
     pub(crate) quant: Option<String>,
-    /// List models by short names, with the memory that they need
+    /// List models by short names, with their memory
     #[arg(long, conflicts_with = "name")]
     pub(crate) list: bool,
 }
@@ -41,7 +42,7 @@ pub(crate) struct ListArguments {
 pub(crate) struct RmArguments {
     /// Name, as riffle list shows it
     ///
-    /// owner/name removes everything of it, owner/name:Q4_K_M or owner/name/file.gguf one file.
+    /// owner/name removes the whole repository, owner/name:Q4_K_M or owner/name/file.gguf one file.
     #[arg(value_name = "NAME")]
     pub(crate) name: String,
 }
@@ -63,12 +64,13 @@ pub(crate) struct ManArguments {
     pub(crate) folder: PathBuf,
 }
 
-/// Reads a model: a path that exists, or else the name of a model that riffle or another program has pulled, for which its path stands.
+/// Parses a model: an existing path, or the name of a pulled model of riffle or another program, which becomes its
+/// path.
 pub(crate) fn model_path() -> impl TypedValueParser<Value = PathBuf> {
     model().map(|model| model.path)
 }
 
-/// The same with the name that was typed.
+/// The same with the typed name.
 pub(crate) fn model() -> impl TypedValueParser<Value = NamedModel> {
     PathBufValueParser::new().try_map(|name| resolved(name).map_err(|error| error.to_string()))
 }
@@ -89,7 +91,7 @@ fn served(text: PathBuf) -> Result<NamedModel, String> {
     }
 }
 
-/// Reads a `--draft`, whose small model may be named as [`model`] may.
+/// Parses a `--draft`. Its small model may be a name, as for [`model`].
 pub(crate) fn draft(text: &str) -> Result<DraftSpec, String> {
     let spec: DraftSpec = text.parse().map_err(numbers::requirement)?;
     match spec.model() {
@@ -120,7 +122,7 @@ pub(crate) fn resolved(name: PathBuf) -> Result<NamedModel, String> {
         .and_then(|settings| riffle_hub::locate(&settings, &OtherPrograms::from_environment(), text));
     match found {
         Ok(Some(path)) => at(path, name),
-        // The loader reports a path that is no file and no name.
+        // The loader reports a text that is neither a file nor a name.
         Ok(None) => at(name.clone(), name),
         Err(HubError::NotStored { name }) => Err(format!(
             "there is no such file or folder, nor a model of that name here; get it: riffle pull {name}"

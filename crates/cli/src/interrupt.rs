@@ -1,5 +1,5 @@
-//! Ctrl-C. In a run the first asks it to stop cleanly, and the second ends the process ([`Interrupt`]). In a conversation it stops the
-//! answer under way, and ends the program where nothing is under way ([`StopAnswer`]).
+//! Ctrl-C. In a run, the first stops it cleanly and the second ends the process ([`Interrupt`]). In a conversation,
+//! it stops the current answer; without one it ends the program ([`StopAnswer`]).
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use signal_hook::flag;
 
 use crate::failure::Failure;
 
-/// Set once the user has asked to stop.
+/// True once the user has pressed Ctrl-C.
 #[derive(Clone)]
 pub(crate) struct Interrupt(Arc<AtomicBool>);
 
-/// Ctrl-C in a conversation: it stops an answer; where nothing is being read or written, it ends the program.
+/// Ctrl-C in a conversation: it stops the current answer; without one it ends the program.
 #[derive(Clone)]
 pub(crate) struct StopAnswer {
     asked: Arc<AtomicBool>,
@@ -35,8 +35,8 @@ pub(crate) fn on_interrupt(stop: impl Fn() + Send + 'static) -> Result<(), Failu
     .map_err(|error| Failure::new(format!("cannot listen for Ctrl-C: {error}")))
 }
 
-/// Makes a write beyond the limit on file sizes (`ulimit -f`) fail, so that it is reported as any other failed write and nothing
-/// partial is left: without a handler the signal ends the process.
+/// Makes a write beyond the file size limit (`ulimit -f`) fail like any other write, so that no partial file stays.
+/// Without a handler the signal ends the process.
 pub(crate) fn outlive_file_size_limit() -> Result<(), Failure> {
     riffle_system::signals::outlive_file_size_limit()
         .map_err(|error| Failure::new(format!("cannot handle the limit on file sizes: {error}")))
@@ -64,7 +64,7 @@ impl StopAnswer {
         Ok(Self { asked, ends })
     }
 
-    /// Does what Ctrl-C is to stop, and not the program.
+    /// Runs work that Ctrl-C stops without ending the program.
     pub(crate) fn during<T>(&self, work: impl FnOnce() -> T) -> T {
         self.asked.store(false, Ordering::Relaxed);
         self.ends.store(false, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! The folder of kept text, of every command that reads documents.
+//! Options for the folder of kept pages, for every command that reads documents.
 
 use std::path::PathBuf;
 
@@ -9,25 +9,25 @@ use crate::commands::check_folder;
 use crate::failure::Failure;
 use crate::numbers;
 
-/// Options of every command that keeps what it reads of documents.
+/// Options of every command that keeps pages of documents.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct KeepArguments {
-    /// Keep what was read in this folder
+    /// Keep the pages of documents in this folder
     ///
-    /// Later questions about the same documents are then answered at once [default: riffle/documents in the user's cache
-    /// folder]
+    /// Later questions about the same documents are then answered at once [default: riffle/documents in the user's
+    /// cache folder]
     #[arg(long, value_name = "DIR", help_heading = "What is kept", hide_short_help = true)]
     pub(crate) keep: Option<PathBuf>,
-    /// Keep nothing on disk of what was read
+    /// Keep no pages of documents on disk
     #[arg(long, conflicts_with_all = ["keep", "keep_budget"], help_heading = "What is kept")]
     pub(crate) no_keep: bool,
-    /// Most bytes of --keep; what was used longest ago goes first [default: 8G]
+    /// Most bytes of --keep; the least recently used go first [default: 8G]
     #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, help_heading = "What is kept", hide_short_help = true)]
     pub(crate) keep_budget: Option<u64>,
 }
 
 impl KeepArguments {
-    /// The folder that is given, else the one that all commands share.
+    /// The given folder, or else the common folder of all commands.
     pub(crate) fn options(&self) -> Result<Option<KeepOptions>, Failure> {
         if self.no_keep {
             return Ok(None);

@@ -1,10 +1,9 @@
-//! The `riffle` command: it parses, calls the libraries and prints.
+//! The `riffle` command: parses arguments, calls the libraries and prints.
 //!
-//! Exit statuses: 0 when everything asked for was done, or when the reader of standard output went away; 1 for a value, a
-//! file or a model that is refused and for a run that fails; 2 for arguments that the command does not have; 130 after
-//! Ctrl-C. A failure is one line on standard error.
+//! Exit statuses: 0 for success, or if the reader of standard output closed it; 1 for a refused value, file or model,
+//! and for a failed run; 2 for unknown arguments; 130 after Ctrl-C. A failure is one line on standard error.
 //!
-//! A program that serves a model in another way than over HTTP takes the options of `riffle serve` from here: see [`ServingArguments`].
+//! A program that serves a model without HTTP can reuse the options of `riffle serve`: see [`ServingArguments`].
 
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
@@ -87,16 +86,17 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Parses the arguments of another program that serves a model, its name first: in the words and with the spellings of `riffle`.
+/// Parses the arguments of another program that serves a model, its name first, with `riffle`'s messages and
+/// spellings.
 ///
 /// # Errors
-/// For arguments that are refused. A request for help or for the version also fails, with no message: the answer was printed.
+/// Refused arguments. A request for help or for the version also fails, without a message, after printing it.
 pub fn arguments_of<A: clap::Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result<A, Failure> {
     command_line::parse_of(arguments)
 }
 
-/// The line with which these arguments, the program's name first, are refused before anything is read; `None` where they
-/// are accepted so far.
+/// The error line for these arguments, the program's name first, before any file is read; `None` if they are valid so
+/// far.
 pub fn refusal(arguments: impl IntoIterator<Item = OsString>) -> Option<String> {
     let error = command_line::parse(arguments).err()?;
     if command_line::asks_for_help(&error) {

@@ -1,11 +1,11 @@
-//! Spellings of llama.cpp's users. Some options mean the same here; for the others a line names the remedy.
+//! Spellings of llama.cpp. Some options exist here too; for the others the error names the remedy.
 
 use std::ffi::OsString;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-/// Options of several letters behind one dash, which clap would read as bundles, and their long spellings. Options that
-/// riffle has mean the same; the others are refused with a [`REFUSED`] line.
+/// Options of several letters after one dash, which clap would read as bundles, and their long spellings. Options
+/// that exist here keep their meaning; the others are refused with a [`REFUSED`] line.
 const LONG_SPELLINGS: [(&str, &str); 24] = [
     ("-ub", "--ub"),
     ("-ctk", "--cache-type-k"),
@@ -33,7 +33,7 @@ const LONG_SPELLINGS: [(&str, &str); 24] = [
     ("-e", "--escape"),
 ];
 
-/// Options that riffle does not have, and what to do in their place.
+/// Options that riffle lacks, with their replacements.
 const REFUSED: [(&[&str], &str); 21] = [
     (
         &["--n-gpu-layers", "--gpu-layers"],
@@ -152,7 +152,7 @@ const TEXTS: [&str; 7] = [
     "--stop",
 ];
 
-/// The arguments with options of several letters behind one dash spelled as long ones.
+/// The arguments, with options of several letters after one dash in their long spelling.
 pub(crate) fn spelled_for_clap(arguments: impl IntoIterator<Item = OsString>) -> impl Iterator<Item = OsString> {
     let mut is_value = false;
     arguments.into_iter().map(move |argument| {
@@ -174,7 +174,7 @@ pub(crate) fn spelled_for_clap(arguments: impl IntoIterator<Item = OsString>) ->
     })
 }
 
-/// The remedy for an option that riffle does not have; `None` if none is known.
+/// The remedy for an option that riffle lacks; `None` if none is known.
 pub(crate) fn refusal(error: &clap::Error) -> Option<String> {
     let (ErrorKind::UnknownArgument, Some(ContextValue::String(argument))) =
         (error.kind(), error.get(ContextKind::InvalidArg))
@@ -243,8 +243,8 @@ mod tests {
                 let known = REFUSED.iter().any(|(names, _)| names.contains(&&*format!("--{long}")));
                 assert!(!known, "--{long} of {}", command.get_name());
             }
-            // The --keep of ask, chat and session is another than llama.cpp's. riffle serve is
-            // like llama.cpp's server, whose --parallel it has, and riffle plan plans for it; the other commands refuse it.
+            // --keep of ask, chat and session differs from llama.cpp's. `riffle serve` supports --parallel like
+            // llama.cpp's server, and `riffle plan` plans for it; the other commands refuse it.
             let alike = command
                 .get_subcommands()
                 .filter(|command| !["ask", "chat", "session", "serve", "plan"].contains(&command.get_name()));

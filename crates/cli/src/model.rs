@@ -1,4 +1,4 @@
-//! The model that a command uses where none is given: that of `RIFFLE_MODEL`, else the one used last, else the only one that is here.
+//! Finds the default model: `RIFFLE_MODEL`, or else the last used model, or else the only one on this machine.
 
 use std::fs;
 use std::io::Write;
@@ -12,14 +12,14 @@ use riffle_hub::{OtherPrograms, Settings, TriedModel, gigabytes};
 use crate::failure::Failure;
 use crate::{commands, console, hub_args, shown, user_folders};
 
-/// Variable that names a model for every command.
+/// Variable with the default model of every command.
 const VARIABLE: &str = "RIFFLE_MODEL";
-/// Most bytes of the file that names the model used last.
+/// Limit on the bytes of the file with the last used model.
 const LONGEST_NAME: u64 = 16 << 10;
-/// Models that a refusal names; the others are counted.
+/// Limit on the models in a refusal; the others are counted.
 const MOST_NAMED: usize = 4;
 
-/// A model as it was named, and the file or folder that opens it.
+/// A model's typed name and its path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NamedModel {
     pub(crate) name: PathBuf,
@@ -28,14 +28,15 @@ pub(crate) struct NamedModel {
     pub(crate) served_as: Option<String>,
 }
 
-/// The model of every command that needs one.
+/// The model option of every command that needs a model.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ModelArguments {
     /// Model: file, folder or name [default: last used]
     ///
-    /// A file is in GGUF. A folder holds config.json, *.safetensors and a tokenizer, as on Hugging Face. A pulled model has a
-    /// name such as owner/name or owner/name:Q4_K_M: riffle pull gets one, riffle list shows them. RIFFLE_MODEL names one for
-    /// every command. Without either, the model used last is taken, or the only one that is here.
+    /// A file is in GGUF. A folder contains config.json, *.safetensors and a tokenizer, as on Hugging Face. A pulled
+    /// model has a name such as owner/name or owner/name:Q4_K_M: riffle pull downloads one, riffle list shows them.
+    /// RIFFLE_MODEL is the default of every command. Without either, the last used model is taken, or the only one on
+    /// this machine.
     #[arg(id = "model", short = 'm', long = "model", value_name = "PATH", value_parser = hub_args::model())]
     given: Option<NamedModel>,
     #[arg(skip)]
@@ -43,7 +44,7 @@ pub(crate) struct ModelArguments {
 }
 
 impl ModelArguments {
-    /// The file or folder of the model. A note says which one was taken where none is given.
+    /// The path of the model. A note names the default model if none is given.
     pub(crate) fn path(&self) -> Result<&Path, Failure> {
         self.chosen().map(|model| model.path.as_path())
     }
@@ -53,7 +54,7 @@ impl ModelArguments {
         Ok(self.chosen()?.served_as.as_deref())
     }
 
-    /// Notes the model, which has been loaded, as the one used last. Nothing depends on it, so that failures are not reported.
+    /// Saves the loaded model as the last used one. Failures are ignored, because no result depends on it.
     pub(crate) fn remember(&self) {
         if let Ok(model) = self.chosen()
             && let Some(file) = file_of_last()
@@ -73,7 +74,7 @@ impl ModelArguments {
     }
 }
 
-/// The model that is given, else the one that the user's variable, the last use or the lack of others names.
+/// The given model, or else the default model.
 pub(crate) fn given_or_found(given: Option<&NamedModel>) -> Result<NamedModel, Failure> {
     if let Some(given) = given {
         return Ok(given.clone());
@@ -105,21 +106,21 @@ fn shown_name(model: &NamedModel) -> String {
     shown::name(&model.name.display().to_string())
 }
 
-/// The file that names the model used last, in the user's folder for the state of programs.
+/// The file with the last used model, in the user's state folder.
 fn file_of_last() -> Option<PathBuf> {
     Some(user_folders::state_folder()?.join("last_model"))
 }
 
-/// The model used last, if it is still there.
+/// The last used model, if it still exists.
 fn last(file: &Path) -> Option<NamedModel> {
     let name = riffle_files::read_text(file, LONGEST_NAME).ok()?;
     let model = hub_args::resolved(name.trim_end_matches('\n').into()).ok()?;
     model.path.exists().then_some(model)
 }
 
-/// Replaces the name in the file at once, so that no other process reads a part of it.
+/// Replaces the file atomically, so that other processes never read a partial name.
 fn write_last(file: &Path, model: &NamedModel) -> std::io::Result<()> {
-    // A path has to name the same model from another folder.
+    // A path must name the same model from another folder.
     let name = if model.name.exists() {
         std::path::absolute(&model.name)?
     } else {
@@ -140,7 +141,7 @@ fn write_last(file: &Path, model: &NamedModel) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The models of `riffle list` that are complete and that Riffle can open, those used last first.
+/// The complete models of `riffle list` that Riffle can open, the last used first.
 fn models_here() -> Result<Vec<NamedModel>, Failure> {
     let settings = Settings::from_environment()?;
     let own = riffle_hub::list(&settings.cache)?.into_iter();
@@ -165,7 +166,7 @@ fn models_here() -> Result<Vec<NamedModel>, Failure> {
     Ok(here)
 }
 
-/// Names the models that are here, or one to get.
+/// Lists the models on this machine, or names one to download.
 fn refusal(here: &[NamedModel]) -> Failure {
     if here.is_empty() {
         return Failure::new(format!(

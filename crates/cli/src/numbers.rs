@@ -1,23 +1,23 @@
-//! Numbers on the command line, each with its range.
+//! Parses numbers of the command line and checks their ranges.
 
 use std::ops::RangeInclusive;
 
 use riffle_engine::EngineError;
 
-/// The most tokens that any option counts; policies have the same limit.
+/// Limit on every count of tokens; policies have the same limit.
 const MAX_TOKENS: u64 = u32::MAX as u64;
 
-/// Tokens, at least one.
+/// A number of tokens, at least one.
 pub(crate) fn tokens(text: &str) -> Result<usize, String> {
     whole(text, 1..=MAX_TOKENS)
 }
 
-/// Tokens, or none.
+/// A number of tokens, or zero.
 pub(crate) fn tokens_or_none(text: &str) -> Result<usize, String> {
     whole(text, 0..=MAX_TOKENS)
 }
 
-/// Tokens of an answer; -1 is as many as come, and so is llama.cpp's -2.
+/// Tokens of an answer; -1 and llama.cpp's -2 set no limit.
 pub(crate) fn answer_tokens(text: &str) -> Result<usize, String> {
     match text {
         "-1" | "-2" => Ok(usize::MAX),
@@ -26,7 +26,7 @@ pub(crate) fn answer_tokens(text: &str) -> Result<usize, String> {
     }
 }
 
-/// Pages on their way.
+/// Number of pages in transit.
 pub(crate) fn slots(text: &str) -> Result<usize, String> {
     whole(text, 1..=1 << 16)
 }
@@ -36,32 +36,32 @@ pub(crate) fn samples(text: &str) -> Result<usize, String> {
     whole(text, 1..=10_000)
 }
 
-/// As [`samples`].
+/// The same range as [`samples`].
 pub(crate) fn documents(text: &str) -> Result<u64, String> {
     samples(text).map(|count| count as u64)
 }
 
-/// Runs of which the fastest counts.
+/// Number of runs; the fastest counts.
 pub(crate) fn repeats(text: &str) -> Result<usize, String> {
     whole(text, 1..=1000)
 }
 
-/// Sequences that answer together.
+/// Number of sequences that answer together.
 pub(crate) fn sequences(text: &str) -> Result<usize, String> {
     whole(text, 1..=1024)
 }
 
-/// Layers of a model that is not there.
+/// Layers of a model, for policies without a model.
 pub(crate) fn layers(text: &str) -> Result<usize, String> {
     whole(text, 1..=1024)
 }
 
-/// A number of heads, or the width of one; 0 is refused with the others of its shape.
+/// A number of heads, or a head's width; 0 is refused together with the whole shape.
 pub(crate) fn head_count(text: &str) -> Result<usize, String> {
     whole(text, 0..=1 << 14)
 }
 
-/// Threads that compute.
+/// Number of threads.
 pub(crate) fn threads(text: &str) -> Result<usize, String> {
     whole(text, 1..=riffle_engine::max_threads() as u64)
 }
@@ -78,7 +78,7 @@ pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     riffle_engine::parse_bytes("", text.trim()).map_err(requirement)
 }
 
-/// The allowed values alone, because clap names the option and the value given.
+/// Only the allowed values, because clap adds the option and the value.
 pub(crate) fn requirement(error: EngineError) -> String {
     match error {
         EngineError::Option { requirement, .. } => requirement,
@@ -86,7 +86,7 @@ pub(crate) fn requirement(error: EngineError) -> String {
     }
 }
 
-/// Memory for a model: less than a mebibyte is a number whose unit was forgotten.
+/// Memory for a model. Less than a mebibyte is probably a number without its unit.
 pub(crate) fn memory(text: &str) -> Result<u64, String> {
     match bytes(text)? {
         few if few < 1 << 20 => Err("it must be at least 1M: give it with a unit, e.g. 900M or 12G".to_owned()),
@@ -111,17 +111,17 @@ pub(crate) fn temperature(text: &str) -> Result<f32, String> {
     number(text, |value| value >= 0.0, "0 (the most likely token) or more")
 }
 
-/// The mass that top-p sampling keeps.
+/// The probability mass of top-p sampling.
 pub(crate) fn top_p(text: &str) -> Result<f32, String> {
     number(text, |value| value > 0.0 && value <= 1.0, "above 0 and at most 1")
 }
 
-/// The share of the most likely token's probability that others must have.
+/// The minimum probability relative to the most likely token.
 pub(crate) fn min_p(text: &str) -> Result<f32, String> {
     number(text, |value| (0.0..=1.0).contains(&value), "from 0 to 1")
 }
 
-/// The factor by which recent tokens are made less likely.
+/// The penalty factor of recent tokens.
 pub(crate) fn repeat_penalty(text: &str) -> Result<f32, String> {
     number(text, |value| value > 0.0, "a number above 0 (1 is off)")
 }

@@ -1,6 +1,6 @@
-//! Options of `riffle serve` that stand in a file (`--config`) or in variables of the environment (`RIFFLE_*`).
+//! Options of `riffle serve` from a file (`--config`) or environment variables (`RIFFLE_*`).
 //!
-//! Their values become the defaults of the options. The command line has the last word, and the environment counts before the file.
+//! Their values become the options' defaults. The command line overrides the environment, which overrides the file.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -12,29 +12,29 @@ use toml::{Table, Value};
 
 use crate::commands::unread;
 
-/// The command whose options have further sources.
+/// The command with these sources.
 const COMMAND: &str = "serve";
 
-/// The option that names the file.
+/// The option for the file.
 const FILE_OPTION: &str = "config";
 
 /// Begins the names of variables.
 const PREFIX: &str = "RIFFLE_";
 
-/// Variables of this form that mean something else: `RIFFLE_PREFILL` chooses kernels of GPUs.
+/// Variables of this form with another meaning: `RIFFLE_PREFILL` selects GPU kernels.
 const TAKEN: [&str; 1] = ["RIFFLE_PREFILL"];
 
 /// Bytes of a file of options at most.
 const LARGEST_FILE_BYTES: u64 = 1 << 20;
 
-/// Values by the long name of their option.
+/// Values by long option name.
 type Values = HashMap<String, Vec<String>>;
 
-/// The command with the values of the file and of the environment as defaults, where `riffle serve` is what is asked for.
-/// `arguments` begin with the program's name.
+/// The command with the values of file and environment as defaults, if the command is `riffle serve`. `arguments`
+/// begin with the program's name.
 ///
 /// # Errors
-/// For a file that cannot be read, is no TOML, or names an option that the command does not have.
+/// A file that is unreadable, is not TOML, or has an unknown option.
 pub(crate) fn with_sources(
     command: Command,
     arguments: &[OsString],
@@ -68,7 +68,7 @@ pub(crate) fn with_sources(
     }))
 }
 
-/// The options that take part, with their long names.
+/// The supported options with their long names.
 fn options_of(command: &Command) -> impl Iterator<Item = (&str, &Arg)> {
     let options = command
         .get_arguments()
@@ -80,7 +80,7 @@ fn variable_of(name: &str) -> String {
     format!("{PREFIX}{}", name.to_uppercase().replace('-', "_"))
 }
 
-/// The values of a variable: several are separated by commas, where the option may be given several times.
+/// The values of a variable, separated by commas if the option may be repeated.
 fn split(option: &Arg, text: &str) -> Vec<String> {
     match option.get_action() {
         ArgAction::Append => text.split(',').map(|value| value.trim().to_owned()).collect(),
@@ -88,7 +88,7 @@ fn split(option: &Arg, text: &str) -> Vec<String> {
     }
 }
 
-/// The file that the arguments of the command name.
+/// The file in the command's arguments.
 fn given_file(arguments: &[OsString]) -> Option<OsString> {
     let flag = format!("--{FILE_OPTION}");
     let begin = format!("{flag}=");
@@ -129,7 +129,7 @@ fn values_of_file(command: &Command, path: &Path) -> Result<Values, Error> {
     Ok(values)
 }
 
-/// A value, or the values of a list, as they would stand on the command line.
+/// A value, or the values of a list, in the command line's spelling.
 fn texts_of(value: &Value) -> Option<Vec<String>> {
     let text_of = |value: &Value| match value {
         Value::String(text) => Some(text.clone()),

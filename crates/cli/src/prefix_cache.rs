@@ -15,17 +15,17 @@ use crate::numbers;
 pub(crate) struct PrefixCacheArguments {
     /// Keep beginnings of prompts in this folder or store, and read each only once; a folder and a store may be given
     ///
-    /// Other processes find them there as well. A store serves several machines: s3://BUCKET/PREFIX, valkey://HOST[:PORT] or
-    /// redis://HOST[:PORT], with ?expiry=7d&budget=200G. Keys and passwords come from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
-    /// VALKEY_PASSWORD or REDIS_PASSWORD.
+    /// Other processes find them there too. A store serves several machines: s3://BUCKET/PREFIX, valkey://HOST[:PORT]
+    /// or redis://HOST[:PORT], with ?expiry=7d&budget=200G. Keys and passwords come from AWS_ACCESS_KEY_ID,
+    /// AWS_SECRET_ACCESS_KEY, VALKEY_PASSWORD or REDIS_PASSWORD.
     #[arg(long, value_name = "PLACE", help_heading = "What is kept", hide_short_help = true)]
     pub(crate) prefix_cache: Vec<OsString>,
-    /// Most bytes of pages in the folder; those used longest ago go first [default: 8G]
+    /// Most bytes of pages in the folder; the least recently used go first [default: 8G]
     #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, requires = "prefix_cache", help_heading = "What is kept", hide_short_help = true)]
     pub(crate) prefix_cache_budget: Option<u64>,
-    /// Wait for another machine to publish each next block in the store before reading it here
+    /// Wait until another machine publishes each next block in the store, before reading it here
     ///
-    /// For a machine that only answers, beside one that reads the same prompts.
+    /// For a machine that only answers, if another one reads the same prompts.
     #[arg(
         long,
         value_name = "SECONDS",
@@ -36,7 +36,7 @@ pub(crate) struct PrefixCacheArguments {
     pub(crate) prefix_cache_wait: Option<u64>,
 }
 
-/// Stores of prompt beginnings: a folder, and a store that is shared.
+/// Prompt caches: a folder, and a shared store.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PrefixCaches {
     pub(crate) folder: Option<PrefixCacheOptions>,
@@ -50,7 +50,7 @@ impl PrefixCaches {
 }
 
 impl PrefixCacheArguments {
-    /// The places, checked as far as that goes without asking a store.
+    /// The places, checked without a connection to a store.
     pub(crate) fn places(&self) -> Result<PrefixCaches, Failure> {
         let mut places = PrefixCaches::default();
         for place in &self.prefix_cache {

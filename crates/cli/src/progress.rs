@@ -1,4 +1,4 @@
-//! Prefill progress on standard error: a bar on a terminal, a line every few seconds elsewhere.
+//! Prefill progress on standard error: a bar on a terminal, otherwise a line every few seconds.
 
 #[cfg(feature = "pull")]
 use std::collections::VecDeque;
@@ -49,7 +49,7 @@ impl PrefillDisplay {
         self.time_left.record(progress, elapsed_s);
         self.bar.set_length(progress.tokens as u64);
         self.bar.set_position(progress.tokens_done as u64);
-        // Progress comes every few milliseconds; nobody sees that many forecasts.
+        // Progress arrives every few milliseconds; the display limits its updates.
         if self.last_message.is_some_and(|last| last.elapsed() < MESSAGE_EVERY) {
             return;
         }
@@ -79,7 +79,7 @@ impl PrefillDisplay {
     }
 }
 
-/// A time as people say it: `40 s`, `3 min 20 s`, `12 min`, `3 h 05 min`.
+/// A duration for people: `40 s`, `3 min 20 s`, `12 min`, `3 h 05 min`.
 pub(crate) fn duration(seconds: f64) -> String {
     let tens = (seconds / 10.0).round() as u64;
     let minutes = (seconds / 60.0).round() as u64;
@@ -91,7 +91,7 @@ pub(crate) fn duration(seconds: f64) -> String {
     }
 }
 
-/// A bar of shares with a message; without a terminal a line now and then.
+/// A progress bar with a message; without a terminal, a line at intervals.
 struct Gauge {
     bar: ProgressBar,
     start: Instant,
@@ -108,7 +108,7 @@ impl Gauge {
         }
     }
 
-    /// The time left after `measured` of the work, with `left` still to do; empty before anything was measured.
+    /// The time left after `measured` of the work, with `left` still to do; empty before the first measurement.
     fn time_left(&self, measured: f64, left: f64) -> String {
         if measured > 0.0 {
             format!(
@@ -163,11 +163,11 @@ impl StepDisplay {
 pub(crate) struct PullDisplay {
     bar: ProgressBar,
     last_line: Instant,
-    /// Times and byte counts of the last seconds.
+    /// Times and byte counts of recent seconds.
     samples: VecDeque<(Instant, u64)>,
 }
 
-/// Time span over which a download's rate is averaged.
+/// Time span of a download's average rate.
 #[cfg(feature = "pull")]
 const RATE_OVER: Duration = Duration::from_secs(10);
 
@@ -233,7 +233,7 @@ impl PullDisplay {
     }
 }
 
-/// Progress of a file that is written tensor by tensor, or of chunks that are read.
+/// Progress of writing tensors, or of reading chunks.
 pub(crate) struct QuantizeDisplay(Gauge);
 
 impl QuantizeDisplay {
@@ -248,7 +248,7 @@ impl QuantizeDisplay {
         self.show(share, &format!("tensor {done} of {all}, {name}"));
     }
 
-    /// Shows chunks that are read.
+    /// Shows the progress of reading chunks.
     pub(crate) fn update_chunks(&mut self, done: usize, all: usize) {
         self.show(done as f64 / all.max(1) as f64, &format!("chunk {done} of {all}"));
     }

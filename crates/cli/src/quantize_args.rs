@@ -27,9 +27,9 @@ pub(crate) struct QuantizeArguments {
     /// Importance matrix of riffle calibrate --imatrix or of llama.cpp
     #[arg(long, value_name = "FILE")]
     pub(crate) imatrix: Option<PathBuf>,
-    /// Type of tensors whose names a regular expression is found in; may be given several times
+    /// Type of tensors whose names match a regular expression; may be repeated
     ///
-    /// The first that matches counts, before the mix. Example: --tensor-type 'blk\.[0-3]\.ffn_down=q6_k'
+    /// The first match counts, before the mix. Example: --tensor-type 'blk\.[0-3]\.ffn_down=q6_k'
     #[arg(long, hide_short_help = true, value_name = "REGEX=TYPE", value_parser = rule)]
     pub(crate) tensor_type: Vec<TypeRule>,
     /// Type of the output head
@@ -38,13 +38,13 @@ pub(crate) struct QuantizeArguments {
     /// Type of the embedding
     #[arg(long, hide_short_help = true, value_name = "TYPE", value_parser = tensor_type)]
     pub(crate) embedding_type: Option<WeightFormat>,
-    /// Replace OUT where it exists
+    /// Replace OUT if it exists
     #[arg(long)]
     pub(crate) force: bool,
     /// Show the types and sizes, and write nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// Text on which the result is compared with the original [default: one that is shipped]
+    /// Text to compare the result with the original [default: a shipped one]
     #[arg(long, hide_short_help = true, value_name = "FILE", conflicts_with = "no_check")]
     pub(crate) text: Option<PathBuf>,
     /// Tokens of the text to compare
@@ -53,10 +53,10 @@ pub(crate) struct QuantizeArguments {
     /// Do not compare the result with the original
     #[arg(long)]
     pub(crate) no_check: bool,
-    /// Most memory for rows under way, and for each model that is compared
+    /// Most memory for rows in work, and for each compared model
     #[arg(long, hide_short_help = true, value_name = "BYTES", value_parser = numbers::memory)]
     pub(crate) memory: Option<u64>,
-    /// Threads that compute [default: every core]
+    /// Number of threads [default: every core]
     #[arg(short = 't', long, value_name = "N", value_parser = numbers::threads)]
     pub(crate) threads: Option<usize>,
     /// Print JSON

@@ -1,4 +1,4 @@
-//! The line that says what a question reads, how long that takes, and what else could be read.
+//! The line about a question's reading: its parts, its time, and faster or wider alternatives.
 
 use std::ops::RangeInclusive;
 
@@ -13,22 +13,22 @@ use crate::{console, shown};
 /// Fewer tokens are read without a word.
 const SAID_FROM_TOKENS: usize = 512;
 
-/// A reading of so many seconds names what would be faster.
+/// Seconds from which the line names faster alternatives.
 const LONG_SECONDS: f64 = 600.0;
 
-/// Tokens that parts take, for the time that they would need.
+/// Tokens of parts, to estimate their time.
 const PARTS_TOKENS: usize = 8192;
 
-/// Pages that one line lists.
+/// Limit on the page ranges in one line.
 const LISTED_RANGES: usize = 8;
 
-/// Says the line once, as soon as the time is known.
+/// Prints the line once, as soon as the time is known.
 #[derive(Default)]
 pub(crate) struct ReadingLine {
     waiting: Option<Reading>,
 }
 
-/// What is read.
+/// The parts of a reading.
 struct Reading {
     text: String,
     tokens: usize,
@@ -54,7 +54,7 @@ impl ReadingLine {
         }
     }
 
-    /// Says the line if the time that the reading takes can be told by now.
+    /// Prints the line if the time is already known.
     pub(crate) fn say_when_known(&mut self, display: &PrefillDisplay) {
         let (forecast, elapsed_s) = display.forecast();
         if self.waiting.is_some()
@@ -64,7 +64,7 @@ impl ReadingLine {
         }
     }
 
-    /// Says the line if it was not said yet.
+    /// Prints the line if it was not printed yet.
     pub(crate) fn say(&mut self, forecast: Option<(&TimeLeft, f64)>) {
         if let Some(reading) = self.waiting.take() {
             console::note(reading.line(forecast));
@@ -107,7 +107,7 @@ impl Reading {
         format!("{text}{time}{later}{faster}{}", self.others(Some(forecast)))
     }
 
-    /// What else could be read, where parts were chosen.
+    /// The alternatives, if parts were selected.
     fn others(&self, forecast: Option<&TimeLeft>) -> String {
         if !self.is_chosen {
             return String::new();
@@ -146,7 +146,7 @@ fn described(beginning: &Beginning<'_>) -> String {
     )
 }
 
-/// The pages of parts, or their chapters where they have no pages.
+/// The pages of parts, or their chapters in documents without pages.
 fn places(documents: &[Document], parts: &[Part]) -> String {
     let is_one = parts.windows(2).all(|pair| pair[0].document == pair[1].document);
     if !is_one {
@@ -175,7 +175,7 @@ fn places(documents: &[Document], parts: &[Part]) -> String {
     shown::shown(&format!(" (pages {}{more})", listed.join(", "))).into_owned()
 }
 
-/// Numbers of the pages that a part stands on.
+/// Indices of a part's pages.
 fn pages_of<'a>(document: &'a Document, part: &'a Part) -> impl Iterator<Item = usize> + 'a {
     let range = part.range();
     document.places.iter().filter_map(move |place| match place.kind {
@@ -184,7 +184,7 @@ fn pages_of<'a>(document: &'a Document, part: &'a Part) -> impl Iterator<Item = 
     })
 }
 
-/// Runs of numbers that follow each other.
+/// Ranges of consecutive numbers.
 fn ranges(numbers: &[usize]) -> Vec<RangeInclusive<usize>> {
     let mut ranges: Vec<RangeInclusive<usize>> = Vec::new();
     for number in numbers {

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use crate::failure::Failure;
 
-/// The `fixtures` folder: below the working directory, beside this program (as in a release), or in the checkout where this program
-/// was built.
+/// The `fixtures` folder: in the working directory, next to this program (as in a release), or in the checkout of the
+/// build.
 pub(crate) fn fixtures() -> Result<PathBuf, Failure> {
     let program = std::env::current_exe().and_then(|path| path.canonicalize()).ok();
     let beside = program.and_then(|path| Some(path.parent()?.join("fixtures")));

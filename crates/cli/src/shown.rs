@@ -1,32 +1,32 @@
-//! Texts of strangers' files, made fit to be shown: none reaches a terminal as a control sequence.
+//! Escapes untrusted texts, so that none reaches a terminal as a control sequence.
 
 use std::borrow::Cow;
 
-/// Characters of a name before it is cut.
+/// Limit on the characters of a name.
 const NAME_CHARACTERS: usize = 300;
-/// Characters of an error message before it is cut.
+/// Limit on the characters of an error message.
 const MESSAGE_CHARACTERS: usize = 1000;
 
-/// A text of several lines, in which characters that steer a terminal or hide from the reader are written as `\u{1b}`.
+/// A text of several lines. Characters that control a terminal or are invisible appear as `\u{1b}`.
 pub(crate) fn shown(text: &str) -> Cow<'_, str> {
     escaped(text, |c| {
         !matches!(c, '\n' | '\t') && (c.is_control() || is_invisible(c))
     })
 }
 
-/// A name of a stranger's file, on one line; a long one is cut and its length said.
+/// An untrusted file's name on one line; a long name is cut, with its length.
 pub(crate) fn name(text: &str) -> String {
     cut(&escaped(text, |c| c.is_control() || is_invisible(c)), NAME_CHARACTERS).into_owned()
 }
 
-/// An error message, on one line whatever a library's message holds; long words are cut like names.
+/// An error message on one line; long words are cut like names.
 pub(crate) fn line(text: &str) -> String {
     let words: Vec<String> = text.split_whitespace().map(name).collect();
     cut(&words.join(" "), MESSAGE_CHARACTERS).into_owned()
 }
 
-/// A piece of a generated answer: every byte as it is for a file or a pipe, without control characters for a terminal.
-/// Languages need invisible joiners, so that these stay.
+/// A piece of an answer: unchanged for a file or a pipe, without control characters for a terminal. Invisible joiners
+/// stay, because languages need them.
 pub(crate) fn answer(text: &str, to_terminal: bool) -> Cow<'_, str> {
     if to_terminal {
         escaped(text, |c| !matches!(c, '\n' | '\t') && c.is_control())
@@ -35,11 +35,11 @@ pub(crate) fn answer(text: &str, to_terminal: bool) -> Cow<'_, str> {
     }
 }
 
-/// The same JSON in which strings hold no character that a terminal acts upon.
+/// The same JSON with escaped control characters in its strings.
 pub(crate) fn json(text: &str) -> String {
     let mut result = String::with_capacity(text.len());
     for c in text.chars() {
-        // Line ends between tokens are plain; serde_json has escaped those in strings.
+        // Line ends between tokens stay; serde_json has escaped those in strings.
         if c != '\n' && (c.is_control() || is_invisible(c)) {
             for unit in c.encode_utf16(&mut [0; 2]) {
                 result += &format!("\\u{unit:04x}");
@@ -73,7 +73,7 @@ fn cut(text: &str, most: usize) -> Cow<'_, str> {
     }
 }
 
-/// Characters without a width of their own: zero-width ones, and those that change the direction of others.
+/// Zero-width characters, and characters that change the direction of others.
 fn is_invisible(c: char) -> bool {
     matches!(c,
         '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'

@@ -1,14 +1,14 @@
-//! Options of the engine that a command would take and not act on: each is refused in a line that says who acts on it.
+//! Refuses engine options that a command would ignore; the error names a command that uses the option.
 
 use riffle_engine::{EngineError, EngineOptions, human_bytes};
 
 use crate::args::EngineArguments;
 use crate::failure::Failure;
 
-/// An option, true where it was given, and what to use in its place.
+/// An option, true if it was given, and its replacement.
 type Unused = (&'static str, bool, &'static str);
 
-/// For `riffle calibrate`, which chooses prefill policies itself.
+/// For `riffle calibrate`, which selects prefill policies itself.
 pub(crate) fn refuse_in_calibrate(arguments: &EngineArguments) -> Result<(), Failure> {
     const CANDIDATES: &str = "it chooses among those of --candidate; riffle run and riffle eval audit take it";
     refuse(
@@ -36,7 +36,7 @@ pub(crate) fn refuse_in_calibrate(arguments: &EngineArguments) -> Result<(), Fai
     )
 }
 
-/// For commands that measure nothing of what their policies keep.
+/// For commands that do not measure the policies' attention mass.
 pub(crate) fn refuse_audit(command: &str, arguments: &EngineArguments) -> Result<(), Failure> {
     let instead = "riffle run, riffle chat and riffle eval audit show one";
     refuse(command, &[("--audit", arguments.audit, instead)])
@@ -52,7 +52,7 @@ pub(crate) fn refuse_in_logits(arguments: &EngineArguments) -> Result<(), Failur
     )
 }
 
-/// Policies of h2o-chunk are compared by their own names.
+/// h2o-chunk policies are compared by their own names.
 pub(crate) fn refuse_h2o(command: &str, arguments: &EngineArguments) -> Result<(), Failure> {
     let instead = "give --policy h2o-chunk:local=N,heavy=N";
     refuse(
@@ -64,13 +64,13 @@ pub(crate) fn refuse_h2o(command: &str, arguments: &EngineArguments) -> Result<(
     )
 }
 
-/// For questions that no task asks.
+/// For questions without a task that asks them.
 pub(crate) fn refuse_questions(command: &str, is_unused: bool) -> Result<(), Failure> {
     let instead = "only the tasks qa_1 and qa_2 ask them, and none is among --tasks";
     refuse(command, &[("--questions", is_unused, instead)])
 }
 
-/// For options of `riffle eval compare` that made tasks act on, where all tasks come from files.
+/// For options of `riffle eval compare` that apply only to generated tasks, if all tasks are from files.
 pub(crate) fn refuse_task_options(options: &[(&'static str, bool)]) -> Result<(), Failure> {
     let instead = "every line of a file is asked, with the context that stands there";
     let options: Vec<Unused> = options.iter().map(|(name, given)| (*name, *given, instead)).collect();
@@ -83,7 +83,7 @@ pub(crate) fn refuse_depths(is_unused: bool) -> Result<(), Failure> {
     refuse("riffle eval compare", &[("--depths", is_unused, instead)])
 }
 
-/// Refuses a budget of the device tier that bounds nothing: of a CPU alone, it is memory beside that of --kv-ram-budget.
+/// Refuses a device budget without effect: on a CPU alone, it needs --kv-ram-budget.
 pub(crate) fn refuse_device_budget(arguments: &EngineArguments, options: &EngineOptions) -> Result<(), Failure> {
     match arguments.kv_device_budget {
         Some(bytes) if options.machine.device.is_none() && arguments.kv_ram_budget.is_none() => {
@@ -96,14 +96,14 @@ pub(crate) fn refuse_device_budget(arguments: &EngineArguments, options: &Engine
     }
 }
 
-/// Refuses llama.cpp's options for the formats of keys and values by their own names.
+/// Checks llama.cpp's options for key and value formats, so that errors show their names.
 pub(crate) fn check_formats(arguments: &EngineArguments) -> Result<(), Failure> {
     for (option, given) in [
         ("--cache-type-k", &arguments.cache_type_k),
         ("--cache-type-v", &arguments.cache_type_v),
     ] {
         let Some(given) = given else { continue };
-        // A format of its own: with another one behind it, it would be two.
+        // Each format is checked alone, because two together form a pair.
         if let Err(EngineError::Option { requirement, .. }) = riffle_engine::parse_kv_type(&format!("{given}:f16")) {
             let formats = requirement.split(", or two").next().unwrap_or_default();
             return Err(Failure::new(format!("{option} is {given:?}, but {formats}")));

@@ -1,32 +1,32 @@
-//! Breaks lines between words for terminals: of answers while they are written, and of whole texts.
+//! Breaks lines between words for terminals, in streamed answers and whole texts.
 
 use std::borrow::Cow;
 
 use unicode_width::UnicodeWidthChar;
 
-/// Begins and ends a block of code, whose lines are not broken.
+/// Begins and ends a block of code, whose lines stay unbroken.
 const FENCE: &str = "```";
-/// Columns within which a label may stand before a text that is set beside it.
+/// Maximum width of a label with text to its right.
 const LABEL_COLUMNS: usize = 44;
 /// Columns to the next stop of a tab.
 const TAB_COLUMNS: usize = 8;
-/// Characters that do not begin a line: they end a phrase or a bracket.
+/// Characters that must not begin a line: they end a phrase or a bracket.
 const CLOSING: &str = "、。，．・：；？！」』）】〕》〉”’…ー々,.;:!?)]}%";
 
-/// The lines of an answer, broken while its pieces arrive. A word is held back until its end is known. Blocks of code between fences stay as
-/// they are.
+/// The lines of an answer, broken while its pieces arrive. A word is withheld until it is complete. Blocks of code
+/// between fences stay unbroken.
 #[derive(Debug, Default)]
 pub(crate) struct ReplyLines {
     line: Line,
-    /// Beginning of a line of code, so that a fence is recognised; `None` outside of code.
+    /// Beginning of a line of code, to find the closing fence; `None` outside of code.
     code: Option<String>,
 }
 
-/// A line of the screen, and the word that comes next.
+/// The current line, and the unfinished word after it.
 #[derive(Debug, Default)]
 struct Line {
     column: usize,
-    /// Column at which the lines begin that a break makes.
+    /// Indentation of continued lines.
     indent: usize,
     /// White space before the word.
     gap: String,
@@ -48,7 +48,7 @@ impl ReplyLines {
         }
     }
 
-    /// Takes the next piece of the answer. Returns what the terminal of `width` columns is shown now.
+    /// Adds a piece of the answer. Returns the text to show on a terminal of `width` columns.
     pub(crate) fn push(&mut self, piece: &str, width: usize) -> String {
         let mut shown = String::with_capacity(piece.len() + 2);
         for c in piece.chars() {
@@ -80,14 +80,14 @@ impl ReplyLines {
             if c == '\n'
                 && let Some(head) = &mut self.code
             {
-                // The fence that opened the block.
+                // This fence opened the block.
                 head.clear();
             }
         }
         shown
     }
 
-    /// Ends the answer. Returns the word that was held back.
+    /// Ends the answer. Returns the withheld word.
     pub(crate) fn finish(&mut self, width: usize) -> String {
         let mut shown = String::new();
         self.line.put_word(&mut shown, width);
@@ -102,7 +102,7 @@ impl ReplyLines {
 
     fn end_word(&mut self, shown: &mut String, width: usize) {
         let info = self.line.word.trim_start_matches('`');
-        // Backticks behind the fence close a piece of code within a line.
+        // Backticks after the fence close inline code.
         let opens_code = !self.line.is_begun && self.line.word.starts_with(FENCE) && !info.contains('`');
         let marker = list_marker(&self.line);
         self.line.put_word(shown, width);
@@ -116,14 +116,14 @@ impl ReplyLines {
 }
 
 impl Line {
-    /// True if the word ends before `c` although no white space does: Chinese and Japanese are written without.
+    /// True if a line may break before `c` without white space, as in Chinese and Japanese.
     fn may_break_before(&self, c: char) -> bool {
         let is_wide = |c: char| c.width() == Some(2);
         let after_wide = self.word.chars().next_back().is_some_and(is_wide);
         (is_wide(c) || after_wide && c.width() != Some(0)) && !self.word.is_empty() && !CLOSING.contains(c)
     }
 
-    /// Writes the word, behind a break where the line has no room for it.
+    /// Writes the word, after a line break if it does not fit.
     fn put_word(&mut self, shown: &mut String, width: usize) {
         if self.word.is_empty() {
             return;
@@ -153,8 +153,8 @@ impl Line {
     }
 }
 
-/// A text whose lines are at most `width` columns wide, broken between words. A line that a label begins, with two spaces behind it, goes on
-/// beside the label; any other one at its own indentation.
+/// A text with lines of at most `width` columns, broken between words. A line with a label and two spaces continues
+/// to the right of the label; other lines keep their own indentation.
 pub(crate) fn wrapped(text: &str, width: usize) -> Cow<'_, str> {
     if text.lines().all(|line| columns(line, 0) <= width) {
         return Cow::Borrowed(text);
@@ -193,7 +193,7 @@ fn wrap_line(shown: &mut String, content: &str, beside: Option<usize>, width: us
     shown.push_str(&line.gap);
 }
 
-/// The column of the text behind a line's label, where the line has a label.
+/// The column of the text after a line's label, if the line has one.
 fn text_column(line: &str) -> Option<usize> {
     let content = line.trim_start_matches(' ');
     let leading = line.len() - content.len();
@@ -203,7 +203,7 @@ fn text_column(line: &str) -> Option<usize> {
     (column <= LABEL_COLUMNS && !text.is_empty()).then_some(column)
 }
 
-/// The column of the text of a list's item, where its marker is the first word of the line.
+/// The column of a list item's text, if the line begins with a marker.
 fn list_marker(line: &Line) -> Option<usize> {
     let number = line.word.strip_suffix(['.', ')']);
     let is_number = number
@@ -212,12 +212,12 @@ fn list_marker(line: &Line) -> Option<usize> {
     (!line.is_begun && is_marker).then(|| columns(&line.gap, 0) + columns(&line.word, 0) + 1)
 }
 
-/// White space between words; a space that does not break is part of a word.
+/// White space between words; a no-break space is part of a word.
 fn is_space(c: char) -> bool {
     matches!(c, ' ' | '\t')
 }
 
-/// Columns that a text takes from a column on.
+/// Columns of a text that starts at a column.
 fn columns(text: &str, from: usize) -> usize {
     let end = text.chars().fold(from, |column, c| match c {
         '\t' => (column / TAB_COLUMNS + 1) * TAB_COLUMNS,
@@ -230,7 +230,7 @@ fn columns(text: &str, from: usize) -> usize {
 mod tests {
     use super::*;
 
-    /// The answer as the terminal shows it, in pieces of so many characters.
+    /// The answer as a terminal shows it, from pieces of `piece` characters.
     fn reply(text: &str, width: usize, piece: usize) -> String {
         let mut lines = ReplyLines::new();
         let characters: Vec<char> = text.chars().collect();
@@ -273,7 +273,7 @@ mod tests {
             );
             let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
             assert_eq!(words(&shown), words(&text));
-            // No line is broken before it has to be.
+            // Lines must be filled before they break.
             let lines: Vec<&str> = shown.lines().collect();
             for pair in lines.windows(2) {
                 let next = pair[1].split(' ').next().expect("a word");

@@ -1,6 +1,6 @@
 //! A process killed at any moment: no wrong answer, no lost session, no lock left behind.
 //!
-//! `scripts/crash-test` runs it with more kills.
+//! `scripts/test/crash-test` runs it with more kills.
 #![cfg(unix)]
 
 mod testing;

@@ -9,13 +9,13 @@ use zip::result::ZipError;
 use crate::kind::{OtherKind, other_archive};
 use crate::{DocumentError, DocumentKind, Limits};
 
-/// Bytes of one part: a text of 10,000 pages takes half of them.
+/// Largest part in bytes: a text of 10,000 pages takes half of it.
 const PART_BYTES: u64 = 96 << 20;
 
-/// Bytes of one page of a book.
+/// Largest page of a book in bytes.
 const PAGE_BYTES: u64 = 32 << 20;
 
-/// An archive of which each part may be asked for, until all of them together are larger than the limit.
+/// An archive whose parts can be read until their total exceeds the limit.
 pub(crate) struct Archive<'a> {
     name: &'a str,
     kind: DocumentKind,
@@ -25,7 +25,7 @@ pub(crate) struct Archive<'a> {
 }
 
 impl<'a> Archive<'a> {
-    /// Opens the archive of a file that should be of `kind`.
+    /// Opens the archive of a file that claims to be of `kind`.
     pub(crate) fn open(
         name: &'a str,
         kind: DocumentKind,
@@ -58,12 +58,12 @@ impl<'a> Archive<'a> {
         self.zip.file_names().flatten()
     }
 
-    /// A part's bytes; `None` where there is no such part.
+    /// A part's bytes; `None` if it does not exist.
     pub(crate) fn part(&mut self, part: &str) -> Result<Option<Vec<u8>>, DocumentError> {
         self.part_within(part, PART_BYTES)
     }
 
-    /// A page's bytes, of which a tree is made; `None` where there is no such part.
+    /// A page's bytes, to be parsed as a tree; `None` if it does not exist.
     pub(crate) fn page(&mut self, part: &str) -> Result<Option<Vec<u8>>, DocumentError> {
         self.part_within(part, PAGE_BYTES)
     }
@@ -82,7 +82,7 @@ impl<'a> Archive<'a> {
             Err(error) => return Err(damaged(error.to_string())),
         };
         let mut bytes = Vec::new();
-        // The size that the archive tells is not believed.
+        // The declared size is not trusted.
         let most = most.min(self.left_bytes);
         let read = file.take(most.saturating_add(1)).read_to_end(&mut bytes);
         read.map_err(|error| damaged(format!("{part}: {error}")))?;
@@ -96,7 +96,7 @@ impl<'a> Archive<'a> {
         Ok(Some(bytes))
     }
 
-    /// A part that a file of the kind has to have.
+    /// A required part.
     pub(crate) fn needed(&mut self, part: &str) -> Result<Vec<u8>, DocumentError> {
         let bytes = self.part(part)?;
         bytes.ok_or_else(|| self.damaged(format!("{part} is missing")))
@@ -122,7 +122,7 @@ pub(crate) fn kind_of(name: &str, bytes: &[u8]) -> Result<Option<DocumentKind>, 
         _ => None,
     };
     let Ok(zip) = ZipArchive::new(Cursor::new(bytes)) else {
-        // The name says what a damaged archive should be.
+        // The file name gives the kind of a damaged archive.
         return match by_name {
             Some(kind) => Err(DocumentError::damaged(
                 name,

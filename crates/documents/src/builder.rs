@@ -1,24 +1,24 @@
-//! A text under construction: white space as people read it, places by where they begin.
+//! Builds a text: normalises white space, and records places by their first byte.
 
 use crate::{DocumentPlace, PlaceKind};
 
-/// Headings of one document that are places; the others are text alone.
+/// Most headings that become places; further ones are only text.
 pub(crate) const HEADINGS: usize = 100_000;
 
-/// Collects the text of a document whose markup says where paragraphs and places begin.
+/// Collects the text of a document whose markup gives paragraphs and places.
 #[derive(Debug, Default)]
 pub(crate) struct TextBuilder {
     text: String,
     marks: Vec<(usize, PlaceKind)>,
     /// Headings and chapters so far.
     headings: usize,
-    /// True if white space stands before the next text.
+    /// True if white space precedes the next text.
     space: bool,
-    /// Line ends that stand before the next text.
+    /// Number of line ends before the next text.
     breaks: usize,
     /// Text before the next text of a line, such as a list's dash.
     prefix: String,
-    /// Open lines that nothing breaks, such as rows of a table.
+    /// Open lines without breaks, such as rows of a table.
     lines: usize,
 }
 
@@ -35,7 +35,7 @@ impl TextBuilder {
         }
     }
 
-    /// Adds text as it is, line ends included.
+    /// Adds text unchanged, including line ends.
     pub(crate) fn verbatim(&mut self, text: &str) {
         if self.lines > 0 {
             self.flow(text);
@@ -45,7 +45,7 @@ impl TextBuilder {
         }
     }
 
-    /// At least `count` line ends stand before what comes next.
+    /// Requires at least `count` line ends before the next text.
     pub(crate) fn end_line(&mut self, count: usize) {
         if self.lines > 0 {
             self.space = true;
@@ -54,7 +54,7 @@ impl TextBuilder {
         self.breaks = self.breaks.max(count);
     }
 
-    /// Line ends are spaces from here on, until the line is finished.
+    /// Turns line ends into spaces until the line is finished.
     pub(crate) fn begin_line(&mut self) {
         self.lines += 1;
     }
@@ -68,7 +68,7 @@ impl TextBuilder {
         self.prefix = prefix;
     }
 
-    /// A place begins with what comes next. Returns its number from 1, by which it can be named; 0 for a heading beyond the limit.
+    /// Begins a place with the next text. Returns its number from 1, for naming it; 0 for a heading beyond the limit.
     pub(crate) fn mark(&mut self, kind: PlaceKind) -> usize {
         if matches!(kind, PlaceKind::Heading { .. } | PlaceKind::Chapter(_)) {
             self.headings += 1;
@@ -79,7 +79,7 @@ impl TextBuilder {
         let at = if self.text.is_empty() || self.breaks == 0 {
             self.text.len()
         } else {
-            // The line ends belong to what came before.
+            // The line ends belong to the previous text.
             self.write_breaks();
             self.text.len()
         };
@@ -87,7 +87,7 @@ impl TextBuilder {
         self.marks.len()
     }
 
-    /// Gives a chapter or a heading its name. A heading without one is no place.
+    /// Names a chapter or a heading. A heading without a name is not a place.
     pub(crate) fn name(&mut self, number: usize, name: String) {
         let mark = number.checked_sub(1).and_then(|at| self.marks.get_mut(at));
         if let Some((_, PlaceKind::Chapter(title) | PlaceKind::Heading { title, .. })) = mark {
@@ -100,7 +100,7 @@ impl TextBuilder {
         self.text.len()
     }
 
-    /// The text, and its places: each ends where the next of its kind begins.
+    /// The text, and its places: each ends at the next of its kind.
     pub(crate) fn finish(mut self) -> (String, Vec<DocumentPlace>) {
         let kept = self.text.trim_end().len();
         self.text.truncate(kept);
@@ -144,10 +144,10 @@ impl TextBuilder {
     }
 }
 
-/// Places by where they begin, in a text of `end` bytes.
+/// Places by their first byte, in a text of `end` bytes.
 pub(crate) fn places(marks: &[(usize, PlaceKind)], end: usize) -> Vec<DocumentPlace> {
     let is_same = |a: &PlaceKind, b: &PlaceKind| std::mem::discriminant(a) == std::mem::discriminant(b);
-    // The start of the next place of each kind, while marks are walked from the end.
+    // The start of the next place of each kind; marks are visited from the end.
     let mut next: Vec<(&PlaceKind, usize)> = Vec::new();
     let mut places: Vec<DocumentPlace> = Vec::with_capacity(marks.len());
     for (start, kind) in marks.iter().rev() {
@@ -174,7 +174,7 @@ pub(crate) fn places(marks: &[(usize, PlaceKind)], end: usize) -> Vec<DocumentPl
     places
 }
 
-/// True if a character separates words; a no-break space does as well, since a model knows the plain one better.
+/// True if a character separates words. A no-break space does too, because models know the plain space better.
 fn is_space(c: char) -> bool {
     c.is_whitespace()
 }
@@ -193,7 +193,7 @@ pub(crate) fn clean_into(out: &mut String, text: &str) {
             }
             // A form feed ends a page of plain text.
             '\u{c}' | '\u{85}' | '\u{2028}' | '\u{2029}' => out.push('\n'),
-            // Hyphens that show at the end of a line alone, byte order marks, and characters that no text has.
+            // Soft hyphens, byte order marks, and noncharacters.
             '\u{ad}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}' => {}
             c if c.is_control() => {}
             c => out.push(c),
@@ -201,7 +201,7 @@ pub(crate) fn clean_into(out: &mut String, text: &str) {
     }
 }
 
-/// Text without control characters; most texts are clean, and stay where they are.
+/// Text without control characters; clean texts are returned without a copy.
 pub(crate) fn cleaned(text: String) -> String {
     let is_kept = |c: char| match c {
         '\n' | '\t' => true,

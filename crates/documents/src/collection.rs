@@ -1,4 +1,4 @@
-//! From paths to documents.
+//! Reads documents from paths.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,19 +10,19 @@ use crate::guard::{self, Fault};
 use crate::kind::{OtherKind, Sniffed, sniff};
 use crate::{Document, DocumentError, DocumentKind, Limits, archive, docx, epub, folder, html, names, pdf, plain};
 
-/// Documents in the order of the given files, and the files of folders that were left out.
+/// Documents in the order of the given files, and the skipped files of folders.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Collection {
     /// The documents.
     pub documents: Vec<Document>,
-    /// Files of folders that are no documents, or damaged ones.
+    /// Files of folders that are not documents, or damaged.
     pub left_out: LeftOut,
 }
 
-/// Files of folders that were not read. Files that are named themselves are read or refused.
+/// Skipped files of folders. Files that are given directly are read or refused.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct LeftOut {
-    /// Files that hold no text.
+    /// Files without text.
     pub binary: usize,
     /// Empty files.
     pub empty: usize,
@@ -31,7 +31,7 @@ pub struct LeftOut {
 }
 
 impl LeftOut {
-    /// All files that were left out.
+    /// Number of skipped files.
     pub fn count(&self) -> usize {
         self.binary + self.empty + self.failures.len()
     }
@@ -40,8 +40,8 @@ impl LeftOut {
 /// Reads files and folders.
 ///
 /// # Errors
-/// A [`DocumentError`] for the first file that was named and cannot be read, for a folder in which no file can be, and for more
-/// files or text than the limits allow. A file of a folder that cannot be read is counted in [`Collection::left_out`].
+/// A [`DocumentError`] for the first given file that is unreadable, for a folder without a readable file, and if the
+/// limits on files or text are exceeded. Unreadable files of folders are counted in [`Collection::left_out`].
 pub fn read(paths: &[impl AsRef<Path>], limits: &Limits) -> Result<Collection, DocumentError> {
     if paths.is_empty() {
         return Err(DocumentError::NothingNamed);
@@ -124,7 +124,7 @@ fn read_folder(
     }
 }
 
-/// Reads one file, while `held` bytes of text are kept.
+/// Reads one file; `held` is the number of bytes of text kept so far.
 fn read_file(name: &str, path: &Path, usual: &Limits, held: u64) -> Result<Document, DocumentError> {
     let limits = Arc::new(usual.after(held));
     let bytes = riffle_files::read(path, limits.file_bytes).map_err(|error| match error {
@@ -153,7 +153,7 @@ fn read_file(name: &str, path: &Path, usual: &Limits, held: u64) -> Result<Docum
     })
 }
 
-/// The document that a file's bytes are.
+/// Parses a file's bytes.
 fn parse(name: &str, bytes: Vec<u8>, limits: &Arc<Limits>) -> Result<Document, DocumentError> {
     match sniff(name, &bytes) {
         Sniffed::Binary => Err(DocumentError::Binary { name: name.to_owned() }),
@@ -166,13 +166,13 @@ fn parse(name: &str, bytes: Vec<u8>, limits: &Arc<Limits>) -> Result<Document, D
         Sniffed::Kind(kind @ (DocumentKind::Text | DocumentKind::Markdown)) => plain::read(name, kind, bytes),
         Sniffed::Kind(kind) => guarded(name, kind, bytes, limits),
         Sniffed::Archive => {
-            // Opening it to look is the parser's work as well.
+            // Opening it to find its kind also runs the parser.
             guarded(name, DocumentKind::Epub, bytes, limits)
         }
     }
 }
 
-/// Parses on a thread of its own.
+/// Parses on a separate thread.
 fn guarded(name: &str, kind: DocumentKind, bytes: Vec<u8>, limits: &Arc<Limits>) -> Result<Document, DocumentError> {
     let (owned, shared) = (name.to_owned(), Arc::clone(limits));
     let parsed = guard::run(limits.time, move || match kind {

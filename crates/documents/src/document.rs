@@ -1,4 +1,4 @@
-//! A text, and where its parts came from.
+//! A text with the places of its parts.
 
 use std::ops::Range;
 
@@ -6,23 +6,23 @@ use serde::Serialize;
 
 use crate::DocumentKind;
 
-/// A document as a model reads it.
+/// A document in the form that a model reads.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Document {
-    /// Name of the file; for a file of a folder the folder's name and the path in it. Documents that would have one name in common have
-    /// the paths that were given.
+    /// Name of the file; for a file of a folder, the folder's name and the path in it. Documents that would share a
+    /// name have their given paths.
     pub name: String,
     /// Kind of the file.
     pub kind: DocumentKind,
     /// The text: UTF-8, lines ended by `\n`, no control characters but `\n` and tabs.
     pub text: String,
-    /// Places of the text, sorted by their first byte. Places of different kinds overlap: a heading stands on a page.
+    /// Places of the text, sorted by their first byte. Places of different kinds overlap: a heading is on a page.
     pub places: Vec<DocumentPlace>,
-    /// Parts of the file that could not be read, one line each.
+    /// Unreadable parts of the file, one line each.
     pub warnings: Vec<String>,
 }
 
-/// A part of a text that a person can look up.
+/// A part of a text that a person can find.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DocumentPlace {
     /// Bytes of the text.
@@ -37,7 +37,7 @@ pub struct DocumentPlace {
 pub enum PlaceKind {
     /// A page of the file, from 1.
     Page(usize),
-    /// The label of a page where it is another than its number, such as `iv`.
+    /// The label of a page, if it differs from its number, such as `iv`.
     Label(String),
     /// A chapter, by its title.
     Chapter(String),
@@ -97,7 +97,7 @@ impl Document {
         parts.join(", ")
     }
 
-    /// The first and the last line that bytes `range` of the text stand on, from 1.
+    /// The first and the last line of bytes `range` of the text, from 1.
     pub fn lines(&self, range: &Range<usize>) -> (usize, usize) {
         let bytes = self.text.as_bytes();
         let count = |end: usize| {

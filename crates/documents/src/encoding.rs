@@ -1,4 +1,4 @@
-//! From bytes to text.
+//! Decodes bytes to text.
 
 use encoding_rs::{Encoding, UTF_8, UTF_16BE, UTF_16LE};
 
@@ -7,10 +7,10 @@ use crate::DocumentError;
 /// The byte order mark of UTF-8.
 const MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// Bytes at the beginning of a web page in which it may name its encoding.
+/// Bytes at the start of a web page in which it may name its encoding.
 const META_BYTES: usize = 4096;
 
-/// Bytes that are looked at for UTF-16 that does not say so.
+/// Bytes examined for UTF-16 without a byte order mark.
 const LOOKED_AT_BYTES: usize = 512;
 
 /// Text in UTF-8, or in UTF-16.
@@ -29,7 +29,7 @@ pub(crate) fn decode(name: &str, mut bytes: Vec<u8>) -> Result<String, DocumentE
     String::from_utf8(bytes).map_err(|error| wrong(error.utf8_error().valid_up_to()))
 }
 
-/// A web page or a part of a book: in the encoding that it names, else UTF-8, else what browsers take.
+/// A web page or a part of a book: in its declared encoding, otherwise UTF-8, otherwise the browsers' default.
 pub(crate) fn decode_markup(bytes: Vec<u8>) -> String {
     let bytes = match String::from_utf8(bytes) {
         Ok(text) if wide(text.as_bytes()).is_none() => return without_mark(text),
@@ -54,7 +54,7 @@ fn decode_bytes(bytes: &[u8]) -> String {
     encoding.decode(bytes).0.into_owned()
 }
 
-/// UTF-16 that says so by its first two bytes, or shows it: every other byte of Latin text is zero.
+/// UTF-16 with a byte order mark, or recognised by content: every other byte of Latin text is zero.
 pub(crate) fn wide(bytes: &[u8]) -> Option<&'static Encoding> {
     if let Some((encoding, _)) = Encoding::for_bom(bytes) {
         return Some(encoding).filter(|encoding| *encoding != UTF_8);
@@ -70,7 +70,7 @@ pub(crate) fn wide(bytes: &[u8]) -> Option<&'static Encoding> {
     }
 }
 
-/// The encoding that the beginning of a page names: `charset=…` or `encoding="…"`.
+/// The encoding declared at the start of a page: `charset=…` or `encoding="…"`.
 fn named(start: &[u8]) -> Option<&'static Encoding> {
     let start: String = start.iter().map(|byte| char::from(byte.to_ascii_lowercase())).collect();
     let value = |key: &str| {
@@ -80,7 +80,7 @@ fn named(start: &[u8]) -> Option<&'static Encoding> {
         Encoding::for_label(&behind.as_bytes()[..end])
     };
     let found = value("charset=").or_else(|| value("encoding="))?;
-    // A page that names UTF-16 in single bytes is not in UTF-16.
+    // A page that declares UTF-16 in single bytes is not in UTF-16.
     Some(if found == UTF_16LE || found == UTF_16BE {
         UTF_8
     } else {

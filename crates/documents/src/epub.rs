@@ -10,19 +10,19 @@ use crate::html::Dialect;
 use crate::xml::{self, XmlEvent, attribute};
 use crate::{Document, DocumentError, DocumentKind, Limits, PlaceKind, html};
 
-/// Parts that a warning names.
+/// Most parts named in a warning.
 const NAMED_PARTS: usize = 5;
 
-/// Items that stand in for one another.
+/// Longest chain of fallback items.
 const FALLBACKS: usize = 8;
 
-/// Items of one book.
+/// Most items of one book.
 const ITEMS: usize = 20_000;
 
-/// Bytes of all pages of one book.
+/// Largest total size of a book's pages in bytes.
 const PAGES_BYTES: usize = 96 << 20;
 
-/// Parts of the names of kinds that are read as pages; books before EPUB 3 have dialects of their own.
+/// Parts of media types that are read as pages; books before EPUB 3 have their own dialects.
 const PAGES: [&str; 5] = ["html", "x-oeb1-document", "x-dtbook", "text/plain", "svg"];
 
 /// Contents of an EPUB's package file.
@@ -35,17 +35,17 @@ struct Package {
     spine: Vec<String>,
     /// Id of the table of contents of EPUB 2.
     contents: Option<String>,
-    /// True if it lists more items than are read.
+    /// True if it lists too many items.
     is_too_large: bool,
 }
 
 struct Item {
     path: String,
-    /// The link as it stands in the package.
+    /// The link as written in the package.
     link: String,
     is_page: bool,
     is_navigation: bool,
-    /// Id of the item that stands in for one that cannot be shown.
+    /// Id of the fallback for an item that cannot be shown.
     fallback: Option<String>,
 }
 
@@ -54,7 +54,7 @@ impl Package {
         self.numbers.get(id).map(|number| &self.items[*number])
     }
 
-    /// The page that an id stands for: its own item, or the one that stands in for it.
+    /// The page of an id: its own item, or its fallback.
     fn page(&self, id: &str) -> Option<&Item> {
         let mut item = self.item(id)?;
         for _ in 0..FALLBACKS {
@@ -67,17 +67,17 @@ impl Package {
     }
 }
 
-/// Titles by the paths of parts, and by places within them.
+/// Titles by the paths of parts, and by anchors within them.
 type Titles = HashMap<String, (Option<String>, html::Anchors)>;
 
-/// Parts of the book that are not in its text.
+/// Parts of the book that are missing from its text.
 #[derive(Default)]
 struct Missing {
     absent: Vec<String>,
     locked: Vec<String>,
     /// Parts of other kinds, such as pictures and sounds.
     others: Vec<String>,
-    /// Pages that the reading order does not name; they are read behind it.
+    /// Pages outside the reading order; they are read after it.
     unordered: usize,
     parts: html::LeftOutParts,
 }
@@ -139,7 +139,7 @@ pub(crate) fn read(name: &str, bytes: &[u8], limits: &Limits) -> Result<Document
     })
 }
 
-/// Refuses a book whose parts are larger than books are.
+/// Refuses a book with implausibly large parts.
 fn check_size(name: &str, bytes: u64, limit_bytes: u64) -> Result<(), DocumentError> {
     if bytes > limit_bytes {
         return Err(DocumentError::TooMuchInside {
@@ -150,7 +150,7 @@ fn check_size(name: &str, bytes: u64, limit_bytes: u64) -> Result<(), DocumentEr
     Ok(())
 }
 
-/// Adds the text of a page as a chapter, and returns what the page left out; `None` for a page that takes too much work.
+/// Adds the text of a page as a chapter, and returns its omissions; `None` for a page that takes too much work.
 fn add_page(
     mut builder: TextBuilder,
     bytes: Vec<u8>,
@@ -166,7 +166,7 @@ fn add_page(
     Some((builder, notes.left_out))
 }
 
-/// Pages in the order of the spine, and behind them pages that it does not name. A page that is named again is read once.
+/// Pages in the order of the spine, followed by pages outside it. A repeated page is read once.
 fn reading_order<'p>(package: &'p Package, missing: &mut Missing) -> Vec<&'p Item> {
     let mut order: Vec<&Item> = Vec::new();
     let mut seen: HashSet<&str> = HashSet::new();
@@ -213,7 +213,7 @@ impl Missing {
     }
 }
 
-/// One line about parts of which the same is true.
+/// One line about parts with a common property.
 fn named(parts: &[String], one: &str, several: &str) -> Option<String> {
     let named = parts
         .iter()
@@ -280,7 +280,7 @@ fn package(bytes: Vec<u8>, path: &str) -> Result<Package, String> {
     Ok(package)
 }
 
-/// Parts that a reader's program would have to unlock; fonts may be among them.
+/// Encrypted parts, possibly including fonts.
 fn locked_parts(archive: &mut Archive<'_>) -> Result<Vec<String>, DocumentError> {
     let Some(bytes) = archive.part("META-INF/encryption.xml")? else {
         return Ok(Vec::new());
@@ -304,7 +304,7 @@ fn titles(archive: &mut Archive<'_>, package: &Package) -> Result<Titles, Docume
         let Some(bytes) = archive.part(&item.path)? else {
             continue;
         };
-        // The second table says what the first one leaves open.
+        // The second table supplies missing titles.
         if !titles.is_empty() {
             continue;
         }
@@ -318,13 +318,13 @@ fn titles(archive: &mut Archive<'_>, package: &Package) -> Result<Titles, Docume
                 Some((_, place)) if whole.is_some() || !places.is_empty() => {
                     places.entry(unescaped(place)).or_insert(text);
                 }
-                // The first place of a part stands for its beginning.
+                // The first anchor of a part marks its beginning.
                 _ => {
                     whole.get_or_insert(text);
                 }
             }
         };
-        // A table of contents that cannot be read costs titles alone.
+        // An unreadable table of contents only costs titles.
         let _ = if item.is_navigation {
             links(bytes, &mut add)
         } else {
@@ -337,7 +337,7 @@ fn titles(archive: &mut Archive<'_>, package: &Package) -> Result<Titles, Docume
 /// Links of a page, each with its text.
 fn links(bytes: Vec<u8>, add: &mut dyn FnMut(&str, &str)) -> Result<(), String> {
     let mut open: Option<(String, String)> = None;
-    // Lists of pages and landmarks stand beside the chapters.
+    // Lists of pages and landmarks are not chapters.
     let mut is_contents = true;
     xml::each(bytes, &mut |event| match event {
         XmlEvent::Start("nav", element) => {
@@ -379,13 +379,13 @@ fn points(bytes: Vec<u8>, add: &mut dyn FnMut(&str, &str)) -> Result<(), String>
     })
 }
 
-/// The path in the archive of a link that stands in the part `from`.
+/// The path in the archive of a link in the part `from`.
 fn resolved(from: &str, link: &str) -> String {
     let link = link.split(['#', '?']).next().unwrap_or_default();
     joined(from, &unescaped(link))
 }
 
-/// The path of a file that the part `from` names.
+/// The path of a file that the part `from` refers to.
 fn joined(from: &str, link: &str) -> String {
     let folder = from.rsplit_once('/').map_or("", |(folder, _)| folder);
     let folder = if link.starts_with('/') { "" } else { folder };
@@ -400,7 +400,7 @@ fn joined(from: &str, link: &str) -> String {
     steps.join("/")
 }
 
-/// A link with its escaped characters (`%20`) as they are.
+/// A link with its escaped characters (`%20`) decoded.
 fn unescaped(link: &str) -> String {
     let bytes = link.as_bytes();
     let mut out = Vec::with_capacity(bytes.len());

@@ -1,10 +1,10 @@
-//! Why a file did not become a text.
+//! Errors of reading documents.
 
 use std::time::Duration;
 
 use crate::DocumentKind;
 
-/// Why a file did not become a text: one line that names it and says what to do.
+/// The reason a file did not become a text: one line with the file's name and the remedy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DocumentError {
@@ -34,20 +34,21 @@ pub enum DocumentError {
         /// [`Limits::expanded_bytes`](crate::Limits::expanded_bytes).
         limit_bytes: u64,
     },
-    /// Reading the file takes more work than any document of its kind, such as forms that draw one another ten times each.
+    /// Reading the file takes more work than any document of its kind, for example nested forms that draw one another
+    /// ten times each.
     #[error("{name}: reading it takes more work than any document of its kind; do not trust it")]
     TooMuchWork {
         /// The file.
         name: String,
     },
-    /// Reading the file needs more memory than documents may take.
+    /// Reading the file needs more memory than documents may use.
     #[error(
         "{name}: reading it takes more memory than the {memory_bytes} bytes left for documents; allow more, or split the file"
     )]
     TooMuchMemory {
         /// The file.
         name: String,
-        /// Bytes left of [`Limits::memory_bytes`](crate::Limits::memory_bytes).
+        /// Remaining bytes of [`Limits::memory_bytes`](crate::Limits::memory_bytes).
         memory_bytes: u64,
     },
     /// All documents together have more text than is read.
@@ -66,15 +67,15 @@ pub enum DocumentError {
         /// [`Limits::files`](crate::Limits::files).
         limit: usize,
     },
-    /// Bytes that are no text in an encoding that is read.
+    /// Bytes that are not text in a supported encoding.
     #[error("{name}: not UTF-8 text (byte {at} is wrong): convert it first, e.g. with iconv -t UTF-8")]
     NotUtf8 {
         /// The file.
         name: String,
-        /// The first byte that is wrong.
+        /// The first invalid byte.
         at: usize,
     },
-    /// Bytes that are no text and of no kind that is read.
+    /// Bytes that are not text and not a supported kind.
     #[error(
         "{name}: this is no text and no document that riffle reads; give text, Markdown, HTML, PDF, EPUB, DOCX or a folder"
     )]
@@ -82,17 +83,17 @@ pub enum DocumentError {
         /// The file.
         name: String,
     },
-    /// A document of a kind that is not read.
+    /// A document of an unsupported kind.
     #[error("{name}: this is {kind}, which riffle does not read; save it as {save_as}, then try again")]
     OtherKind {
         /// The file.
         name: String,
         /// Kind of the file, such as `a spreadsheet`.
         kind: &'static str,
-        /// Kind of a file that is read instead.
+        /// A supported kind to save it as.
         save_as: &'static str,
     },
-    /// The file can be read with a password alone.
+    /// The file needs a password.
     #[error("{name}: this {kind} file is encrypted; remove the password with the program that set it, then try again")]
     Encrypted {
         /// The file.
@@ -100,7 +101,7 @@ pub enum DocumentError {
         /// Kind of the file.
         kind: DocumentKind,
     },
-    /// An Office file from before 2007, or an encrypted one: both look alike from outside.
+    /// An Office file from before 2007, or an encrypted one: both have the same outer format.
     #[error("{name}: an old or an encrypted Office file; save it as .docx without a password, then try again")]
     OldOffice {
         /// The file.
@@ -116,7 +117,7 @@ pub enum DocumentError {
         /// Pages of the file.
         pages: usize,
     },
-    /// The file is not what it says it is.
+    /// The file's content contradicts its kind.
     #[error("{name}: this {kind} file is damaged ({reason}); get it again, or save it as plain text")]
     Damaged {
         /// The file.
@@ -140,14 +141,14 @@ pub enum DocumentError {
         /// The file.
         name: String,
     },
-    /// A folder without a file that is read.
+    /// A folder without a readable file.
     #[error(
         "{name}: no file in this folder can be read ({left_out} left out); give a folder with documents, check its .gitignore and .ignore, or name the files"
     )]
     EmptyFolder {
         /// The folder.
         name: String,
-        /// Files that were left out.
+        /// Number of skipped files.
         left_out: usize,
     },
     /// No file was named.

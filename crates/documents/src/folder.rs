@@ -1,4 +1,4 @@
-//! Files of a folder, as its ignore rules leave them.
+//! Lists the files of a folder according to its ignore rules.
 
 use std::path::{Path, PathBuf};
 
@@ -6,8 +6,8 @@ use ignore::WalkBuilder;
 
 use crate::{DocumentError, Limits};
 
-/// Lists the regular files of a folder by name, and apart from them the folders that are too deep to be read. Hidden files are left out,
-/// and so are files that `.gitignore`, `.ignore` or git's own excludes name. Links are not followed.
+/// Lists the regular files of a folder by name, and separately the folders that are too deep. Hidden files are
+/// skipped, and files that `.gitignore`, `.ignore` or git's own excludes name. Links are not followed.
 pub(crate) fn files(name: &str, folder: &Path, limits: &Limits) -> Result<(Vec<PathBuf>, Vec<String>), DocumentError> {
     let walk = WalkBuilder::new(folder)
         .follow_links(false)
@@ -19,7 +19,7 @@ pub(crate) fn files(name: &str, folder: &Path, limits: &Limits) -> Result<(Vec<P
     for entry in walk {
         let entry = match entry {
             Ok(entry) => entry,
-            // A folder within that may not be opened leaves the others.
+            // An unreadable subfolder does not affect the others.
             Err(_) if !files.is_empty() => continue,
             Err(error) => {
                 return Err(DocumentError::Unreadable {

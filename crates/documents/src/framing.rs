@@ -1,10 +1,10 @@
-//! A document as it stands in a prompt.
+//! The form of a document in a prompt.
 
-/// The text of a document under its name, as every prompt has it: `Document: NAME`, an empty line, the text, an empty line. A prompt that no
-/// chat template makes has the name alone in its first line.
+/// The text of a document under its name, in the form of all prompts: `Document: NAME`, an empty line, the text, an
+/// empty line. Without a chat template the first line is only the name.
 ///
-/// Keys and values of a prompt are found again by its tokens, so all programs that read documents have to use the same words. The web page
-/// has them in `web/framing.js` of `riffle-server`.
+/// Cached keys and values are found by the prompt's tokens, so all programs must use the same words. The web page has
+/// them in `web/framing.js` of `riffle-server`.
 ///
 /// ```
 /// use riffle_documents::framed;

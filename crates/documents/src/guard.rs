@@ -1,4 +1,4 @@
-//! Runs parsers of others so that neither a panic nor an endless loop of theirs is one of this process.
+//! Runs third-party parsers so that neither a panic nor an endless loop affects this process.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -7,27 +7,27 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 thread_local! {
-    /// End of the time of the parser that runs on this thread.
+    /// Deadline of the parser on this thread.
     static DEADLINE: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// Ends the parser of this thread once its time is over: its caller has given it up.
+/// Panics in a parser thread after its deadline: its caller has given it up.
 pub(crate) fn check() {
     if DEADLINE.get().is_some_and(|deadline| Instant::now() > deadline) {
         resume_unwind(Box::new("late"));
     }
 }
 
-/// The name of the threads that parse, by which their panics are told from others.
+/// The name of parser threads, which identifies their panics.
 const THREAD: &str = "riffle-document";
 
-/// Parsers call themselves for what lies within something else. Pages of the stack are taken as they are used.
+/// Parsers recurse into nested content. Stack pages are allocated on use.
 const STACK_BYTES: usize = 256 << 20;
 
 /// Why a parser has no result.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// It panicked.
+    /// The parser panicked.
     Panicked,
     /// It did not end in time. Its thread ends at its next [`check`].
     TimedOut,
@@ -35,14 +35,14 @@ pub(crate) enum Fault {
     NoThread(String),
 }
 
-/// Runs `parse` on a thread of its own, for `time` at most.
+/// Runs `parse` on a separate thread, for at most `time`.
 pub(crate) fn run<T: Send + 'static>(time: Duration, parse: impl FnOnce() -> T + Send + 'static) -> Result<T, Fault> {
     quiet_panics();
     let (send, receive) = mpsc::channel();
     let thread = thread::Builder::new().name(THREAD.to_owned()).stack_size(STACK_BYTES);
     let started = thread.spawn(move || {
         DEADLINE.set(Some(Instant::now() + time));
-        // The caller may have given up waiting.
+        // The caller may have stopped waiting.
         let _ = send.send(catch_unwind(AssertUnwindSafe(parse)));
     });
     let handle = started.map_err(|error| Fault::NoThread(error.to_string()))?;
@@ -56,7 +56,7 @@ pub(crate) fn run<T: Send + 'static>(time: Duration, parse: impl FnOnce() -> T +
     }
 }
 
-/// Lets panics of parsing threads print nothing: they become errors. Other threads' panics are printed as before.
+/// Suppresses panic messages of parser threads, whose panics become errors. Other threads' panics print as before.
 fn quiet_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

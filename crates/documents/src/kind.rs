@@ -12,9 +12,9 @@ use crate::encoding::wide;
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum DocumentKind {
-    /// Plain text, source code among it.
+    /// Plain text, including source code.
     Text,
-    /// Markdown: plain text whose headings are known.
+    /// Markdown: plain text with known headings.
     Markdown,
     /// A web page.
     Html,
@@ -26,30 +26,30 @@ pub enum DocumentKind {
     Docx,
 }
 
-/// Bytes at the beginning of a file that decide its kind.
+/// Bytes at the start of a file that determine its kind.
 const LOOKED_AT_BYTES: usize = 8 << 10;
 
-/// Kind of a file as its content shows it.
+/// Kind of a file by its content.
 pub(crate) enum Sniffed {
     Kind(DocumentKind),
-    /// A ZIP archive; its parts decide the kind of the document.
+    /// A ZIP archive; its parts determine the document's kind.
     Archive,
     /// An OLE file: an old Office document, or an encrypted new one.
     Ole,
-    /// A document of a kind that is not read.
+    /// A document of an unsupported kind.
     Other(OtherKind),
-    /// Bytes that are no text.
+    /// Bytes that are not text.
     Binary,
 }
 
-/// A kind of document that is not read, and the kind to save it as.
+/// An unsupported kind of document, and the kind to save it as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct OtherKind {
     pub(crate) name: &'static str,
     pub(crate) save_as: &'static str,
 }
 
-/// First bytes of kinds that are not read.
+/// First bytes of unsupported kinds.
 const OTHER_KINDS: [(&[u8], OtherKind); 4] = [
     (b"{\\rtf", other("an RTF document", ".docx")),
     (b"%!PS", other("a PostScript file", "PDF, e.g. with ps2pdf")),
@@ -60,7 +60,7 @@ const OTHER_KINDS: [(&[u8], OtherKind); 4] = [
     (b"\x1f\x8b", other("a compressed file", "its content, e.g. with gunzip")),
 ];
 
-/// Parts of archives that tell kinds that are not read.
+/// Parts of archives that identify unsupported kinds.
 const OTHER_ARCHIVES: [(&str, OtherKind); 6] = [
     ("ppt/presentation.xml", other("a presentation", "PDF")),
     ("xl/workbook.xml", other("a spreadsheet", "CSV")),
@@ -74,7 +74,7 @@ const fn other(name: &'static str, save_as: &'static str) -> OtherKind {
     OtherKind { name, save_as }
 }
 
-/// The kind of an archive that is not read, by its parts.
+/// The kind of an unsupported archive, by its parts.
 pub(crate) fn other_archive(has: impl Fn(&str) -> bool) -> Option<OtherKind> {
     let found = OTHER_ARCHIVES.iter().find(|(part, _)| has(part));
     found.map(|(_, kind)| *kind)
@@ -100,7 +100,7 @@ impl fmt::Display for DocumentKind {
     }
 }
 
-/// Finds the kind of a file by its content, and by its name if the content leaves it open.
+/// Finds the kind of a file by its content, and by its name if the content is ambiguous.
 pub(crate) fn sniff(name: &str, bytes: &[u8]) -> Sniffed {
     let start = &bytes[..bytes.len().min(LOOKED_AT_BYTES)];
     // Some programs write a few bytes before the header of a PDF.
@@ -140,7 +140,7 @@ fn extension(name: &str) -> String {
     ending.unwrap_or_default().to_ascii_lowercase()
 }
 
-/// A text that speaks of PDF files is no PDF file: the header stands first, or the name says so.
+/// A text about PDF files is not a PDF file: the header must come first, or the name must match.
 fn is_pdf_name_or_start(name: &str, start: &[u8]) -> bool {
     start.starts_with(b"%PDF-") || extension(name) == "pdf"
 }

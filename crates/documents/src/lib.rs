@@ -1,12 +1,12 @@
-//! Turns files into texts that a language model reads, and says where each part of a text came from.
+//! Turns files into texts for a language model, with the place of each part of a text.
 //!
 //! Plain text, Markdown, HTML, PDF, EPUB and DOCX files, and folders: source trees with their ignore rules. A file's
-//! kind follows from its content first and from its name second. Each document comes with [`DocumentPlace`]s, which map ranges
-//! of its text to what a person can look up: a page, a chapter, a heading, a line.
+//! kind follows from its content first and from its name second. Each document comes with [`DocumentPlace`]s, which
+//! map ranges of its text to places that a person can find: a page, a chapter, a heading, a line.
 //!
-//! Files are by strangers. Everything is read within [`Limits`]: bytes of a file, bytes after decompression, numbers of files
-//! and parts, depth of folders, time. Parsers of others run on a thread of their own; when one of them panics or does not end, that
-//! is an error of this crate ([`DocumentError`]), in one line that names the file and says what to do.
+//! Files are untrusted. Everything is read within [`Limits`]: bytes of a file, bytes after decompression, numbers of
+//! files and parts, depth of folders, time. Third-party parsers run on a separate thread. If one panics or does not
+//! end, the result is a [`DocumentError`], one line with the file's name and the remedy.
 //!
 //! ```
 //! use riffle_documents::{Limits, read};

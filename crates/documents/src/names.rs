@@ -1,18 +1,19 @@
-//! Names of documents: short, and the same wherever the files lie.
+//! Names of documents: short, and independent of the files' location.
 
 use std::collections::HashMap;
 use std::path::Path;
 
 use crate::Document;
 
-/// Gives the documents of `path`, which a user named, their short names: a file its file name, a file of a folder the folder's name and
-/// the path in it. Prompts hold these names, so that a document is the same text from whatever folder it is named.
+/// Gives the documents of `path`, as given by the user, short names: for a file its file name, for a file of a folder
+/// the folder's name and the path in it. Prompts contain these names, so a document has the same text from any
+/// working folder.
 pub(crate) fn shorten(documents: &mut [Document], path: &Path) {
     for document in documents {
         let typed = Path::new(&document.name);
         let above = match path.file_name() {
             Some(_) => path.parent().unwrap_or(path),
-            // Such as `.` and `..`: they have no name of their own.
+            // Such as `.` and `..`, which have no name.
             None => path,
         };
         if let Ok(short) = typed.strip_prefix(above)
@@ -23,7 +24,7 @@ pub(crate) fn shorten(documents: &mut [Document], path: &Path) {
     }
 }
 
-/// Gives documents that have a name in common their paths back. `typed` holds the paths of all documents.
+/// Restores the paths of documents with equal names. `typed` has the paths of all documents.
 pub(crate) fn tell_apart(documents: &mut [Document], typed: Vec<String>) {
     let mut counts: HashMap<String, usize> = HashMap::new();
     for document in documents.iter() {

@@ -1,4 +1,4 @@
-//! Numbers as people write them beside the digits.
+//! Numbers in styles other than digits.
 
 /// A number in lower-case Roman numerals.
 pub(crate) fn roman(number: usize) -> String {

@@ -1,10 +1,10 @@
-//! Plain text and Markdown: the text as it is, so that its lines are the file's.
+//! Plain text and Markdown: the text unchanged, so that its lines are the file's.
 
 use crate::builder::{HEADINGS, cleaned, places, title};
 use crate::encoding::decode;
 use crate::{Document, DocumentError, DocumentKind, PlaceKind};
 
-/// A document of text in an encoding that is read.
+/// A document of text in a supported encoding.
 pub(crate) fn read(name: &str, kind: DocumentKind, bytes: Vec<u8>) -> Result<Document, DocumentError> {
     let text = cleaned(decode(name, bytes)?);
     let marks = match kind {
@@ -21,7 +21,7 @@ pub(crate) fn read(name: &str, kind: DocumentKind, bytes: Vec<u8>) -> Result<Doc
     })
 }
 
-/// Headings with a hash before them, outside fenced code.
+/// Headings with a leading hash, outside fenced code.
 fn headings(text: &str) -> Vec<(usize, PlaceKind)> {
     let mut fence: Option<&str> = None;
     let mut at = 0;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::{Document, PlaceKind};
 
-/// Titles and labels that one error lists.
+/// Most titles and labels listed in one error.
 const LISTED: usize = 12;
 
 /// A chapter or a headed part of a document, with the parts below it.
@@ -14,11 +14,11 @@ pub struct Section<'a> {
     pub title: &'a str,
     /// Depth: 0 for chapters, from 1 for headings.
     pub level: usize,
-    /// Bytes of the text, up to the next section that is not below this one.
+    /// Byte range of the text, up to the next section that is not below this one.
     pub range: Range<usize>,
 }
 
-/// Why a document has no such part: one line that says which parts exist.
+/// The reason a document has no such part: one line with the existing parts.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlaceError {
@@ -30,12 +30,12 @@ pub enum PlaceError {
         /// Kind of the document.
         kind: crate::DocumentKind,
     },
-    /// A page that the document lacks.
+    /// A page that does not exist.
     #[error("{name}: there is no page {page}; it has pages 1 to {count}")]
     NoSuchPage {
         /// The document.
         name: String,
-        /// The page that was asked for.
+        /// The requested page.
         page: usize,
         /// Pages of the document.
         count: usize,
@@ -45,19 +45,19 @@ pub enum PlaceError {
     NoSuchLabel {
         /// The document.
         name: String,
-        /// The label that was asked for.
+        /// The requested label.
         label: String,
         /// Labels of the document's pages, in order.
         labels: Vec<String>,
     },
-    /// The last page stands before the first.
+    /// The last page is before the first.
     #[error("{name}: page {first} stands behind page {last}; give the first page first")]
     Backwards {
         /// The document.
         name: String,
-        /// The first page that was asked for.
+        /// The first requested page.
         first: usize,
-        /// The last page that was asked for.
+        /// The last requested page.
         last: usize,
     },
     /// The pages hold no text.
@@ -70,7 +70,7 @@ pub enum PlaceError {
         /// Last page.
         last: usize,
     },
-    /// The document has neither chapters nor headings.
+    /// The document has no chapters and no headings.
     #[error("{name}: it names no chapters; choose by pages, or read all of it")]
     NoChapters {
         /// The document.
@@ -81,19 +81,19 @@ pub enum PlaceError {
     NoSuchChapter {
         /// The document.
         name: String,
-        /// The words that were asked for.
+        /// The requested words.
         title: String,
         /// Titles of the document, in order.
         titles: Vec<String>,
     },
-    /// Words that several chapters have in their titles.
+    /// Words that occur in several chapters' titles.
     #[error("{name}: several chapters match {title:?}: {}; give more of the title", listed(.titles))]
     SeveralChapters {
         /// The document.
         name: String,
-        /// The words that were asked for.
+        /// The requested words.
         title: String,
-        /// Titles that match, in order.
+        /// Matching titles, in order.
         titles: Vec<String>,
     },
 }
@@ -107,7 +107,7 @@ impl Document {
     /// Bytes of pages `first` to `last`, both included, counted from 1.
     ///
     /// # Errors
-    /// [`PlaceError`] for pages that are not there or hold no text.
+    /// [`PlaceError`] for pages that do not exist or have no text.
     pub fn pages_range(&self, first: usize, last: usize) -> Result<Range<usize>, PlaceError> {
         let name = || self.name.clone();
         let count = self.page_count();
@@ -145,10 +145,10 @@ impl Document {
         Ok(range)
     }
 
-    /// Bytes of the pages from label `first` to label `last`, both included. A page without a label of its own has its number.
+    /// Bytes of the pages from label `first` to label `last`, both included. A page without a label uses its number.
     ///
     /// # Errors
-    /// [`PlaceError`] for labels that no page has, and for pages without text.
+    /// [`PlaceError`] for labels that do not exist, and for pages without text.
     pub fn labelled_pages_range(&self, first: &str, last: &str) -> Result<Range<usize>, PlaceError> {
         let labels = self.page_labels();
         if labels.is_empty() {
@@ -166,7 +166,7 @@ impl Document {
         self.pages_range(page(first)?, page(last)?)
     }
 
-    /// Labels of all pages in order, such as `iv`; the number of a page that has no other label.
+    /// Labels of all pages in order, such as `iv`; otherwise the page's number.
     pub fn page_labels(&self) -> Vec<String> {
         let mut labels: Vec<String> = Vec::new();
         for place in &self.places {
@@ -186,7 +186,7 @@ impl Document {
     /// Chapters and headed parts in order, each with the parts below it.
     pub fn sections(&self) -> Vec<Section<'_>> {
         let mut sections: Vec<Section<'_>> = Vec::new();
-        // Sections that have not ended, by their numbers.
+        // Open sections, by index.
         let mut open: Vec<usize> = Vec::new();
         for place in &self.places {
             let (title, level) = match &place.kind {
@@ -208,11 +208,12 @@ impl Document {
         sections
     }
 
-    /// Bytes of the chapter or headed part with a title. Letters' case is ignored. A whole title comes before a title that begins with
-    /// these words, and that before one that contains them; of several, the one that stands above the others.
+    /// Bytes of the chapter or headed part with a title. Case is ignored. A complete match takes precedence over a
+    /// title that starts with these words, and that over one that contains them; of several, the section above the
+    /// others.
     ///
     /// # Errors
-    /// [`PlaceError`] with the titles that exist, or with those that match.
+    /// [`PlaceError`] with the existing titles, or with the matching ones.
     pub fn chapter_range(&self, title: &str) -> Result<Range<usize>, PlaceError> {
         let sections = self.sections();
         let name = || self.name.clone();

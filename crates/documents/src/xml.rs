@@ -1,4 +1,4 @@
-//! XML of archives' parts, event by event.
+//! Reads the XML of archives' parts, event by event.
 
 use quick_xml::events::{BytesStart, Event};
 use quick_xml::reader::Reader;
@@ -19,10 +19,10 @@ pub(crate) enum XmlEvent<'a> {
     Text(&'a str),
 }
 
-/// Takes the events of a part; an empty element begins and ends.
+/// Passes the events of a part; an empty element begins and ends.
 ///
 /// # Errors
-/// The parser's message for a part that is no XML.
+/// The parser's message for a part that is not XML.
 pub(crate) fn each(bytes: Vec<u8>, take: &mut dyn FnMut(XmlEvent<'_>)) -> Result<(), String> {
     let text = decode_markup(bytes);
     let mut reader = Reader::from_str(&text);
@@ -49,7 +49,7 @@ pub(crate) fn each(bytes: Vec<u8>, take: &mut dyn FnMut(XmlEvent<'_>)) -> Result
                         "gt" => Some('>'),
                         "quot" => Some('"'),
                         "apos" => Some('\''),
-                        // Entities of a part's own are not expanded: they are how XML bombs are built.
+                        // A part's own entities are not expanded: XML bombs are built from them.
                         _ => None,
                     },
                 };

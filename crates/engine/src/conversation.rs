@@ -1,4 +1,4 @@
-//! Messages as the text that the model reads.
+//! Renders messages as the model's input text.
 
 use std::ops::ControlFlow;
 
@@ -7,13 +7,14 @@ use riffle_model::{ChatMessage, ConversationText};
 use crate::{Engine, EngineError};
 
 impl Engine {
-    /// The text up to where the answer to `message` begins, behind `turns` of a message and its answer. The model's chat template makes it;
-    /// `poll` is asked whether to go on rendering. Without a template messages and answers follow one another as they are, and a line
-    /// ends behind each answer. Special tokens that messages and answers spell are text:
-    /// [`Tokenizer::encode_conversation`](riffle_model::Tokenizer::encode_conversation) keeps them so.
+    /// The text up to the start of the answer to `message`, after `turns` of messages and answers. The model's chat
+    /// template renders it; `poll` decides whether to continue. Without a template, messages and answers are
+    /// concatenated, with a line feed after each answer. Special tokens spelt in messages and answers stay text in
+    /// [`Tokenizer::encode_conversation`](riffle_model::Tokenizer::encode_conversation).
     ///
     /// # Errors
-    /// [`EngineError::NoChatTemplate`] for instructions (`system`) to a model without a template; failures of the template.
+    /// [`EngineError::NoChatTemplate`] for instructions (`system`) to a model without a template; failures of the
+    /// template.
     pub fn conversation_text<'t>(
         &self,
         system: Option<&str>,

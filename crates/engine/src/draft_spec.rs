@@ -10,33 +10,33 @@ use serde::Serialize;
 
 use crate::EngineError;
 
-/// Tokens of a draft at most: with the latest token of the answer they fill the rows of a pass of answers.
+/// The most tokens of a draft: with the answer's latest token they fill the rows of a decode pass.
 pub(crate) const MOST_TOKENS: usize = 15;
 
 const REQUIREMENT: &str = "it must be none, auto, ngram, sparse:POLICY, mtp, model:PATH, or ngram+ before one of the last three, with @N for drafts of N tokens, such as sparse:quest@4";
 
-/// The sources that draft the next tokens of an answer: none, those that pay ([`Self::auto`]), or those that are named. The answer has the
-/// bytes that it has without drafts.
+/// The sources that draft an answer's next tokens: none, those that pay off ([`Self::auto`]), or named ones. The
+/// answer has the same bytes as without drafts.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct DraftSpec {
-    /// True if it was asked for as `auto`.
+    /// True for `auto`.
     pub(crate) is_auto: bool,
-    /// True if an answer that cannot be drafted is made without drafts; else it is refused.
+    /// True if an answer without possible drafts continues without; otherwise it is refused.
     pub(crate) is_optional: bool,
-    /// The text: the tokens that followed where its latest tokens stood before.
+    /// The text: the tokens that followed an earlier occurrence of its latest tokens.
     pub(crate) has_ngram: bool,
-    /// The model itself, whose attention reads the tokens that this policy names.
+    /// The model itself, with attention limited to this policy's selection.
     pub(crate) own: Option<PolicyRules>,
-    /// The layer of the model's files that predicts further tokens.
+    /// The layer in the model's files that predicts further tokens.
     pub(crate) has_predictor: bool,
-    /// A small model with the same tokens.
+    /// A small model with the same vocabulary.
     pub(crate) model: Option<PathBuf>,
-    /// Length of every draft; `None` for the length that pays most.
+    /// Fixed length of every draft; `None` for the most profitable length.
     pub(crate) tokens: Option<usize>,
 }
 
 impl DraftSpec {
-    /// One token after the other.
+    /// No drafts.
     pub const NONE: Self = Self {
         is_auto: false,
         is_optional: false,
@@ -47,13 +47,13 @@ impl DraftSpec {
         tokens: None,
     };
 
-    /// True if nothing is drafted.
+    /// True if there are no drafts.
     pub fn is_none(&self) -> bool {
         *self == Self::NONE
     }
 
-    /// N-grams and the model's own sparse attention, each where it pays; in place of the second the layer that predicts further tokens, where
-    /// it is loaded.
+    /// N-grams and the model's own sparse attention, each if it pays off; instead of the second, the predicting
+    /// layer, if it is loaded.
     pub fn auto() -> Self {
         Self {
             is_auto: true,
@@ -66,18 +66,19 @@ impl DraftSpec {
         }
     }
 
-    /// The file or folder of the small model that drafts, for [`ModelOptions::draft_model`](crate::ModelOptions::draft_model).
+    /// The file or folder of the small draft model, for
+    /// [`ModelOptions::draft_model`](crate::ModelOptions::draft_model).
     pub fn model(&self) -> Option<&Path> {
         self.model.as_deref()
     }
 
-    /// True if it takes the layer of the model's files that predicts further tokens, for
+    /// True if it uses the layer in the model's files that predicts further tokens, for
     /// [`ModelOptions::draft_predictor`](crate::ModelOptions::draft_predictor).
     pub fn uses_predictor(&self) -> bool {
         self.has_predictor
     }
 
-    /// The same with the small model's file in place of the name that was given for it.
+    /// Replaces the small model's name by the path of its file.
     #[must_use]
     pub fn with_model(self, path: PathBuf) -> Self {
         Self {
@@ -86,7 +87,7 @@ impl DraftSpec {
         }
     }
 
-    /// The same where drafts can be made, and none elsewhere, such as under a policy that learns or an audit.
+    /// Allows answers without drafts if they are impossible, for example under a learning policy or an audit.
     #[must_use]
     pub fn where_possible(self) -> Self {
         Self {
@@ -95,7 +96,7 @@ impl DraftSpec {
         }
     }
 
-    /// Checks the policy of the model's own drafts: it chooses for generated tokens, and evicts none.
+    /// Checks the policy of the model's own drafts: it must support generated tokens and evict none.
     fn check(&self) -> Result<(), EngineError> {
         let Some(rules) = &self.own else {
             return Ok(());
@@ -113,9 +114,9 @@ impl DraftSpec {
     }
 }
 
-/// The policy of the model's own drafts where none is named.
+/// The default policy of the model's own drafts.
 fn own_policy() -> PolicyRules {
-    // The answer's own tokens and the latest text draft as well as a search among blocks does, and cost less.
+    // The latest text and the answer's own tokens draft about as well as a search among blocks, and cost less.
     "streaming:window=512".parse().expect("a policy of the catalogue")
 }
 
@@ -126,7 +127,7 @@ impl FromStr for DraftSpec {
         let text = text.trim();
         let refused = || EngineError::option("draft", format!("{text:?}"), REQUIREMENT);
         let (sources, tokens) = match text.rsplit_once('@') {
-            // A path may hold an @ of its own.
+            // A path may contain an @ itself.
             Some((sources, tokens)) if !sources.contains("model:") || tokens.parse::<usize>().is_ok() => {
                 let tokens = tokens.parse().ok().filter(|tokens| (1..=MOST_TOKENS).contains(tokens));
                 (sources, Some(tokens.ok_or_else(refused)?))
@@ -192,13 +193,13 @@ impl fmt::Display for DraftSpec {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct DraftCount {
-    /// Tokens that were drafted and verified.
+    /// Tokens drafted and verified.
     pub drafted: usize,
-    /// Drafted tokens that the answer drew.
+    /// Accepted tokens.
     pub accepted: usize,
     /// Passes over the whole model that verified them.
     pub passes: usize,
-    /// Pairs of query and key that the drafts read, and the rows of drafted tokens that were not drawn.
+    /// Pairs of query and key that the drafts and the rejected rows read.
     pub undone_pairs: u64,
 }
 

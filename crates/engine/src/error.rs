@@ -1,4 +1,4 @@
-//! Failures while a model runs.
+//! Errors of a running model.
 
 use std::path::PathBuf;
 
@@ -8,9 +8,10 @@ use riffle_kv::KvError;
 use riffle_model::ModelError;
 use riffle_policy::PolicyError;
 
-/// Every way a run can fail; each message says what was wrong and what to do.
+/// Errors of a run. Each message gives the fault and the remedy.
 ///
-/// A message names options by their fields, in backticks: [`rename_options`](crate::rename_options) gives them the names of a program.
+/// Messages name options by their fields, in backticks; [`rename_options`](crate::rename_options) replaces them by a
+/// program's names.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
@@ -25,17 +26,17 @@ pub enum EngineError {
     OutOfDeviceMemory {
         /// The device.
         device: String,
-        /// The needs of the run, part by part.
+        /// The memory needs of the run, part by part.
         parts: String,
-        /// The memory that is free.
+        /// The free memory.
         available: String,
-        /// Changes with which the run would fit.
+        /// Changes that would make the run fit.
         advice: String,
     },
     /// The KV cache refused an operation.
     #[error(transparent)]
     Kv(#[from] KvError),
-    /// A policy was unknown, badly spelled or asked for a phase it does not have.
+    /// A policy is unknown, misspelt or does not support the phase.
     #[error(transparent)]
     Policy(#[from] PolicyError),
     /// The attention kernel rejected its input: a fault in the engine, not in the user's input.
@@ -43,17 +44,17 @@ pub enum EngineError {
         "attention refuses what the engine gives it: {0}; this is a fault of riffle: report it with the command and the model"
     )]
     Attend(#[from] AttendError),
-    /// An option has a value that makes no sense.
+    /// An option has an invalid value.
     #[error("`{name}` is {value}, but {requirement}")]
     Option {
-        /// The option: a field of the options of this crate, or a parameter.
+        /// The option: a field of this crate's options, or a parameter.
         name: &'static str,
-        /// The value that was given.
+        /// The given value.
         value: String,
-        /// The values that are allowed.
+        /// The allowed values.
         requirement: String,
     },
-    /// A profile that cannot be read.
+    /// An unreadable profile.
     #[error("the profile cannot be used: {0}")]
     Profile(String),
     /// A sequence cannot be rolled back to a checkpoint.
@@ -66,25 +67,25 @@ pub enum EngineError {
         /// Tokens it holds now.
         held: usize,
     },
-    /// No layer of the model attends, so there is no cache to keep.
+    /// No layer of the model attends, so there is no cache to store.
     #[error("no layer of the model has attention: such models are not supported")]
     NoAttention,
-    /// There was nothing to read.
+    /// The prompt is empty.
     #[error("the prompt is empty: give at least one token of text")]
     EmptyPrompt,
     /// The prompt does not fit the context.
     #[error("{what} needs {needed} tokens, but the context holds {context}: {advice}")]
     ContextExceeded {
-        /// The text that did not fit: the prompt, or the prompt and the answer.
+        /// The text that did not fit: the prompt, or prompt and answer.
         what: &'static str,
         /// Tokens needed.
         needed: usize,
         /// Tokens the context holds.
         context: usize,
-        /// Changes with which it would fit.
+        /// Changes that would make it fit.
         advice: String,
     },
-    /// A session that another model or other options made.
+    /// A session of another model or other options.
     #[error(
         "session {} was saved with {what} {saved}, this run has {now}: use the same, or another session file",
         path.display()
@@ -99,7 +100,7 @@ pub enum EngineError {
         /// Its value in this run.
         now: String,
     },
-    /// A prompt that has nothing to do with the session it was given for.
+    /// A prompt that does not match the session's text.
     #[error(
         "session {} holds another text: its {saved} tokens and the prompt share {shared}; use another session file, or delete this one",
         path.display()
@@ -109,15 +110,15 @@ pub enum EngineError {
         path: PathBuf,
         /// Tokens of the session.
         saved: usize,
-        /// Tokens that the session and the prompt begin with alike.
+        /// Number of leading tokens that session and prompt share.
         shared: usize,
     },
-    /// A prefix cache beside a policy that learns from the queries it sees.
+    /// A prefix cache with a policy that learns from its queries.
     #[error(
         "`prefix_cache` cannot be used with policy {0}: this policy learns from every query of a text, and pages from the cache bring none; use another policy, or `session`"
     )]
     PrefixPolicy(String),
-    /// Pages of another session for a model whose layers do not all keep keys and values.
+    /// Pages of another session for a model in which some layers have no keys and values.
     #[error(
         "this model cannot take over the pages of another session: its recurrent layers have a state that pages do not hold; fork the session that has read the text"
     )]
@@ -128,47 +129,47 @@ pub enum EngineError {
     /// A request names a session file whose sequence is not in memory.
     #[error("session {} is not in memory: restore it, then send the request again", .0.display())]
     SessionNotHeld(PathBuf),
-    /// Requests that run take the room that is needed.
+    /// Running requests use the memory that is needed.
     #[error("there is no free memory for {0}, because other requests use it: try again when fewer requests run")]
     NoRoom(&'static str),
-    /// Nothing to go on from.
+    /// There is nothing to continue from.
     #[error("{} holds no answer to go on with: give `session` a file that a run has saved, or give a prompt", path.display())]
     NothingToContinue {
         /// The file.
         path: PathBuf,
     },
-    /// A context longer than the model was made for.
+    /// A context longer than the model supports.
     #[error(
         "`context_tokens={context}` is longer than the {maximum} positions this model was made for: use `context_tokens={maximum}` or less, or stretch them, such as by `rope_scaling=yarn:factor={}`", factor(*context, *maximum)
     )]
     ContextTooLong {
-        /// Tokens asked for.
+        /// Requested tokens.
         context: usize,
         /// Positions the model supports.
         maximum: usize,
     },
-    /// The plan does not fit the memory there is.
+    /// The plan exceeds the available memory.
     #[error("the run needs {needed} of memory ({parts}) and {available} are free: {advice}")]
     OutOfMemory {
         /// Bytes needed, for people.
         needed: String,
-        /// The parts that they go to.
+        /// The parts that need it.
         parts: String,
         /// Bytes available, for people.
         available: String,
-        /// Changes with which it would fit.
+        /// Changes that would make it fit.
         advice: String,
     },
-    /// The KV tiers do not hold the context.
+    /// The context does not fit in the KV tiers.
     #[error("keys and values of {tokens} tokens take {needed}, but {refusal}: {advice}")]
     TierTooSmall {
         /// Tokens of the context.
         tokens: usize,
-        /// Bytes of its pages, for people.
+        /// Bytes of its pages, formatted.
         needed: String,
         /// The budget that is too small.
         refusal: String,
-        /// Changes with which it would fit.
+        /// Changes that would make it fit.
         advice: String,
     },
     /// The model has no tokenizer, so it cannot read or write text.
@@ -176,10 +177,10 @@ pub enum EngineError {
         "{0} has no tokenizer.json, tokenizer.model or tekken.json, so it can read and write no text: put the model's own there, or give token ids to riffle eval logits"
     )]
     NoTokenizer(String),
-    /// An answer that cannot have the form that was asked for.
+    /// An answer cannot have the requested form.
     #[error("the answer cannot be given the form that was asked for: {0}")]
     Form(String),
-    /// Instructions were given, but nothing to put them in.
+    /// Instructions were given, but the model has no template for them.
     #[error("`system` needs a chat template and {0} has none: put the instructions into the prompt")]
     NoChatTemplate(String),
     /// The model makes no vectors of texts.
@@ -208,39 +209,39 @@ pub enum EngineError {
         "after {position} tokens the model computed a score that is not a number: its weights are damaged, or its numbers are too large for 16 bits; get the model again, or try `kv_type=bf16`"
     )]
     NonFiniteLogits {
-        /// Tokens read before it happened.
+        /// Tokens read before.
         position: usize,
     },
-    /// The caller asked to stop.
+    /// The caller stopped the run.
     #[error("interrupted after {tokens} of {total} tokens")]
     Interrupted {
-        /// Tokens that are complete in the cache.
+        /// Tokens completely in the cache.
         tokens: usize,
-        /// Tokens that were to be read or written.
+        /// Tokens to read or generate.
         total: usize,
     },
     /// The thread pool could not be started.
     #[error("cannot start {threads} threads: {reason}; use fewer with `threads`")]
     Threads {
-        /// Threads asked for.
+        /// Requested threads.
         threads: usize,
         /// The system's reason.
         reason: String,
     },
 }
 
-/// The whole factor by which `maximum` positions reach `context`.
+/// The integer factor by which `maximum` positions reach `context`.
 pub(crate) fn factor(context: usize, maximum: usize) -> usize {
     context.div_ceil(maximum.max(1)).max(2)
 }
 
-/// Why a sequence did not get through a pass. It holds what it held before, apart from `again`.
+/// The reason a sequence did not complete a pass. It is unchanged, apart from `again`.
 #[derive(Debug)]
 pub struct Failure {
     /// The error that ended it.
     pub error: EngineError,
-    /// Tokens that it has to read again, because recurrent layers could not go back to where they were; all of them where tokens
-    /// that were let go could not be in an orderly way.
+    /// Tokens that it must read again, because recurrent layers could not return to their earlier state. All tokens,
+    /// if an eviction failed.
     pub again: Vec<u32>,
 }
 
@@ -254,7 +255,7 @@ impl EngineError {
     }
 }
 
-/// Refuses the value of an option that does not meet a requirement.
+/// Checks that an option's value meets a requirement.
 pub(crate) fn require(
     is_met: bool,
     name: &'static str,
@@ -276,7 +277,7 @@ impl From<EngineError> for Failure {
 }
 
 impl From<ModelError> for EngineError {
-    /// A failure of the device stays one, whoever ran into it.
+    /// Device failures stay device failures.
     fn from(error: ModelError) -> Self {
         match error {
             ModelError::Device(source) => Self::Device(DeviceError::new(source)),

@@ -1,14 +1,17 @@
 //! The engine: it drives a model's layers over a paged KV cache.
 //!
-//! A run goes through four owners: the *model* projects a logical batch of tokens layer by layer, the *cache* stores
-//! their keys and values in pages, a *policy* selects what each tile of queries reads, and the *attention* kernels
-//! read exactly that. This crate decides the order of the four and nothing else; it never knows which policy is on.
+//! A run involves four components: the *model* projects a logical batch of tokens layer by layer, the *cache* stores
+//! their keys and values in pages, a *policy* selects the tokens that each tile of queries reads, and the *attention*
+//! kernels read exactly this selection. This crate only decides the order of the four; it never depends on a specific
+//! policy.
 //!
-//! Options are structs with a [`Default`], and releases add fields to them. [`EngineOptions`] has a setter for each option; literals of the
-//! others end with `..Default::default()`. Reports of the engine are `#[non_exhaustive]`. Model families of
-//! your own crate go into [`ModelOptions::families`], policies of your own into [`SequenceOptions::prefill`] and [`SequenceOptions::decode`].
+//! Options are structs with a [`Default`], and releases add fields to them. [`EngineOptions`] has a setter for each
+//! option; literals of the others end with `..Default::default()`. Reports of the engine are `#[non_exhaustive]`.
+//! Pass model families of your crate in [`ModelOptions::families`], and policies in [`SequenceOptions::prefill`] and
+//! [`SequenceOptions::decode`].
 //!
-//! Memory is planned before it is allocated: [`Engine::load`] refuses what does not fit and says what would.
+//! Memory is planned before it is allocated: [`Engine::load`] refuses a run that does not fit and lists options with
+//! which it would.
 //!
 //! Load a model and stream an answer:
 //!

@@ -1,4 +1,4 @@
-//! Which device computes.
+//! Selects the device that computes.
 
 use std::sync::Arc;
 
@@ -12,11 +12,11 @@ use crate::{AttentionPrecision, EngineError, EngineOptions};
 pub const DEVICE_FORMATS: [Format; 4] = [Format::F16, Format::Bf16, Format::Q8_0, Format::Q4_0];
 
 impl EngineOptions {
-    /// The same options on the device that `name` names: `cpu`, `cuda` or `cuda:N`; without a name on a CUDA device
-    /// where there is one that computes the model, else on the CPU. `open` opens the CUDA device of a number.
+    /// Sets the device from its `name`: `cpu`, `cuda` or `cuda:N`. Without a name, uses a CUDA device that supports
+    /// the model if there is one, otherwise the CPU. `open` opens the CUDA device with a number.
     ///
     /// # Errors
-    /// [`EngineError::Option`] for another name; [`EngineError::Device`] for a device that was named and that `open` refuses.
+    /// [`EngineError::Option`] for another name; [`EngineError::Device`] if `open` refuses a named device.
     pub fn on_device(
         mut self,
         name: Option<&str>,
@@ -29,7 +29,7 @@ impl EngineOptions {
         Ok(self)
     }
 
-    /// These options with the preferred device taken where it computes this model.
+    /// Chooses the preferred device if it supports this model.
     pub(crate) fn resolved(&self, config: &ModelConfig) -> Self {
         let mut options = self.clone();
         let preferred = options.machine.preferred_device.take();
@@ -39,7 +39,7 @@ impl EngineOptions {
         options
     }
 
-    /// Refuses what a device does not compute, where one was asked for.
+    /// Refuses models and options that a requested device does not support.
     pub(crate) fn check_device(&self, config: &ModelConfig) -> Result<(), EngineError> {
         match refusal(config, self).filter(|_| self.machine.device.is_some()) {
             Some(error) => Err(error),
@@ -48,10 +48,10 @@ impl EngineOptions {
     }
 }
 
-/// The number of the CUDA device that `name` names; `None` for the CPU.
+/// The number of the CUDA device `name`; `None` for the CPU.
 ///
 /// # Errors
-/// [`EngineError::Option`] for what is not `cpu`, `cuda` or `cuda:N`.
+/// [`EngineError::Option`] for other names than `cpu`, `cuda` or `cuda:N`.
 pub fn cuda_ordinal(name: &str) -> Result<Option<usize>, EngineError> {
     let spelled = name.to_ascii_lowercase();
     let ordinal = match &*spelled {

@@ -1,11 +1,11 @@
-//! The origin of keys and values: they go together only with keys and values of the same origin.
+//! The origin of keys and values. Keys and values of different origins cannot be mixed.
 
 use riffle_model::Activations;
 use riffle_policy::PolicyRules;
 
 use crate::{AttentionPrecision, Engine, EngineError, SequenceOptions};
 
-/// Names of parts in files, and the options that they are. Files keep these names, so that those of earlier versions are known.
+/// Names of parts in files, and their options. The names never change, so that older files are readable.
 const STORED: [(&str, &str); 11] = [
     ("--lora", "adapters"),
     ("--decode", "decode"),
@@ -20,23 +20,23 @@ const STORED: [(&str, &str); 11] = [
     ("--window-size", "window"),
 ];
 
-/// The part that holds the lengths of batches and chunks, as files name it.
+/// The file's name for the lengths of batches and chunks.
 pub(crate) const CHUNKS: &str = "-b -ub";
 
-/// A part of an origin as messages name it.
+/// A part of an origin as named in messages.
 fn shown_name(stored: &str) -> String {
     let option = STORED.iter().find(|(name, _)| *name == stored);
     option.map_or(stored.to_owned(), |(_, field)| format!("`{field}`"))
 }
 
-/// Everything that decides over keys and values beside the tokens, part by part so that a difference can be named.
+/// Everything that determines keys and values besides the tokens, in parts so that a difference can be named.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Origin {
     parts: Vec<(String, String)>,
 }
 
 impl Origin {
-    /// The origin of the pages that prompts under these options make.
+    /// The origin of the pages of prompts under these options.
     pub(crate) fn of_pages(engine: &Engine, sequence: &SequenceOptions) -> Result<Self, EngineError> {
         let options = engine.options();
         let mut origin = Self { parts: Vec::new() };
@@ -79,7 +79,7 @@ impl Origin {
         Ok(origin)
     }
 
-    /// The origin of what a sequence under these options holds, in files of this version.
+    /// The origin of a sequence under these options, in files of this version.
     pub(crate) fn of_sequence(engine: &Engine, options: &SequenceOptions, version: &str) -> Result<Self, EngineError> {
         let mut origin = Self::of_pages(engine, options)?;
         origin.add("--decode", rules_text(&options.decode));
@@ -92,7 +92,7 @@ impl Origin {
         lines.collect::<String>().into_bytes()
     }
 
-    /// The first part that differs from an origin as bytes: its name for messages, its value here and its value there.
+    /// The first part that differs from an encoded origin: its name for messages, its value here and its value there.
     pub(crate) fn difference(&self, other: &[u8]) -> Option<(String, String, String)> {
         let other = String::from_utf8_lossy(other);
         let other: Vec<(&str, &str)> = other.lines().filter_map(|line| line.split_once('\t')).collect();
@@ -116,7 +116,7 @@ fn on(on: bool) -> &'static str {
     if on { "on" } else { "off" }
 }
 
-/// All rules in full: their display counts them only.
+/// All rules in full, because their display only counts them.
 fn rules_text(rules: &PolicyRules) -> String {
     if rules.rules.is_empty() {
         rules.to_string()

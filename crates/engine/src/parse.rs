@@ -1,16 +1,16 @@
-//! Values as people type them.
+//! Parses values typed by people.
 
 use riffle_attention::Format;
 
 use crate::EngineError;
 
-/// The formats that [`parse_kv_type`] takes, with `|` between them.
+/// The formats that [`parse_kv_type`] accepts, separated by `|`.
 pub const KV_TYPES: &str = Format::NAMES;
 
 /// Formats of keys and values: `f16` for both, or `f32:bf16` for keys and values, in lower or upper case.
 ///
 /// # Errors
-/// [`EngineError::Option`] lists the formats there are.
+/// [`EngineError::Option`] lists the formats.
 pub fn parse_kv_type(text: &str) -> Result<(Format, Format), EngineError> {
     let format = |name: &str| {
         Format::ALL
@@ -33,7 +33,7 @@ pub fn parse_kv_type(text: &str) -> Result<(Format, Format), EngineError> {
     }
 }
 
-/// Bytes: `4096`, `900K`, `1.5G`; a unit is a power of 1024. `option` is the option that they are for.
+/// Bytes: `4096`, `900K`, `1.5G`; units are powers of 1024. `option` is the name of the option.
 ///
 /// # Errors
 /// [`EngineError::Option`] shows the spelling.
@@ -63,7 +63,7 @@ pub fn parse_bytes(option: &'static str, text: &str) -> Result<u64, EngineError>
     }
 }
 
-/// Bytes as an option takes them, rounded up: `201M`.
+/// Bytes in an option's spelling, rounded up: `201M`.
 pub(crate) fn typed_bytes(bytes: u64) -> String {
     let units = [(30, "G"), (20, "M"), (10, "K")];
     let unit = units.into_iter().find(|(shift, _)| bytes >= 10 << shift);

@@ -1,4 +1,4 @@
-//! How the attention of prompts multiplies.
+//! Precision of products in prompts' attention.
 
 use std::fmt;
 
@@ -27,7 +27,7 @@ impl AttentionPrecision {
         }
     }
 
-    /// How attention of a phase multiplies.
+    /// Arithmetic of attention in a phase.
     pub fn arithmetic(self, phase: Phase) -> Arithmetic {
         match (self, phase) {
             (Self::Rounded, Phase::Prefill) => Arithmetic::Rounded,

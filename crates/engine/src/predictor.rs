@@ -1,8 +1,8 @@
-//! Rows of a sequence for the layer that predicts further tokens: keys and values of a layer of its own, one row for each position whose hidden
-//! state and next token are known, and the hidden states that wait for their rows.
+//! A sequence's rows of the predicting layer: its keys and values, one row for each position with a known hidden
+//! state and next token, and the hidden states that wait for their rows.
 //!
-//! Rows only serve guesses. A sequence that goes on from pages or a file without them begins them where it goes on, and one that goes back
-//! to a position whose state is gone leaves that row out.
+//! Rows only serve drafts. A sequence continued from pages or a file without rows starts them there. A sequence that
+//! returns to a position without its state leaves this row out.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,9 +18,9 @@ use crate::{EngineError, EngineOptions};
 
 /// Rows of a block.
 const BLOCK_ROWS: usize = 128;
-/// Hidden states that wait at most, and rows that are made of them together.
+/// Most waiting hidden states, and most rows computed together.
 const MOST_STATES: usize = 128;
-/// Hidden states that are taken in together: rows of a verified draft fit beside those before them.
+/// Hidden states added together: the rows of a verified draft and those before them fit.
 const TAKEN_TOGETHER: usize = 64;
 
 /// The memory for the rows of all sequences of an engine.
@@ -29,13 +29,13 @@ pub(crate) struct PredictorRoom {
     head_dim: usize,
     hidden_size: usize,
     options: AttendOptions<'static>,
-    /// Blocks that may still be taken.
+    /// Number of free blocks.
     left: AtomicUsize,
 }
 
-/// Consecutive rows of a sequence and of those that were forked from it.
+/// Consecutive rows of a sequence and its forks.
 struct Block {
-    // both [kv_heads, BLOCK_ROWS, head_dim], f16 as attention lays them out
+    // both [kv_heads, BLOCK_ROWS, head_dim], f16 in attention's layout
     keys: Vec<u16>,
     values: Vec<u16>,
     room: Arc<PredictorRoom>,
@@ -48,18 +48,18 @@ pub(crate) struct PredictorRows {
     blocks: Vec<Arc<Block>>,
     /// The position of each row, ascending.
     positions: Vec<u32>,
-    /// Hidden states of neighbouring positions that have no row yet, `[states, hidden_size]`.
+    /// Hidden states of neighbouring positions without a row yet, `[states, hidden_size]`.
     states: Vec<f32>,
-    /// The position of the first of them.
+    /// The position of the first of these states.
     first_state: usize,
 }
 
 impl PredictorRoom {
-    /// Room for the rows of as many tokens as the sequences of an engine may hold.
+    /// Memory for the rows of all tokens that an engine's sequences may hold.
     pub(crate) fn new(config: &ModelConfig, options: &EngineOptions, context: usize) -> Arc<Self> {
         let attend = AttendOptions::new(config.attention_scale)
             .with_soft_cap(config.soft_cap)
-            // Every row stands before the one that reads.
+            // Every row precedes the reading one.
             .with_causal(false)
             .with_arithmetic(Arithmetic::Fused);
         Arc::new(Self {
@@ -71,7 +71,7 @@ impl PredictorRoom {
         })
     }
 
-    /// Bytes of the rows of all sequences, and of the states that wait.
+    /// Bytes of the rows of all sequences, and of waiting states.
     pub(crate) fn planned_bytes(config: &ModelConfig, options: &EngineOptions, context: usize) -> u64 {
         let block = 2 * Format::F16.plane_bytes(BLOCK_ROWS, config.head_dim) * config.kv_heads;
         let states = MOST_STATES * config.hidden_size * size_of::<f32>();
@@ -82,12 +82,12 @@ impl PredictorRoom {
             .saturating_add(of_sequences)
     }
 
-    /// Rows that the layer is to compute together at most.
+    /// Most rows that the layer computes together.
     pub(crate) fn rows_together(options: &EngineOptions) -> usize {
         MOST_STATES.max(options.machine.sequences)
     }
 
-    /// An empty block, where one is left.
+    /// An empty block, if one is free.
     fn take(self: &Arc<Self>) -> Option<Block> {
         let one_less = |left: usize| left.checked_sub(1);
         let taken = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
@@ -100,13 +100,13 @@ impl PredictorRoom {
         })
     }
 
-    /// Values of a block's plane of one KV head.
+    /// Values in a block's plane of one KV head.
     fn plane(&self) -> usize {
         BLOCK_ROWS * self.head_dim
     }
 }
 
-/// Blocks of the tokens that all sequences may hold. Each sequence has a block that is not full, and one that it does not share any more.
+/// Blocks for the tokens of all sequences. Each sequence has a partly filled block, and an unshared copy.
 fn blocks(options: &EngineOptions, context: usize) -> usize {
     let tokens = options.cache.pool_tokens.unwrap_or(context);
     tokens
@@ -131,12 +131,12 @@ impl PredictorRows {
         }
     }
 
-    /// Rows that are held.
+    /// Number of rows.
     pub(crate) fn rows(&self) -> usize {
         self.positions.len()
     }
 
-    /// The hidden state of the last of `tokens` tokens, where it waits for the next token; it waits no more.
+    /// Removes and returns the hidden state of the last of `tokens` tokens, if it waits for the next token.
     pub(crate) fn take_last(&mut self, tokens: usize) -> Option<Vec<f32>> {
         if self.waiting() == 1 && self.first_state + 1 == tokens {
             Some(std::mem::take(&mut self.states))
@@ -145,8 +145,8 @@ impl PredictorRows {
         }
     }
 
-    /// Takes in the hidden states of rows of a pass, those of the last of `tokens`, the tokens that the sequence holds now. Of a prompt all
-    /// but the last become rows at once; those of an answer wait, as they may be taken back.
+    /// Adds the hidden states of a pass's rows, which are the last of `tokens`, the sequence's tokens now. For a
+    /// prompt, all but the last become rows at once; for an answer they wait, because they may be rolled back.
     pub(crate) fn take_in(
         &mut self,
         forward: &mut PredictorForward,
@@ -172,7 +172,7 @@ impl PredictorRows {
         if is_prompt { self.read(forward, tokens) } else { Ok(()) }
     }
 
-    /// Makes rows of the states whose next token is among `tokens`, which the sequence holds.
+    /// Computes rows from the states whose next token is among `tokens`, the sequence's tokens.
     pub(crate) fn read(&mut self, forward: &mut PredictorForward, tokens: &[u32]) -> Result<(), EngineError> {
         let (first, width) = (self.first_state, self.room.hidden_size);
         let known = tokens.len().saturating_sub(first + 1).min(self.waiting());
@@ -188,8 +188,8 @@ impl PredictorRows {
         Ok(())
     }
 
-    /// Appends rows from `position` on, keys and values `[rows, kv_heads, head_dim]`. Where no room is left, everything is forgotten, to begin
-    /// anew.
+    /// Appends rows from `position` on, keys and values `[rows, kv_heads, head_dim]`. Without room, all rows are
+    /// dropped, to start again.
     pub(crate) fn append(
         &mut self,
         position: usize,
@@ -225,7 +225,7 @@ impl PredictorRows {
         Ok(())
     }
 
-    /// A block that this sequence alone writes to; `None` where no room is left.
+    /// A block that only this sequence uses; `None` without room.
     fn block_mut(&mut self, number: usize) -> Option<&mut Block> {
         if number == self.blocks.len() {
             self.blocks.push(Arc::new(self.room.take()?));
@@ -239,9 +239,9 @@ impl PredictorRows {
         Arc::get_mut(&mut self.blocks[number])
     }
 
-    /// Forgets what follows the first `tokens` tokens of the sequence.
+    /// Truncates the rows to the first `tokens` tokens of the sequence.
     pub(crate) fn cut(&mut self, tokens: usize) {
-        // A row is made with the token behind it.
+        // A row needs the token after it.
         let kept = self
             .positions
             .partition_point(|position| *position as usize + 1 < tokens);
@@ -251,7 +251,7 @@ impl PredictorRows {
         self.states.truncate(states * self.room.hidden_size);
     }
 
-    /// Begins anew.
+    /// Resets the state.
     pub(crate) fn forget(&mut self) {
         self.cut(0);
     }

@@ -1,4 +1,4 @@
-//! Profiles: which policy each layer and head has, as a TOML file.
+//! Profiles: the policy of each layer and head, as a TOML file.
 
 use std::fmt;
 use std::io::Write;
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::EngineError;
 
-/// Policies of both phases, with rules for layers and KV heads, and what attention costs on a machine.
+/// Policies of both phases, with rules for layers and KV heads, and the machine's attention costs.
 ///
 /// ```
 /// let profile: riffle_engine::Profile = r#"
@@ -42,7 +42,7 @@ pub struct Profile {
     pub cost: CostModel,
 }
 
-/// A profile has one of its sections near its beginning.
+/// A profile has one of its sections near its start.
 const KIND: FileKind = FileKind {
     name: "a profile",
     matches: |begin| {
@@ -53,8 +53,8 @@ const KIND: FileKind = FileKind {
 };
 
 impl Profile {
-    /// Checks before the work that [`write`](Self::write) could write to `path`: it is free or a profile, and its folder
-    /// takes files.
+    /// Checks that [`write`](Self::write) can write to `path`, before long work: it is free or a profile, and its
+    /// folder is writable.
     ///
     /// # Errors
     /// [`EngineError::Kv`].
@@ -63,7 +63,7 @@ impl Profile {
         Ok(())
     }
 
-    /// Writes the profile to a file, whole or not at all.
+    /// Writes the profile to a file, atomically.
     ///
     /// # Errors
     /// [`EngineError::Kv`].
@@ -124,12 +124,12 @@ struct CostFile {
 impl FromStr for Profile {
     type Err = EngineError;
 
-    /// Reads a profile; what it leaves out is full attention, and this machine's default costs. A text without any
-    /// section is no profile: an empty file is more likely a mistake than a wish for full attention.
+    /// Parses a profile; missing parts mean full attention and default costs. A text without any section is an error:
+    /// an empty file is more likely a mistake than a wish for full attention.
     ///
     /// # Errors
-    /// [`EngineError::Profile`] for what is not a profile, [`EngineError::Policy`] for a policy that is none or does not
-    /// choose in its phase.
+    /// [`EngineError::Profile`] for invalid profiles, [`EngineError::Policy`] for a policy that is unknown or does
+    /// not support its phase.
     fn from_str(text: &str) -> Result<Self, EngineError> {
         let file: ProfileFile = toml::from_str(text).map_err(|error| EngineError::Profile(fault(text, &error)))?;
         if file.prefill.is_none() && file.decode.is_none() && file.cost.is_none() {
@@ -147,7 +147,7 @@ impl FromStr for Profile {
     }
 }
 
-/// The fault on one line, with the number of the line that has it.
+/// The fault on one line, with the number of the faulty line.
 fn fault(text: &str, error: &toml::de::Error) -> String {
     let message = error.message().replace('\n', ", ");
     match error.span().and_then(|span| text.get(..span.start)) {
@@ -192,7 +192,7 @@ impl RulesFile {
             base: self.policy.parse()?,
             rules: rules.collect::<Result<_, EngineError>>()?,
         };
-        // Chunks are known later.
+        // Chunk lengths are known later.
         rules.check(phase, usize::MAX)?;
         Ok(rules)
     }
@@ -239,7 +239,7 @@ impl CostFile {
     }
 }
 
-/// Numbers and ranges joined by `+`, `0+3-5`; nothing stands for all.
+/// Numbers and ranges joined by `+`, `0+3-5`; nothing means all.
 fn ranges(text: Option<&str>) -> Result<Vec<RangeInclusive<usize>>, EngineError> {
     let part = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));

@@ -1,8 +1,8 @@
-//! How linear layers round their input, in words.
+//! Describes how linear layers round their input.
 
 use riffle_model::{Activations, ModelConfig, WeightFormat};
 
-/// How linear layers of this model read their input: exactly, or rounded and to what.
+/// How linear layers of this model read their input: exactly, or rounded and to which precision.
 pub fn described_activations(config: &ModelConfig, activations: Activations, on_device: bool) -> String {
     let most = described(config.weight_format, activations, on_device);
     if config.has_bf16_weights && is_quantised(config.weight_format) {
@@ -12,7 +12,7 @@ pub fn described_activations(config: &ModelConfig, activations: Activations, on_
     most
 }
 
-/// A note for a person whose choice of `activations` changes nothing; `None` where it does as asked.
+/// A note if the choice of `activations` has no effect; `None` otherwise.
 pub fn activations_note(config: &ModelConfig, activations: Activations, on_device: bool) -> Option<String> {
     let format = config.weight_format;
     let why = match activations {

@@ -1,4 +1,4 @@
-//! From logits to the next token.
+//! Draws the next token from logits.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -11,26 +11,27 @@ use serde::{Deserialize, Serialize};
 use crate::EngineError;
 use crate::error::require;
 
-/// How the next token is drawn. The steps run in the order of the fields: biases, penalties, top-k, temperature, top-p, min-p.
+/// Sampling options. The steps run in the order of the fields: biases, penalties, top-k, temperature, top-p, min-p.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SamplingOptions {
     /// Terms added to the logits of single tokens.
     pub logit_bias: Vec<(u32, f32)>,
-    /// Logits of tokens among the last [`Self::repeat_window`] are divided (if positive) or multiplied by this; 1 is off.
+    /// Logits of tokens among the last [`Self::repeat_window`] are divided (if positive) or multiplied by this; 1
+    /// disables it.
     pub repeat_penalty: f32,
-    /// How many recent tokens the penalty looks at.
+    /// Number of recent tokens for the repeat penalty.
     pub repeat_window: usize,
-    /// Subtracted from the logit of every token that the answer holds already; 0 is off.
+    /// Subtracted from the logit of every token that the answer already contains; 0 disables it.
     pub presence_penalty: f32,
-    /// Subtracted from the logit of a token as often as the answer holds it; 0 is off.
+    /// Subtracted from the logit of a token for each occurrence in the answer; 0 disables it.
     pub frequency_penalty: f32,
-    /// Keep the k most likely tokens; 0 is off.
+    /// Keep the k most likely tokens; 0 disables it.
     pub top_k: usize,
-    /// Logits are divided by this; 0 takes the most likely token.
+    /// Divisor of logits; 0 takes the most likely token.
     pub temperature: f32,
-    /// Keep the most likely tokens that together hold this probability; 1 is off.
+    /// Keep the most likely tokens that together have this probability; 1 disables it.
     pub top_p: f32,
-    /// Drop tokens less likely than this share of the most likely one; 0 is off.
+    /// Drop tokens less likely than this share of the most likely one; 0 disables it.
     pub min_p: f32,
     /// Seed of the generator: equal seeds give equal texts.
     pub seed: u64,
@@ -54,10 +55,10 @@ impl Default for SamplingOptions {
 }
 
 impl SamplingOptions {
-    /// The settings of a model's own files; the most likely token where the files say nothing.
+    /// The settings in a model's files; greedy decoding if the files have none.
     pub fn recommended(defaults: &GenerationDefaults) -> Self {
         let plain = Self::default();
-        // A temperature is a recommendation only where the model recommends sampling; a bare "sample" means temperature 1.
+        // A temperature is a recommendation only with sampling; "sample" alone means temperature 1.
         let temperature = (defaults.sample == Some(true)).then(|| defaults.temperature.unwrap_or(1.0));
         Self {
             temperature: temperature.unwrap_or(plain.temperature),
@@ -101,17 +102,17 @@ impl SamplingOptions {
     }
 }
 
-/// The inputs of a draw beside the logits.
+/// The inputs of a draw besides the logits.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct DrawContext<'a> {
     /// The tokens so far, prompt and answer.
     pub tokens: &'a [u32],
-    /// How many of them, at the end, are the answer.
+    /// Number of these, at the end, that are the answer.
     pub answer_tokens: usize,
-    /// Bits of the tokens that may be drawn, 32 to a word, the lowest token in the lowest bit; at least one is set. `None` allows
-    /// all.
+    /// Bits of the allowed tokens, 32 per word, the lowest token in the lowest bit; at least one is set. `None`
+    /// allows all.
     pub allowed: Option<&'a [u32]>,
-    /// Tokens that may not be drawn in any case.
+    /// Tokens that are never allowed.
     pub forbidden: &'a [u32],
 }
 
@@ -122,7 +123,7 @@ impl DrawContext<'_> {
     }
 }
 
-/// Draws tokens; holds the generator's state between draws.
+/// Draws tokens; stores the generator's state between draws.
 #[derive(Debug, Clone)]
 pub struct Sampler {
     options: SamplingOptions,
@@ -130,7 +131,7 @@ pub struct Sampler {
     candidates: Vec<Candidate>,
 }
 
-/// The place of a sampler in its seed's sequence.
+/// A sampler's position in its seed's sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SamplerState {
     seed: u64,
@@ -158,7 +159,7 @@ impl Sampler {
         })
     }
 
-    /// A sampler that goes on where another with the same seed stood; at the start of its sequence with another seed.
+    /// A sampler that continues after another with the same seed; with another seed, it starts its sequence.
     pub(crate) fn resume(options: SamplingOptions, state: &SamplerState) -> Result<Self, EngineError> {
         let mut sampler = Self::new(options)?;
         if state.seed == sampler.options.seed {
@@ -167,7 +168,7 @@ impl Sampler {
         Ok(sampler)
     }
 
-    /// A sampler with the same draws ahead.
+    /// A copy with the same future draws.
     pub(crate) fn fork(&self) -> Self {
         Self {
             options: self.options.clone(),
@@ -183,7 +184,7 @@ impl Sampler {
         }
     }
 
-    /// Draws the token after those of the context, given its logits `[vocab]`. Ties go to the lower token id.
+    /// Draws the token after the context's tokens, given its logits `[vocab]`. Ties go to the lower token id.
     pub fn sample(&mut self, logits: &[f32], context: &DrawContext<'_>) -> u32 {
         self.candidates.clear();
         self.candidates
@@ -224,7 +225,7 @@ impl Sampler {
         }
     }
 
-    /// Makes tokens less likely that the text or the answer holds already. Every token still stands at its own place.
+    /// Penalises tokens that the text or the answer already contains. Tokens are still in vocabulary order.
     fn penalise(&mut self, context: &DrawContext<'_>) {
         let (options, tokens) = (&self.options, context.tokens);
         if options.repeat_penalty != 1.0 {
@@ -252,7 +253,7 @@ impl Sampler {
         }
     }
 
-    /// Drops candidates by top-p and min-p; they are sorted.
+    /// Drops candidates by top-p and min-p; candidates must be sorted.
     fn cut_tail(&mut self) {
         let options = &self.options;
         if options.top_p < 1.0 {
@@ -276,7 +277,7 @@ impl Sampler {
         }
     }
 
-    /// Probabilities after temperature; candidates are sorted, so the first holds the largest logit.
+    /// Probabilities after temperature; candidates are sorted, so the first has the largest logit.
     fn normalise(&mut self) {
         let largest = self.candidates[0].logit;
         let temperature = self.options.temperature;

@@ -1,6 +1,6 @@
 //! Models that people run, against what `transformers` computes from the same weights in f32.
 //!
-//! `scripts/real-models DIR smollm2 smollm2-f32` fetches the files; `RIFFLE_REAL_MODELS=DIR` names the folder. Without it each test
+//! `scripts/make/real-models DIR smollm2 smollm2-f32` fetches the files; `RIFFLE_REAL_MODELS=DIR` names the folder. Without it each test
 //! says that it was skipped. `fixtures/vectors/smollm2.py` made the vectors.
 
 use std::fs;
@@ -20,7 +20,7 @@ const SMOLLM2_F32: &str = "smollm2-135m-instruct-f32.gguf";
 /// The file of a model; `None`, with a line that says so, where it was not fetched.
 fn real_model(name: &str) -> Option<PathBuf> {
     let Some(folder) = std::env::var_os("RIFFLE_REAL_MODELS") else {
-        println!("skipped: RIFFLE_REAL_MODELS does not name a folder with {name}; scripts/real-models DIR fetches it");
+        println!("skipped: RIFFLE_REAL_MODELS does not name a folder with {name}; scripts/make/real-models DIR fetches it");
         return None;
     };
     let path = PathBuf::from(folder).join(name);

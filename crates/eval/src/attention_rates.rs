@@ -1,4 +1,4 @@
-//! Rates of the attention kernels beside what the machine could do, measured in the same run.
+//! Compares the rates of the attention kernels with the limits of the machine, measured in the same run.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -34,13 +34,13 @@ pub struct AttentionCase {
     pub tokens: usize,
     /// Element format of K and V.
     pub format: Format,
-    /// Share of 128-token blocks that are read; 1 is dense.
+    /// Share of the 128-token blocks that the kernel reads; 1 is dense.
     pub density: f64,
     /// Arithmetic of prefill attention: the precision of its multiplications.
     pub precision: AttentionPrecision,
 }
 
-/// Times of a case, beside the ceilings of the same run.
+/// Times of a case, and the machine's limits measured in the same run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct AttentionRate {
@@ -50,9 +50,9 @@ pub struct AttentionRate {
     pub median_ms: f64,
     /// Useful arithmetic: four operations a pair and dimension, in GFLOP/s.
     pub gflops: f64,
-    /// Share of the multiply-add peak of the threads that worked.
+    /// Share of the multiply-add peak of the working threads.
     pub peak_share: f64,
-    /// K and V read once, in GB/s.
+    /// Rate at which the keys and values are read once, in GB/s.
     pub gigabytes_per_s: f64,
     /// Share of the rate at which these threads read memory.
     pub read_share: f64,
@@ -78,7 +78,7 @@ pub struct AttentionReport {
     pub rates: Vec<AttentionRate>,
 }
 
-/// The cases whose figures the project keeps: dense prefill, sparse prefill, decode; 32 query and 8 KV heads.
+/// The cases in the project's records: dense prefill, sparse prefill and decode with 32 query and 8 KV heads.
 pub fn attention_cases() -> Vec<AttentionCase> {
     let case = |head_dim, rows, tokens, format, density| AttentionCase {
         heads: 32,
@@ -111,7 +111,7 @@ pub fn attention_cases() -> Vec<AttentionCase> {
     cases
 }
 
-/// The cases that a device is measured with: those above that it reads, whole long prompts, and sparse ones.
+/// The cases for a device: the supported ones of [`attention_cases`], whole long prompts, and sparse prompts.
 pub fn device_cases() -> Vec<AttentionCase> {
     let case = |rows, tokens, format, density| AttentionCase {
         heads: 32,
@@ -131,7 +131,7 @@ pub fn device_cases() -> Vec<AttentionCase> {
 }
 
 impl AttentionCase {
-    /// The case's name: what is done, format, rows × tokens, head width, density below 1, precision.
+    /// The case's name: phase, format, rows × tokens, head width, density below 1, and precision.
     pub fn name(&self) -> String {
         let phase = if self.rows == 1 { "decode" } else { "prefill" };
         let (format, rows, tokens, head_dim) = (self.format.name(), self.rows, self.tokens, self.head_dim);
@@ -158,7 +158,7 @@ impl AttentionCase {
     }
 }
 
-/// A rate, and the peak it is a share of.
+/// A rate and its peak.
 #[derive(Serialize, Deserialize)]
 struct Measured {
     rate: AttentionRate,
@@ -166,10 +166,10 @@ struct Measured {
     read_gigabytes_per_s: f64,
 }
 
-/// Measures every case on the current threads. Finished ones come from the journal and go there.
+/// Measures every case on the current threads. The journal keeps finished cases.
 ///
 /// # Errors
-/// A case whose shape the cache refuses; [`EvalError::Interrupted`].
+/// The cache refuses a shape; [`EvalError::Interrupted`].
 pub fn measure_attention(
     cases: &[AttentionCase],
     journal: &mut Journal,
@@ -218,7 +218,7 @@ const BLOCK: usize = 128;
 /// Selections of a case, tile by tile. All KV heads share them.
 pub struct CaseTiles<'a> {
     case: &'a AttentionCase,
-    /// The first row of each tile, and what it reads.
+    /// The first row and the selection of each tile.
     tiles: Vec<(usize, Selection)>,
 }
 
@@ -226,9 +226,9 @@ pub struct CaseTiles<'a> {
 pub struct CaseTile<'a> {
     /// The KV head.
     pub kv_head: usize,
-    /// The first of them in the case.
+    /// Index in the case of the tile's first row.
     pub first_row: usize,
-    /// How many.
+    /// Rows in the tile.
     pub rows: usize,
     /// Position of the first row.
     pub start: usize,
@@ -323,7 +323,7 @@ fn measure(case: &AttentionCase, peak_gflops: &mut f64, read_gigabytes_per_s: f6
         }
         Ok(attend_batch(&jobs, &options, black_box(&mut partials)).map_err(EngineError::from)?)
     })?;
-    // The clock of a shared machine drifts: the peak is the best seen up to and beside this case.
+    // The clock of a shared machine drifts, so the peak is the best value measured so far.
     *peak_gflops = peak_gflops.max(peak());
     let gflops = (4 * tiles.pairs() * case.head_dim) as f64 / median_ms / 1e6;
     let gigabytes_per_s = cache.usage().bytes_by_tier.ram as f64 / median_ms / 1e6;
@@ -340,7 +340,7 @@ fn measure(case: &AttentionCase, peak_gflops: &mut f64, read_gigabytes_per_s: f6
     })
 }
 
-/// The middle of as many runs as half a second holds, after one that is not counted.
+/// Median of the runs of half a second, after one warm-up run.
 fn median_ms(mut run: impl FnMut() -> Result<(), EvalError>) -> Result<f64, EvalError> {
     run()?;
     let start = Instant::now();
@@ -356,10 +356,10 @@ fn median_ms(mut run: impl FnMut() -> Result<(), EvalError>) -> Result<f64, Eval
     Ok(times_ms[tries / 2])
 }
 
-/// The cache of one layer, filled with noise.
+/// A cache of one layer, filled with noise.
 ///
 /// # Errors
-/// Less memory than it takes.
+/// The cache does not fit in memory.
 pub fn filled_cache(case: &AttentionCase) -> Result<KvCache, EvalError> {
     const CHUNK: usize = 4096;
     let shape = case.cache_shape();

@@ -1,4 +1,4 @@
-//! Baseline policies: random selection, and selection by an oracle that knows every score.
+//! Baseline policies: random selection, and oracles that know every score.
 
 use riffle_attention::{LANES, QueryTile, Selection, Span, read_keys};
 use riffle_policy::{
@@ -6,8 +6,8 @@ use riffle_policy::{
     SelectContext, SparsePolicy, Traits,
 };
 
-/// Policies of the laboratory, beside the catalogue. The oracles compute all scores of dense attention before they choose:
-/// they save nothing and show how well a choice of this size could do.
+/// Policies for measurements. The oracles compute all scores of dense attention before they select. They save no
+/// work; they show the best result at their size.
 static BASELINES: [PolicyInfo; 3] = [
     PolicyInfo::outside(
         "random",
@@ -79,7 +79,7 @@ const LEAST: ParameterInfo = ParameterInfo {
     kind: ParameterKind::Count { min: 1, max: 1 << 20 },
 };
 
-/// The policies that only measurements know: `random`, `oracle-top-k`, `oracle-top-p`.
+/// The measurement policies: `random`, `oracle-top-k`, `oracle-top-p`.
 pub fn baselines() -> &'static [PolicyInfo] {
     &BASELINES
 }
@@ -87,7 +87,7 @@ pub fn baselines() -> &'static [PolicyInfo] {
 /// Reads a policy of the catalogue or of the [`baselines`], for all layers and heads.
 ///
 /// # Errors
-/// As parsing a [`PolicySpec`].
+/// The errors of parsing a [`PolicySpec`].
 pub fn parse_policy(text: &str) -> Result<PolicyRules, PolicyError> {
     PolicySpec::parse_among(text, &BASELINES).map(PolicyRules::from)
 }
@@ -168,7 +168,7 @@ impl SparsePolicy for Oracle {
 }
 
 impl Oracle {
-    /// Positions of the keys that are kept, of `mass` summed over the group.
+    /// Positions of the selected keys. `mass` is the sum over the group.
     fn chosen(&self, mass: &[f32], group: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..mass.len()).collect();
         // Ties go to the lower index.
@@ -184,7 +184,7 @@ impl Oracle {
             }
             Keep::Mass(share) => {
                 let goal = f64::from(share) * group as f64;
-                // Few keys hold most of the mass: rank only as many as it takes.
+                // A few keys have most of the mass, so the sort ranks only a prefix.
                 let mut ranked = (mass.len() / 16).max(64).max(least);
                 let count = loop {
                     if ranked < order.len() {
@@ -216,7 +216,7 @@ fn exact_logits(queries: &QueryTile<'_>, context: &SelectContext<'_>) -> Vec<f32
     let (head_dim, tokens) = (queries.head_dim, context.tokens);
     let mut logits = vec![0.0f32; queries.rows * queries.group * tokens];
     let mut rows = Vec::new();
-    // [head_dim, keys]: the keys of a page side by side, so that one channel multiplies many keys at once.
+    // `[head_dim, keys]`: the keys of a page are adjacent, so one channel multiplies many keys at once.
     let mut keys = Vec::new();
     for page in context.pages {
         let count = page.tokens.min(tokens.saturating_sub(page.start));
@@ -263,7 +263,7 @@ mod tests {
     const TOKENS: usize = 100;
     const GROUP: usize = 2;
 
-    /// Keys of which those at 5 and 60 agree with every query, far more than all others.
+    /// Keys of which 5 and 60 match every query, far more than the others.
     fn keys() -> Vec<f32> {
         let mut keys = vec![0.0; TOKENS * HEAD_DIM];
         for (token, key) in keys.chunks_exact_mut(HEAD_DIM).enumerate() {

@@ -1,5 +1,5 @@
-//! Rates of many sequences on one engine: their answers in one pass through the weights, and how long an answer waits while a
-//! prompt is read.
+//! Rates of many sequences on one engine: joined passes for their answers, and the delay of an answer while the
+//! engine reads a prompt.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -27,17 +27,17 @@ pub struct BatchRateOptions {
     pub sequences: Vec<usize>,
     /// Tokens of each prompt.
     pub prompt_tokens: usize,
-    /// Tokens that all prompts begin with alike, read once.
+    /// Tokens of the common beginning of all prompts, read once.
     pub shared_tokens: usize,
     /// Tokens that each sequence generates.
     pub generated_tokens: usize,
-    /// Tokens of the prompt that is read beside an answer; 0 measures no waiting.
+    /// Tokens of the prompt that the engine reads beside the answers; 0 skips this measurement.
     pub beside_tokens: usize,
-    /// Runs of each number of sequences; the fastest counts.
+    /// Runs for each number of sequences; the fastest counts.
     pub repeats: usize,
 }
 
-/// `riffle bench batch`: a row for each number of sequences, and what a long prompt does to an answer.
+/// `riffle bench batch`: a row for each number of sequences, with the delay that a long prompt adds to an answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct BatchTable {
@@ -45,11 +45,11 @@ pub struct BatchTable {
     pub settings: RunSettings,
     /// Tokens of each prompt.
     pub prompt_tokens: usize,
-    /// Tokens that all prompts begin with alike.
+    /// Tokens of the common beginning of all prompts.
     pub shared_tokens: usize,
     /// Tokens that each sequence generated.
     pub generated_tokens: usize,
-    /// Runs of each number of sequences; the fastest counts.
+    /// Runs for each number of sequences; the fastest counts.
     pub repeats: usize,
     /// The rows.
     pub rows: Vec<BatchRow>,
@@ -59,19 +59,19 @@ pub struct BatchTable {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct BatchRow {
-    /// Sequences that answer together. With [`Self::waiting`] their answers go on while a long prompt is read.
+    /// Sequences that answer together. For [`Self::waiting`], they answer while the engine reads a long prompt.
     pub sequences: usize,
-    /// Prompt tokens read a second, shared ones counted once.
+    /// Prompt tokens per second, counting shared tokens once.
     pub prefill_tokens_per_s: f64,
     /// Tokens generated a second by all sequences together.
     pub decode_tokens_per_s: f64,
-    /// Bytes of KV pages that all sequences hold, shared ones counted once.
+    /// Bytes of the KV pages of all sequences, counting shared pages once.
     pub kv_bytes: u64,
-    /// Waiting times of answers beside a prompt; `None` if no prompt is read beside them.
+    /// Delays of the answers beside a prompt; `None` without such a prompt.
     pub waiting: Option<Waiting>,
 }
 
-/// Answers beside a prompt that is read.
+/// Answers while the engine reads a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Waiting {
     /// Tokens of the prompt.
@@ -80,7 +80,7 @@ pub struct Waiting {
     pub longest_gap_ms: f64,
     /// The median time between two tokens, in milliseconds.
     pub median_gap_ms: f64,
-    /// The longest piece of the prompt's pass, in milliseconds.
+    /// The longest pass over a part of the prompt, in milliseconds.
     pub longest_piece_ms: f64,
 }
 
@@ -101,7 +101,7 @@ impl BatchRateOptions {
             .saturating_sub(self.shared_tokens)
             .saturating_add(2 * options.cache.page_tokens);
         let together = self.shared_tokens.saturating_add(own.saturating_mul(most));
-        // Answers beside a prompt are as long as the context lets them be.
+        // Answers beside a prompt are as long as the context allows.
         let beside = match self.beside_tokens {
             0 => 0,
             _ => longest.saturating_mul(most + 1),
@@ -115,10 +115,10 @@ impl BatchRateOptions {
     }
 }
 
-/// Measures every number of sequences on random tokens. Finished rows come from the journal and go there.
+/// Measures every number of sequences on random tokens. The journal keeps finished measurements.
 ///
 /// # Errors
-/// [`EvalError::Option`] for nothing to measure; [`EvalError::Engine`] where the sequences do not fit;
+/// [`EvalError::Option`] for an empty measurement; [`EvalError::Engine`] if the sequences do not fit;
 /// [`EvalError::Interrupted`].
 pub fn measure_batch(
     engine: &Arc<Engine>,
@@ -335,7 +335,7 @@ fn beside(
     })
 }
 
-/// A request for up to `max_tokens` tokens behind a random prompt.
+/// A request for up to `max_tokens` tokens after a random prompt.
 fn request(engine: &Engine, seed: u64, tokens: usize, max_tokens: usize) -> Request {
     Request {
         tokens: random_tokens(engine, seed, tokens),
@@ -347,12 +347,12 @@ fn request(engine: &Engine, seed: u64, tokens: usize, max_tokens: usize) -> Requ
     }
 }
 
-/// Answers that a scheduler goes on with; one that the model ends is followed by another.
+/// Answers that a scheduler continues. When the model ends an answer, a new request replaces it.
 struct Answers<'a> {
     engine: &'a Engine,
     scheduler: Scheduler,
     requests: Vec<RequestId>,
-    /// When each drew its latest token, once it has begun.
+    /// Time of each answer's latest token, once the answer has begun.
     latest: Vec<Option<Instant>>,
     /// Milliseconds between two tokens of an answer.
     gaps_ms: Vec<f64>,
@@ -366,12 +366,12 @@ struct TimedStep {
     has_read: bool,
     /// True if the prompt was read to its end.
     has_ended_prompt: bool,
-    /// True if nothing is left to do.
+    /// True if the scheduler has no work left.
     is_last: bool,
 }
 
 impl<'a> Answers<'a> {
-    /// Short prompts, until each has been answered with a token.
+    /// Runs short prompts until each has a token of its answer.
     fn begin(engine: &'a Arc<Engine>, count: usize) -> Result<Self, EvalError> {
         let options = SchedulerOptions {
             most_running: count + 1,
@@ -408,7 +408,7 @@ impl<'a> Answers<'a> {
         Ok(self.scheduler.submit(request(self.engine, seed, 16, most_tokens))?)
     }
 
-    /// A step beside the prompt of `long`.
+    /// One step while the engine reads the prompt of `long`.
     fn step(&mut self, long: RequestId) -> Result<TimedStep, EvalError> {
         let (mut has_read, mut has_ended_prompt, mut ended) = (false, false, Vec::new());
         let (requests, latest) = (&self.requests, &mut self.latest);

@@ -1,4 +1,4 @@
-//! Which policy each head needs: the cheapest that keeps its attention, found by auditing a text.
+//! Calibration: audits a text to find, for each head, the cheapest policy that keeps its attention.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -12,32 +12,32 @@ use crate::EvalError;
 /// Candidates and goal of a calibration.
 #[derive(Debug, Clone)]
 pub struct CalibrateOptions {
-    /// Prefill policies to choose from; full attention is always among them.
+    /// Candidate prefill policies. Full attention is always a candidate.
     pub candidates: Vec<PolicySpec>,
     /// Attention mass that the profile must keep.
     pub keep: Keep,
-    /// Tokens of the text to read; `None` takes all that the context holds.
+    /// Tokens of the text to read; `None` reads as many as fit in the context.
     pub length: Option<usize>,
-    /// Costs on this machine, for which is cheapest.
+    /// Costs on this machine, to find the cheapest policy.
     pub cost: CostModel,
 }
 
-/// How much of the exact mass a profile must keep.
+/// Share of the exact attention mass that a profile must keep.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Keep {
-    /// This share in all but one in a hundred queries of each head.
+    /// This share for 99 of 100 queries of each head.
     FirstPercentile(f64),
-    /// This share on average over all heads: heads that cost most for what they hold may keep less.
+    /// This mean share over all heads. Expensive heads may keep less.
     Mean(f64),
 }
 
-/// A profile and what it keeps of the text it was made on.
+/// A profile and the attention mass that it keeps on its calibration text.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Calibration {
     /// The profile.
     pub profile: Profile,
-    /// The audit of a run under it.
+    /// The audit of a run with the profile.
     pub audit: AuditReport,
 }
 
@@ -51,19 +51,20 @@ struct Offer {
     /// Cost relative to full attention.
     cost: f64,
     mean_mass: f64,
-    /// First percentile of the query head that keeps least.
+    /// First percentile of the group's query head that keeps the least mass.
     first_percentile_mass: f64,
 }
 
-/// Audits each candidate on the text and gives every KV head the cheapest with which the goal is met, by the pairs it read
-/// and the cost of its estimate; then audits the whole. `show` hears of each step.
+/// Audits each candidate on the text, and gives every KV head the cheapest policy that meets the goal. The cost
+/// counts the pairs read and the policy's estimate. A last audit measures the whole profile. `show` receives each
+/// step.
 ///
-/// Candidates are audited one by one, each in all heads: what a head keeps then depends on what the others did, so the
-/// last audit is the one that counts. A head that misses a first percentile there, by its neighbours' doing, is made full; a
-/// mean that is missed is aimed at from higher.
+/// Each candidate is audited alone, in all heads. The mass that a head keeps in the profile depends on the other
+/// heads, so only the last audit counts. A head that misses its first percentile there gets full attention. If the
+/// mean misses the goal, calibration repeats with a higher goal.
 ///
 /// # Errors
-/// [`EvalError::Option`] for a goal that is no share, and whatever a run can fail with.
+/// [`EvalError::Option`] for a goal outside 0 to 1, and any error of a run.
 pub fn calibrate(
     model: &Path,
     options: &EngineOptions,
@@ -121,10 +122,10 @@ pub fn calibrate(
     }
 }
 
-/// The audit of a run over the text, the shapes of its layers, and how many tokens it read.
+/// The audit of a run over the text, the shapes of its layers, and the number of tokens.
 type Audited = (AuditReport, Vec<PolicyShape>, usize);
 
-/// Offers of each candidate for each KV head, full attention among them.
+/// Costs and kept mass of every candidate for each KV head, full attention included.
 fn offers(
     calibration: &CalibrateOptions,
     run: &dyn Fn(PolicyRules) -> Result<Audited, EvalError>,
@@ -169,7 +170,8 @@ fn kept(audit: &AuditReport) -> String {
     )
 }
 
-/// The cheapest sparse policy of each KV head with which every query head keeps the first percentile, where there is one.
+/// For each KV head, the cheapest sparse policy with which every query head keeps the first percentile, if one
+/// exists.
 fn cheapest_each(offers: &BTreeMap<HeadPlace, Vec<Offer>>, first_percentile: f64) -> BTreeMap<HeadPlace, PolicySpec> {
     let cheapest = |offers: &[Offer]| {
         let keep = offers
@@ -184,8 +186,8 @@ fn cheapest_each(offers: &BTreeMap<HeadPlace, Vec<Offer>>, first_percentile: f64
     places.collect()
 }
 
-/// Policies that keep `mean` of the mass on average: from the cheapest of each KV head, the step that gains most mass for
-/// its cost is taken first, which is the best choice up to its last step.
+/// Policies that keep `mean` of the mass on average. Each KV head starts with its cheapest policy; the greedy search
+/// takes the step with the most mass per cost first. The result is optimal except for the last step.
 fn cheapest_on_average(offers: &BTreeMap<HeadPlace, Vec<Offer>>, mean: f64) -> BTreeMap<HeadPlace, PolicySpec> {
     let cheapest = |offers: &'_ [Offer]| {
         let numbers = (0..offers.len()).min_by(|a, b| offers[*a].cost.total_cmp(&offers[*b].cost));

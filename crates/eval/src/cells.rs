@@ -1,4 +1,4 @@
-//! Long measurements cut into cells: each is remembered when it is done, so that a run that was stopped goes on.
+//! Splits long measurements into cells. The journal keeps each finished cell, so an interrupted run can continue.
 
 use std::ops::ControlFlow;
 
@@ -9,37 +9,37 @@ use serde::de::DeserializeOwned;
 use crate::tasks::Watch;
 use crate::{EvalError, Journal};
 
-/// How far a measurement has come.
+/// Progress of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CellStep<'a> {
-    /// Work done, of `total`; work is tokens, with deep ones counted more.
+    /// Finished work, of `total`, in tokens; tokens deep in the context count more.
     pub done: f64,
     /// All work.
     pub total: f64,
-    /// Work that was found in the journal, a part of `done`.
+    /// Part of `done` that the journal already had.
     pub found: f64,
     /// Cells done.
     pub cells_done: usize,
     /// All cells.
     pub cells: usize,
-    /// The cell under way.
+    /// Name of the current cell.
     pub cell: &'a str,
 }
 
-/// Told of each step; may ask to stop.
+/// Receives each step; may request a stop.
 pub type StepWatch<'a> = dyn FnMut(&CellStep<'_>) -> ControlFlow<()> + Send + 'a;
 
 /// A part of a measurement.
 pub struct Cell<C> {
-    /// Names it in the journal.
+    /// The cell's name in the journal.
     pub name: String,
-    /// Tokens it reads, for the time left.
+    /// Tokens that the cell reads, to estimate the time left.
     pub tokens: usize,
     /// The task that the cell measures.
     pub task: C,
 }
 
-/// Runs the cells that the journal does not know, in order, and returns what all of them found.
+/// Runs the cells that the journal lacks, in order, and returns the results of all cells.
 ///
 /// # Errors
 /// Errors of `run`; [`EvalError::Interrupted`].
@@ -127,7 +127,7 @@ mod tests {
         });
         assert!(matches!(error, Err(EvalError::Interrupted { done: 2, cells: 4 })));
         drop(journal);
-        // A kill in mid-line leaves half a line, which the journal must drop.
+        // A killed process leaves half a line; the journal must drop it.
         let mut file = OpenOptions::new().append(true).open(&path).unwrap();
         file.write_all(b"{\"xxh3\":\"0123456789abcdef\",\"cell\":\"cell 2\",\"fou")
             .unwrap();

@@ -1,4 +1,4 @@
-//! A policy in the phase it chooses in.
+//! A policy and its phase.
 
 use std::fmt;
 use std::path::Path;
@@ -11,23 +11,23 @@ use twox_hash::XxHash3_64;
 use crate::EvalError;
 use crate::baselines::parse_among;
 
-/// Most bytes of a profile that is read.
+/// Limit on the bytes of a profile.
 const LARGEST_PROFILE_BYTES: u64 = 16 << 20;
 
-/// A policy and its phase, spelled `POLICY`, `prefill=POLICY` or `decode=POLICY`; the other phase is dense. Without a phase
-/// it is the prefill, where the policy chooses there.
+/// A policy and its phase, spelled `POLICY`, `prefill=POLICY` or `decode=POLICY`; the other phase is dense. Without a
+/// phase the policy acts in prefill, if it supports prefill.
 ///
-/// In place of a policy stands `auto:SHARE`, automatic choice for that share of the attention in prefill, or the path of a profile, which
-/// ends in `.toml` and whose section for the phase counts.
+/// Instead of a policy, `auto:SHARE` selects automatically in prefill, with that share of the attention mass as the
+/// goal. The path of a profile ends in `.toml`; the profile's section for the phase counts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PolicyChoice {
-    /// The phase it chooses in.
+    /// The phase in which the policy selects.
     pub phase: Phase,
-    /// The policy, of a profile that for heads without a rule.
+    /// The policy; of a profile, the policy of heads without a rule.
     pub policy: PolicySpec,
     /// Rules of the profile.
     rules: Vec<PolicyRule>,
-    /// Share of attention mass that automatic choice must keep.
+    /// Share of attention mass that automatic selection must keep.
     auto_target: Option<f64>,
     /// Spelling of the choice; for a profile also a hash of its text.
     spelled: String,
@@ -45,7 +45,7 @@ impl PolicyChoice {
         }
     }
 
-    /// A policy that the laboratory does not know by name, such as one from another crate, spelled as reports show it.
+    /// A policy that this crate does not know by name, such as one from another crate. Reports show `spelled`.
     pub fn named(phase: Phase, policy: PolicySpec, spelled: String) -> Self {
         Self {
             phase,
@@ -68,7 +68,7 @@ impl PolicyChoice {
         }
     }
 
-    /// The one policy of all layers and heads; `None` where they differ.
+    /// The one policy of all layers and heads; `None` if they differ.
     pub(crate) fn single(&self) -> Option<&PolicySpec> {
         (self.rules.is_empty() && self.auto_target.is_none()).then_some(&self.policy)
     }
@@ -78,7 +78,7 @@ impl PolicyChoice {
         Self { policy, ..self.clone() }
     }
 
-    /// `options` with this policy in its phase, in chunks that suit it, and dense attention in the other.
+    /// `options` with this policy in its phase, suitable chunks, and dense attention in the other phase.
     pub fn options(&self, options: &EngineOptions) -> EngineOptions {
         let rules = self.rules();
         let full = PolicyRules::from(PolicySpec::full());
@@ -121,7 +121,7 @@ impl PolicyChoice {
     /// Reads a choice of the catalogue, the [`baselines`](crate::baselines) or `more`, policies from other crates.
     ///
     /// # Errors
-    /// As parsing: an unknown name or parameter, a value out of range, a phase in which the policy does not choose.
+    /// Parse errors: an unknown name or parameter, a value out of range, or a phase without support for the policy.
     pub fn parse_among(text: &str, more: &'static [PolicyInfo]) -> Result<Self, EvalError> {
         let text = text.trim();
         let (phase, spec) = if let Some(spec) = text.strip_prefix("prefill=") {
@@ -139,7 +139,7 @@ impl PolicyChoice {
         }
         let wrong = riffle_engine::EngineError::from;
         let mut policy = parse_among(spec, more).map_err(wrong)?;
-        // Quality is asked for where the policy acts, not where its guard lets it.
+        // The guard must not hide the policy's quality, so the measurement removes it.
         if policy.from_tokens().is_none() && !policy.info().traits.dense && !spec.contains("from=") {
             policy = policy.with("from", "0").map_err(wrong)?;
         }

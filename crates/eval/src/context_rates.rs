@@ -18,15 +18,16 @@ use crate::{EvalError, PolicyChoice, RunSettings};
 pub struct ContextRateOptions {
     /// Name of the text in records.
     pub text: String,
-    /// Policies; none stands for those of the engine's options.
+    /// Policies; an empty list uses the policies of the engine's options.
     pub policies: Vec<PolicyChoice>,
     /// Tokens of the prompts.
     pub lengths: Vec<usize>,
-    /// Tokens read one by one behind each, as an answer is.
+    /// Tokens generated one by one after each prompt.
     pub generated_tokens: usize,
     /// Runs of each length; the fastest counts.
     pub repeats: usize,
-    /// Measure each policy with all KV pages in memory as well, where the engine's options put some of them elsewhere.
+    /// True to also measure each policy with all KV pages in memory, if the engine's options move some pages
+    /// elsewhere.
     pub beside_memory: bool,
 }
 
@@ -34,9 +35,9 @@ pub struct ContextRateOptions {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ContextTable {
-    /// The text, by its file name; it begins again where it is too short.
+    /// The text's file name. A short text repeats.
     pub text: String,
-    /// Tokens read one by one behind each prompt.
+    /// Tokens generated one by one after each prompt.
     pub generated_tokens: usize,
     /// Runs of each length; the fastest counts.
     pub repeats: usize,
@@ -72,14 +73,14 @@ pub struct ContextRow {
     pub kv_bookkeeping_bytes: u64,
     /// Bytes of the recurrent layers' state and its copies.
     pub recurrent_bytes: u64,
-    /// Bytes of activations, partials and logits, as planned for this length.
+    /// Bytes of activations, partial results and logits, as planned for this length.
     pub workspace_bytes: u64,
-    /// The most memory the process held meanwhile, program and text included; `None` where the system does not tell.
+    /// Peak resident memory of the process, with program and text; `None` if the system does not report it.
     pub peak_resident_bytes: Option<u64>,
 }
 
 impl ContextRow {
-    /// The parts: name and bytes. Page tables count with the pages of main memory, where they lie.
+    /// The parts: name and bytes. Page tables count with the pages of main memory.
     pub fn parts(&self) -> [(&'static str, u64); 6] {
         [
             ("weights", self.weights_bytes),
@@ -92,11 +93,11 @@ impl ContextRow {
     }
 }
 
-/// Measures every policy at every length. `tokens` are repeated as needed. Finished rows come from the journal and go
-/// there.
+/// Measures every policy at every length. Short `tokens` repeat. The journal keeps finished rows.
 ///
 /// # Errors
-/// [`EvalError::Option`] for nothing to measure, a context that does not hold the lengths; [`EvalError::Interrupted`].
+/// [`EvalError::Option`] for an empty measurement or a context that is too small for the lengths;
+/// [`EvalError::Interrupted`].
 pub fn measure_context(
     engine: &Arc<Engine>,
     tokens: &[u32],
@@ -138,7 +139,7 @@ pub fn measure_context(
 }
 
 impl ContextRateOptions {
-    /// Refuses nothing to measure, and lengths that the context does not hold.
+    /// Refuses an empty measurement and lengths that exceed the context.
     fn check(&self, engine: &Engine, tokens: &[u32]) -> Result<(), EvalError> {
         let (lengths, generated) = (&self.lengths, self.generated_tokens);
         if lengths.contains(&0) || lengths.is_empty() || generated == 0 || self.repeats == 0 {
@@ -156,7 +157,7 @@ impl ContextRateOptions {
         check_context(engine, "the longest of --lengths and -n together", needed)
     }
 
-    /// The engine under each policy, with what its cells' names begin with; beside it, where asked for, with all pages in memory.
+    /// The engine with each policy and the prefix of its cells' names; if requested, also with all pages in memory.
     fn runs(&self, engine: &Arc<Engine>) -> Result<Vec<(String, Arc<Engine>)>, EvalError> {
         let mut runs = vec![(String::new(), Arc::clone(engine))];
         if !self.policies.is_empty() {
@@ -245,7 +246,7 @@ fn measure(
     })
 }
 
-/// The best of each time, the worst of memory.
+/// The shortest times and the largest memory.
 fn fastest(a: ContextRow, b: ContextRow) -> ContextRow {
     ContextRow {
         time_to_first_token_ms: a.time_to_first_token_ms.min(b.time_to_first_token_ms),

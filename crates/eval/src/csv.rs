@@ -5,11 +5,11 @@ use serde_json::{Map, Value};
 
 use crate::EvalError;
 
-/// The rows as CSV (RFC 4180, lines ended by `\n`): a column for each field, named as in JSON, fields of fields as
-/// `score.mean`. A row without a field leaves it empty; lists are written as JSON.
+/// The rows as CSV (RFC 4180, lines ended by `\n`). Each field has a column with its JSON name; nested fields have
+/// names such as `score.mean`. A missing field is empty; a list is JSON.
 ///
 /// # Errors
-/// [`EvalError::Option`] for rows that are not made of fields.
+/// [`EvalError::Option`] for rows without fields.
 pub fn to_csv<T: Serialize>(rows: impl IntoIterator<Item = T>) -> Result<String, EvalError> {
     let mut columns: Vec<String> = Vec::new();
     let mut table: Vec<Map<String, Value>> = Vec::new();

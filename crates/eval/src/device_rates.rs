@@ -1,4 +1,4 @@
-//! Results of device measurements, which `riffle-cuda-rates` makes.
+//! Results of the device measurements of `riffle-cuda-rates`.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 pub struct DeviceReport {
     /// The device.
     pub device: String,
-    /// Rate of this program's own bf16 product of matrices of 4096; a library's belongs beside it (`crates/cuda/scripts/gpu`).
+    /// Rate of this program's bf16 product of matrices of size 4096. `crates/cuda/scripts/gpu` adds a library's rate.
     pub matmul_teraflops: f64,
     /// Rate of a copy on the device, bytes read and written, in GB/s.
     pub copy_gigabytes_per_s: f64,
@@ -15,15 +15,16 @@ pub struct DeviceReport {
     pub upload_gigabytes_per_s: f64,
     /// A row for each case.
     pub rates: Vec<DeviceRate>,
-    /// Dense calls with pages that come from main memory: a decode, and a chunk of a prompt.
+    /// Dense calls with pages from main memory: a decode, and a chunk of a prompt.
     pub offload: Vec<OffloadRate>,
-    /// Dense calls on two layers in turn, the first pages of each read ahead: a decode, and a chunk of a prompt.
+    /// Dense calls that alternate between two layers and copy each layer's first pages ahead: a decode, and a chunk
+    /// of a prompt.
     pub ahead: Vec<AheadRate>,
     /// Calls under policies, selection included.
     pub policies: Vec<DevicePolicyRate>,
 }
 
-/// Times of a case on the device, beside the ceilings of the same run.
+/// Times of a case on the device, and the limits measured in the same run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DeviceRate {
     /// The case: `prefill f16 512x4096 d128`.
@@ -34,14 +35,14 @@ pub struct DeviceRate {
     pub teraflops: f64,
     /// Share of the rate of [`DeviceReport::matmul_teraflops`].
     pub matmul_share: f64,
-    /// K and V read once, in GB/s.
+    /// Rate at which the keys and values are read once, in GB/s.
     pub gigabytes_per_s: f64,
     /// Share of [`DeviceReport::copy_gigabytes_per_s`].
     pub copy_share: f64,
     /// Share of causal pairs that the selection reads.
     pub density: f64,
-    /// Time of a sparse case divided by density times the dense case's time; `None` if no dense case of the shape was
-    /// measured.
+    /// Time of a sparse case divided by density times the dense case's time; `None` without a measured dense case of
+    /// this shape.
     pub over_density: Option<f64>,
     /// ‖o − ô‖ / ‖o‖ of the last query against the f64 reference on the same cache.
     pub relative_error: f64,
@@ -55,7 +56,7 @@ pub struct DeviceRate {
 pub struct InstructionRate {
     /// `mma` or `wgmma`.
     pub name: String,
-    /// True if the device takes them.
+    /// True if the device selects these instructions.
     pub is_chosen: bool,
     /// Median milliseconds, by events.
     pub median_ms: f64,
@@ -65,51 +66,52 @@ pub struct InstructionRate {
     pub relative_error: f64,
 }
 
-/// A dense call whose pages come from pinned main memory, beside one whose pages lie on the device; by events around the call.
+/// A dense call with pages from pinned main memory, and the same call with pages on the device. Events around the
+/// call measure the time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OffloadRate {
     /// Queries.
     pub rows: usize,
     /// Keys.
     pub tokens: usize,
-    /// Median milliseconds of a call that brings every page.
+    /// Median milliseconds of a call that copies every page.
     pub median_ms: f64,
     /// Median milliseconds of the same call with every page on the device.
     pub resident_ms: f64,
-    /// Pages that came, in GB/s.
+    /// Rate of the page copies, in GB/s.
     pub gigabytes_per_s: f64,
     /// Share of [`DeviceReport::upload_gigabytes_per_s`].
     pub upload_share: f64,
-    /// Copying and computing are measured apart. This share of the shorter passed behind the longer.
+    /// Share of the shorter of copying and computing, each measured alone, that the longer one hides.
     pub overlap_share: f64,
-    /// True if both gave the same bits.
+    /// True if both calls gave the same bits.
     pub same_bits: bool,
 }
 
-/// Dense calls on two layers in turn with other work of the device between them, every page in pinned main memory; by
-/// events around all of them. One run copies a layer's first pages during the work before the layer; the other run
-/// copies none ahead.
+/// Dense calls that alternate between two layers with other device work between them. Every page is in pinned main
+/// memory, and events around all calls measure the time. One run copies a layer's first pages during the work before
+/// the layer; the other run copies no pages ahead.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AheadRate {
     /// Queries.
     pub rows: usize,
     /// Keys.
     pub tokens: usize,
-    /// Median milliseconds of a call and the work behind it.
+    /// Median milliseconds of a call and the work after it.
     pub median_ms: f64,
-    /// The same with nothing read ahead.
+    /// The same without pages copied ahead.
     pub without_ms: f64,
-    /// Milliseconds of the work behind a call alone.
+    /// Milliseconds of only the work between calls.
     pub between_ms: f64,
-    /// Share of the arriving pages that came ahead.
+    /// Share of the pages that were copied ahead.
     pub ahead_share: f64,
-    /// Time saved by a call, as a share of the time that copying the pages ahead takes by itself.
+    /// Time saved per call, as a share of the time that copying the pages ahead takes alone.
     pub overlap_share: f64,
-    /// True if both gave the same bits.
+    /// True if both runs gave the same bits.
     pub same_bits: bool,
 }
 
-/// A call under a policy, its selection included, by the wall clock.
+/// A call under a policy with its selection, in wall-clock time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DevicePolicyRate {
     /// The policy with its parameters.
@@ -132,6 +134,6 @@ pub struct DevicePolicyRate {
     pub offloaded_share: f64,
     /// Share of causal pairs that the selection reads.
     pub density: f64,
-    /// True if what was chosen and what came of it are the same to the bit, wherever pages lie.
+    /// True if selection and output have the same bits for every place of the pages.
     pub same_bits: bool,
 }

@@ -1,4 +1,4 @@
-//! Rates of answers with drafts, beside the same answers without.
+//! Rates of answers with drafts, compared with the same answers without drafts.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,15 +17,15 @@ use crate::{EvalError, RunSettings};
 pub struct DraftRateOptions {
     /// Name of the text in records.
     pub text: String,
-    /// The sources of drafts, each beside none.
+    /// The sources of drafts.
     pub drafts: Vec<DraftSpec>,
-    /// Tokens of the text that are read before the answer.
+    /// Tokens of the text to read before the answer.
     pub depths: Vec<usize>,
-    /// Tokens behind each of them, such as a question; none for a text that goes on.
+    /// Tokens after the text, such as a question; empty if the answer continues the text.
     pub question: Vec<u32>,
     /// Tokens of an answer.
     pub generated_tokens: usize,
-    /// Runs of each, in turns; the fastest counts.
+    /// Runs of each source, alternating; the fastest counts.
     pub repeats: usize,
 }
 
@@ -39,9 +39,9 @@ pub struct DraftRates {
     pub text: String,
     /// Tokens of an answer.
     pub generated_tokens: usize,
-    /// Runs of each; the fastest counts.
+    /// Runs of each source; the fastest counts.
     pub repeats: usize,
-    /// The rows; without drafts first at each depth.
+    /// The rows; at each depth, the row without drafts comes first.
     pub rows: Vec<DraftRate>,
 }
 
@@ -51,28 +51,28 @@ pub struct DraftRates {
 pub struct DraftRate {
     /// The sources of drafts.
     pub draft: String,
-    /// Tokens in the context before.
+    /// Tokens in the context before the answer.
     pub depth: usize,
     /// Tokens written a second.
     pub tokens_per_s: f64,
-    /// `tokens_per_s` divided by the rate without drafts, which took turns with it.
+    /// `tokens_per_s` divided by the rate without drafts, measured in alternation.
     pub beside_none: f64,
-    /// Tokens that were drafted.
+    /// Drafted tokens.
     pub drafted: usize,
-    /// Drafted tokens that the answer drew.
+    /// Drafted tokens that the answer accepted.
     pub accepted: usize,
     /// Tokens of the answer for each pass that read or verified them.
     pub tokens_a_pass: f64,
-    /// Pairs of query and key that were read for each token of the answer, by drafts as well.
+    /// Pairs of query and key read for each token of the answer, including the drafts' pairs.
     pub pairs_a_token: f64,
-    /// Bytes of pages that were loaded from slower tiers for each token of the answer.
+    /// Bytes of pages loaded from slower tiers for each token of the answer.
     pub loaded_bytes_a_token: f64,
 }
 
-/// Measures greedy answers behind the first tokens of a text. Depths that the journal holds are not measured again.
+/// Measures greedy answers after the first tokens of a text. The journal keeps finished depths.
 ///
 /// # Errors
-/// [`EvalError::Option`] for nothing to measure, and where an answer with drafts is not the answer without; a context that does not fit;
+/// [`EvalError::Option`] for an empty measurement, or if drafts change an answer; a context that does not fit;
 /// [`EvalError::Interrupted`].
 pub fn measure_drafts(
     engine: &Arc<Engine>,
@@ -81,7 +81,7 @@ pub fn measure_drafts(
     journal: &mut Journal,
     watch: &mut StepWatch<'_>,
 ) -> Result<DraftRates, EvalError> {
-    // The text, and an answer that goes on from it.
+    // The text, and the answer that continues it.
     let engine = &engine.with_options(engine.options().clone().with_sequences(2))?;
     options.check(engine, tokens)?;
     let cells: Vec<Cell<usize>> = options
@@ -176,8 +176,8 @@ fn measure(
     Ok(rates.collect())
 }
 
-/// Reads a prompt up to its last token, and lets the small model of a draft read it as well: what is timed are answers behind a text that
-/// both have read.
+/// Reads a prompt up to its last token. The small model of a draft reads it too, so the timing covers only answers
+/// after a text that both models have read.
 fn read_beside(
     session: &mut Session,
     draft: &DraftSpec,
@@ -201,7 +201,7 @@ fn read_beside(
     Ok(session.truncate(beginning.len())?)
 }
 
-/// Passes of an answer until a small model has read a text of so many tokens: it reads 512 or more in each.
+/// Passes of an answer until a small model has read `tokens` tokens: it reads at least 512 in each pass.
 fn passes_of_small_model(tokens: usize) -> usize {
     tokens.div_ceil(512) + 2
 }
@@ -217,7 +217,7 @@ impl Measured {
         }
     }
 
-    /// An answer of so many tokens in a copy of the session.
+    /// An answer of `tokens` tokens in a copy of the session.
     fn answer(&mut self, session: &mut Session, tokens: usize, watch: &mut Watch<'_>) -> Result<Vec<u32>, EvalError> {
         let generate = GenerateOptions {
             max_tokens: tokens,
@@ -247,7 +247,7 @@ impl Measured {
     }
 
     fn rate(&self, depth: usize, tokens: usize, none_s: f64) -> DraftRate {
-        // The logits of the first token are there before the answer, and every pass reads one token that was not drafted.
+        // The logits of the first token exist before the answer, and every pass reads one token that was not drafted.
         let (behind_first, count) = (tokens - 1, self.count);
         DraftRate {
             draft: self.draft.to_string(),

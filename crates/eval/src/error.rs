@@ -18,18 +18,18 @@ pub enum EvalError {
     File {
         /// The file.
         path: PathBuf,
-        /// The system's reason, and what to do.
+        /// The system's reason and the remedy.
         reason: String,
     },
     /// A file may not or cannot be written.
     #[error(transparent)]
     Output(#[from] OutputError),
-    /// A token file holds something other than token ids.
+    /// A token file contains something other than token ids.
     #[error("{path}: {found:?} is not a token id: give ids as a JSON array or separated by spaces or commas")]
     NotATokenId {
         /// The file.
         path: PathBuf,
-        /// The text found in place of an id.
+        /// The text in place of an id.
         found: String,
     },
     /// A token file holds no ids.
@@ -38,7 +38,7 @@ pub enum EvalError {
     /// The caller asked to stop between or in cells.
     #[error("interrupted after {done} of {cells} cells")]
     Interrupted {
-        /// Cells that were finished.
+        /// Finished cells.
         done: usize,
         /// All cells.
         cells: usize,
@@ -46,7 +46,7 @@ pub enum EvalError {
     /// A picture cannot be drawn.
     #[error("the picture cannot be drawn: {0}")]
     Picture(String),
-    /// The options make no sense together.
+    /// The options contradict each other.
     #[error("{0}")]
     Option(String),
 }
@@ -60,7 +60,7 @@ impl EvalError {
     }
 }
 
-/// The system's reason in words that say what to do.
+/// The system's reason, with the remedy.
 pub(crate) fn plain_reason(error: &std::io::Error) -> String {
     match error.kind() {
         ErrorKind::NotFound => "no such file or folder; check the path".to_owned(),

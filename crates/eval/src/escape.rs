@@ -1,6 +1,6 @@
-//! Text inside XML and HTML.
+//! Escapes text for XML and HTML.
 
-/// The text with every character replaced that has a meaning of its own in markup or may not stand in XML.
+/// Replaces every character that is special in markup or not allowed in XML.
 pub(crate) fn escaped(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for letter in text.chars() {

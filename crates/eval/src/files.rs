@@ -1,4 +1,4 @@
-//! Kinds of files that this crate writes, each whole or not at all.
+//! Kinds of files that this crate writes atomically.
 
 use std::fs;
 use std::io::Write;
@@ -10,7 +10,7 @@ use crate::EvalError;
 
 pub(crate) const LOGITS: FileKind = FileKind {
     name: "a file of riffle eval logits",
-    // Behind the length of the head.
+    // The header follows its length.
     matches: |begin| begin.get(8..).is_some_and(|head| head.starts_with(b"{\"logits\":")),
 };
 
@@ -43,14 +43,14 @@ fn holds(bytes: &[u8], part: &[u8]) -> bool {
     bytes.windows(part.len()).any(|window| window == part)
 }
 
-/// Writes a file; folders above it are made.
+/// Writes a file atomically and creates its folders.
 pub(crate) fn write_file(path: &Path, kind: FileKind, bytes: &[u8]) -> Result<(), EvalError> {
     make_folder(path)?;
     OutputFile::new(path, kind)?.write(|file| file.write_all(bytes))?;
     Ok(())
 }
 
-/// Checks before the work that [`write_file`] could write the file; folders above it are made.
+/// Checks before the work that [`write_file`] can write the file, and creates its folders.
 pub(crate) fn check_file(path: &Path, kind: FileKind) -> Result<(), EvalError> {
     make_folder(path)?;
     OutputFile::check(path, kind)?;

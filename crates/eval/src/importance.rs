@@ -11,9 +11,9 @@ use crate::EvalError;
 /// Options of the collection.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ImportanceOptions {
-    /// Tokens of a chunk: each chunk is read from an empty cache.
+    /// Tokens of a chunk. Each chunk starts with an empty cache.
     pub chunk_tokens: usize,
-    /// Most chunks to read; `None` reads all of the text.
+    /// Limit on the chunks; `None` reads the whole text.
     pub most_chunks: Option<usize>,
     /// Names of the texts, for the file.
     pub datasets: Vec<String>,
@@ -29,7 +29,7 @@ impl Default for ImportanceOptions {
     }
 }
 
-/// The options for an engine that [`collect_importance`] can use: it computes on the CPU, and sums inputs.
+/// Options for an engine that supports [`collect_importance`]: it computes on the CPU and sums inputs.
 pub fn observing(options: EngineOptions) -> EngineOptions {
     let mut options = options;
     options.machine.device = None;
@@ -38,8 +38,8 @@ pub fn observing(options: EngineOptions) -> EngineOptions {
     options
 }
 
-/// Reads `tokens` chunk by chunk and sums the squares of inputs. The engine is loaded with the options of [`observing`]. `watch` hears
-/// of chunks that are read, and of all.
+/// Reads `tokens` chunk by chunk and sums the squares of the inputs. The engine must have the options of
+/// [`observing`]. `watch` receives the number of finished chunks and of all chunks.
 ///
 /// # Errors
 /// [`EvalError::Option`] for too few tokens, or an engine that does not sum; [`EvalError::Interrupted`].
@@ -95,7 +95,7 @@ pub fn collect_importance(
     Ok(matrix)
 }
 
-/// The token that texts of the model begin with, if there is one.
+/// The first token of every text of the model, if it has one.
 pub(crate) fn beginning(engine: &Engine) -> Result<Option<u32>, EvalError> {
     let tokenizer = engine.tokenizer()?;
     let first = tokenizer.encode("a", true)?.first().copied();

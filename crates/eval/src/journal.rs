@@ -1,4 +1,4 @@
-//! Journals: the finished cells of a measurement in a file, so that a run that was stopped goes on.
+//! Journals: files of a measurement's finished cells, so that an interrupted run can continue.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -13,13 +13,13 @@ use twox_hash::XxHash3_64;
 
 use crate::EvalError;
 
-/// How each line begins; 16 hexadecimal digits, [`BEHIND_HASH`] and what the hash is of follow.
+/// Beginning of each line. 16 hexadecimal digits, [`BEHIND_HASH`] and the hashed text follow.
 const BEFORE_HASH: &str = "{\"xxh3\":\"";
 const BEHIND_HASH: &str = "\",";
-/// How journals without checksums began.
+/// Beginning of journals without checksums.
 const UNCHECKED: &[u8] = b"{\"journal\":";
 
-/// Most bytes of a journal that is read.
+/// Limit on the bytes of a journal.
 const LARGEST_JOURNAL_BYTES: u64 = 256 << 20;
 
 const KIND: FileKind = FileKind {
@@ -27,30 +27,30 @@ const KIND: FileKind = FileKind {
     matches: |begin| begin.starts_with(BEFORE_HASH.as_bytes()) || begin.starts_with(UNCHECKED),
 };
 
-/// Finished cells, in a file of one JSON line each that grows as they are finished.
+/// Finished cells in a file of one JSON line each; every finished cell appends a line.
 ///
-/// Each line carries the XXH3 hash of what follows the hash. The first line says what is measured, the others name a cell
-/// and hold what was found. Numbers come back to the bit.
+/// Each line starts with the XXH3 hash of its remaining text. The first line describes the measurement; each other
+/// line has the name and the result of a cell. Numbers are read back to the same bits.
 #[derive(Debug, Default)]
 pub struct Journal {
-    /// Locked, so that two processes never write one journal.
+    /// The file is locked, because two processes must not write one journal.
     file: Option<(PathBuf, File)>,
     found: HashMap<String, Value>,
 }
 
 impl Journal {
-    /// Remembers nothing beyond the run.
+    /// A journal without a file; it forgets its cells at the end of the run.
     pub fn none() -> Self {
         Self::default()
     }
 
-    /// Goes on with the journal at `path`, or begins one. `about` is everything that decides the results beside the cells'
-    /// names: a journal about something else is refused. A last line without its end, which a killed process leaves, is
-    /// dropped; its cell is measured again.
+    /// Continues the journal at `path`, or creates it. `about` contains every setting that decides the results except
+    /// the cells' names; a journal with other settings is refused. An incomplete last line, which a killed process
+    /// leaves, is dropped, and its cell runs again.
     ///
     /// # Errors
-    /// [`EvalError::Output`] for a path that may not be written, [`EvalError::File`] for a journal that cannot be read,
-    /// has changed, is in use, or is about something else.
+    /// [`EvalError::Output`] for a path that cannot be written; [`EvalError::File`] for a journal that is unreadable,
+    /// changed, in use, or of another measurement.
     pub fn open(path: &Path, about: &Value) -> Result<Self, EvalError> {
         let refused = |reason: String| EvalError::File {
             path: path.to_owned(),
@@ -112,7 +112,7 @@ impl Journal {
             return Ok(());
         };
         let line = sealed(&json!({ "cell": cell, "found": found }));
-        // In one write, so that a kill leaves a whole line or an unfinished last one.
+        // One write, so that a killed process leaves a whole line or an incomplete last line.
         file.write_all(line.as_bytes())
             .and_then(|()| file.sync_data())
             .map_err(|error| EvalError::file(path, &error))
@@ -128,7 +128,7 @@ fn head(line: &[u8]) -> Result<Value, String> {
     head.ok_or_else(|| "its first line has changed since it was written: give --resume another file".to_owned())
 }
 
-/// A line: an object with the hash of its text before its first field.
+/// A line: an object whose first field is the hash of the other fields' text.
 fn sealed(fields: &Value) -> String {
     let text = fields.to_string();
     let fields = text.strip_prefix('{').unwrap_or(&text);
@@ -136,7 +136,7 @@ fn sealed(fields: &Value) -> String {
     format!("{BEFORE_HASH}{hash:016x}{BEHIND_HASH}{fields}\n")
 }
 
-/// Opens a line that [`sealed`] made; `None` if any byte of it has changed.
+/// Opens a line of [`sealed`]; `None` if any byte has changed.
 fn opened(line: &[u8]) -> Option<Value> {
     let line = str::from_utf8(line).ok()?.strip_suffix('\n')?;
     let (hash, rest) = line.strip_prefix(BEFORE_HASH)?.split_at_checked(16)?;
@@ -147,7 +147,7 @@ fn opened(line: &[u8]) -> Option<Value> {
     serde_json::from_str(&format!("{{{fields}")).ok()
 }
 
-/// The first settings in which two journals differ, in a short line.
+/// The first settings that differ between two journals, in a short line.
 fn differences(known: &Value, about: &Value) -> String {
     const NAMED: usize = 3;
     let mut differing = Vec::new();

@@ -1,21 +1,23 @@
-//! Measurements: what a model and a policy keep, cost and lose.
+//! Measurements of models and policies: quality, cost and speed.
 //!
 //! - [`write_logits`]: the logits of every position, to compare with another implementation;
-//! - [`needle()`]: facts hidden in a long text, asked for at the end, in mid-document, late and in a second turn;
+//! - [`needle()`]: facts hidden in a long text, with questions at the end, inside the document, late and in a second turn;
 //! - [`ruler()`]: RULER's thirteen tasks, generated from a text ([`Corpus`]) in the words of a [`Wording`];
-//! - [`perplexity()`]: a text predicted under policies, beside the predictions of dense attention;
-//! - [`compare()`]: policies on the same tasks, at equal budgets, with [`baselines`] that know every score or nothing;
-//! - [`measure_attention`]: kernel rates beside the machine's ceilings;
-//! - [`measure_kv`]: bytes and rates of the KV tiers beside the machine's;
-//! - [`measure_policies`]: selecting and attending under policies beside dense attention;
+//! - [`perplexity()`]: a text predicted under policies, compared with the predictions of dense attention;
+//! - [`compare()`]: policies on the same tasks, at equal budgets, with random and oracle [`baselines`];
+//! - [`measure_attention`]: kernel rates and the machine's limits;
+//! - [`measure_kv`]: bytes and rates of the KV tiers, and the machine's rates;
+//! - [`measure_policies`]: the time to select and attend under policies, compared with dense attention;
 //! - [`measure_model`]: prompt and answer rates at several depths of context;
 //! - [`calibrate`]: the cheapest policy that keeps the attention of each head;
-//! - [`audit()`]: what a policy keeps of the true attention, by layer, head and place in the text;
+//! - [`audit()`]: the exact attention mass that a policy keeps, by layer, head and position;
 //! - [`measure_context`]: time to the first token, answer speed and memory against length;
-//! - [`to_csv`], [`Table`], [`Picture`], [`write_report`]: any of it as CSV, tables, SVG (with the feature `png` as PNG too), or one HTML page;
-//! - [`PolicyChoice::parse_among`] and [`CompareTask::outside`]: policies and tasks of your own crate in a comparison;
-//! - [`Record`]: a measurement with its command, model and machine, as a file that reports are made of. Long measurements are
-//!   cut into cells that a [`Journal`] remembers, so that a run that was stopped goes on.
+//! - [`to_csv`], [`Table`], [`Picture`], [`write_report`]: results as CSV, tables, SVG (and PNG with the feature
+//!   `png`), or one HTML page;
+//! - [`PolicyChoice::parse_among`] and [`CompareTask::outside`]: policies and tasks of your own crate in a
+//!   comparison;
+//! - [`Record`]: a measurement with its command, model and machine, as a file that reports are made of. Long
+//!   measurements are cut into cells that a [`Journal`] remembers, so that an interrupted run can continue.
 //!
 //! ```no_run
 //! use std::ops::ControlFlow;

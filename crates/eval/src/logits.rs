@@ -13,7 +13,7 @@ use serde_json::json;
 use crate::EvalError;
 use crate::files::LOGITS;
 
-/// Most bytes of a file of token ids: about 40 million of them.
+/// Limit on the bytes of a file of token ids, about 40 million ids.
 const LARGEST_TOKENS_BYTES: u64 = 256 << 20;
 
 /// Summary of the logits written to a file.
@@ -31,17 +31,18 @@ pub struct LogitsReport {
 /// Reads token ids from a file: a JSON array, or numbers separated by spaces, commas or lines.
 ///
 /// # Errors
-/// Names the file and the first thing in it that is not an id.
+/// The error names the file and the first text that is not an id.
 pub fn read_tokens(path: &Path) -> Result<Vec<u32>, EvalError> {
     let text = riffle_files::read_text(path, LARGEST_TOKENS_BYTES);
     let text = text.map_err(|error| EvalError::file(path, &error.into()))?;
     parse_tokens(&text, path)
 }
 
-/// Token ids of a text: a JSON array, or numbers separated by spaces, commas or lines. `path` is where they came from.
+/// Parses token ids: a JSON array, or numbers separated by spaces, commas or lines. `path` is their origin, for
+/// errors.
 ///
 /// # Errors
-/// Names `path` and the first thing in the text that is not an id.
+/// The error names `path` and the first text that is not an id.
 pub fn parse_tokens(text: &str, path: &Path) -> Result<Vec<u32>, EvalError> {
     let text = text.trim();
     let text = text
@@ -64,7 +65,7 @@ pub fn parse_tokens(text: &str, path: &Path) -> Result<Vec<u32>, EvalError> {
     Ok(tokens)
 }
 
-/// Checks, before a model is loaded, that [`write_logits`] could write to `out`.
+/// Checks, before a model is loaded, that [`write_logits`] can write to `out`.
 ///
 /// # Errors
 /// [`EvalError::Output`].
@@ -73,12 +74,12 @@ pub fn check_logits(out: &Path) -> Result<(), EvalError> {
     Ok(())
 }
 
-/// Runs `tokens` through the model and writes the logits of every position to `out`, row by row, so that memory does
-/// not grow with the input. The file appears only when it is whole; an existing one is replaced only if it holds logits
-/// of this function.
+/// Runs `tokens` through the model and writes the logits of every position to `out`. It writes row by row, so memory
+/// does not grow with the input. The file appears only when it is complete; an existing file is replaced only if this
+/// function wrote it.
 ///
 /// # Errors
-/// Anything the model or the file system refuses.
+/// Errors of the model or the file system.
 pub fn write_logits(engine: &Arc<Engine>, tokens: &[u32], out: &Path) -> Result<LogitsReport, EvalError> {
     let vocab_size = engine.model().config().vocab_size;
     let mut file = OutputFile::check(out, LOGITS)?.create()?;
@@ -123,7 +124,8 @@ fn write_rows(
     Ok(())
 }
 
-/// The head of a safetensors file with one f32 tensor: its length (u64, little endian), then JSON padded to 8 bytes.
+/// The header of a safetensors file with one f32 tensor: its length (u64, little endian), then JSON padded to 8
+/// bytes.
 fn safetensors_header(name: &str, shape: &[usize]) -> Vec<u8> {
     let bytes = shape.iter().product::<usize>() * size_of::<f32>();
     let mut head = json!({ name: { "dtype": "F32", "shape": shape, "data_offsets": [0, bytes] } })

@@ -1,5 +1,5 @@
-//! Tools for crates that measure other devices: cases of attention with their tiles and caches, cells that go through a
-//! [`Journal`](crate::Journal), and values to measure with.
+//! Tools for crates that measure other devices: attention cases with tiles and caches, cells with a
+//! [`Journal`](crate::Journal), and random values.
 
 pub use crate::attention_rates::{CaseTile, CaseTiles, cells_of, filled_cache};
 pub use crate::cells::{Cell, run_cells};

@@ -1,4 +1,4 @@
-//! Rates of a whole model: reading a prompt and writing an answer, at several depths of context.
+//! Rates of a whole model at several depths of context: reading a prompt and writing an answer.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,9 +19,9 @@ use crate::{EvalError, RunSettings};
 /// Options of the model measurement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelRateOptions {
-    /// Tokens of the prompt that is timed.
+    /// Tokens of the timed prompt.
     pub prompt_tokens: usize,
-    /// Tokens that are generated.
+    /// Tokens to generate.
     pub generated_tokens: usize,
     /// Tokens in the context before the prompt.
     pub depths: Vec<usize>,
@@ -35,9 +35,9 @@ pub struct ModelRateOptions {
 pub struct ModelRates {
     /// How the model was run.
     pub settings: RunSettings,
-    /// Tokens of the prompt that was timed.
+    /// Tokens of the timed prompt.
     pub prompt_tokens: usize,
-    /// Tokens that were generated.
+    /// Generated tokens.
     pub generated_tokens: usize,
     /// Runs at each depth; the fastest counts.
     pub repeats: usize,
@@ -49,14 +49,14 @@ pub struct ModelRates {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ModelRate {
-    /// Tokens in the context before.
+    /// Tokens in the context before the prompt.
     pub depth: usize,
     /// Prompt tokens read a second.
     pub prefill_tokens_per_s: f64,
     /// Tokens written a second.
     pub decode_tokens_per_s: f64,
-    /// GB/s at which weights were read while writing: all of them for each token, but for an embedding of its own and for experts that it does
-    /// not choose.
+    /// Rate at which the answer read weights, in GB/s. Every token reads all weights except a separate embedding and
+    /// unselected experts.
     pub weight_gigabytes_per_s: f64,
     /// GB/s at which this machine reads memory, measured before and after each answer.
     pub read_gigabytes_per_s: f64,
@@ -64,7 +64,7 @@ pub struct ModelRate {
     pub weight_read_share: f64,
     /// Bytes of KV pages at the end.
     pub kv_bytes: u64,
-    /// Experts that were read from the model's files, where they stay there.
+    /// Rates of experts that stay in the model's files; `None` if all are in memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts: Option<ExpertRates>,
 }
@@ -77,16 +77,16 @@ pub struct ExpertRates {
     pub prompt_read_bytes: u64,
     /// Bytes read for a token of an answer.
     pub token_read_bytes: u64,
-    /// The share of the experts chosen in a prompt that were in memory or on their way.
+    /// Share of the selected experts of a prompt that were in memory or loading.
     pub prompt_found_share: f64,
-    /// Seconds of a prompt in which computing waited for the files.
+    /// Seconds of a prompt in which the computation waited for the files.
     #[serde(default)]
     pub prompt_waited_s: f64,
-    /// Of those chosen in an answer, the share that were in memory, used before.
+    /// Share of the selected experts of an answer that were in memory because an earlier token used them.
     pub answer_hit_share: f64,
-    /// The share that were in memory or on their way because the router was asked early.
+    /// Share that were in memory or loading because the router ran early.
     pub answer_early_share: f64,
-    /// Seconds of an answer in which computing waited for the files.
+    /// Seconds of an answer in which the computation waited for the files.
     pub answer_waited_s: f64,
 }
 
@@ -105,11 +105,11 @@ impl ExpertRates {
     }
 }
 
-/// Measures a model on random tokens. One reading of the context serves all depths that are given in rising order, unless the
-/// decode policy has to see the text while it is read. Finished depths come from the journal and go there.
+/// Measures a model on random tokens. One reading of the context serves all depths in ascending order, unless the
+/// decode policy must see the text during reading. The journal keeps finished depths.
 ///
 /// # Errors
-/// [`EvalError::Option`] for nothing to measure; a context that does not fit; [`EvalError::Interrupted`].
+/// [`EvalError::Option`] for an empty measurement; a context that does not fit; [`EvalError::Interrupted`].
 pub fn measure_model(
     engine: &Arc<Engine>,
     options: &ModelRateOptions,
@@ -162,8 +162,8 @@ pub fn measure_model(
     })
 }
 
-/// Tokens to read for a context of `depth` tokens where one of `before` tokens was read: all of them where the context cannot
-/// grow or has to be shorter.
+/// Tokens to read for a context of `depth` tokens after a context of `before` tokens: all of them if the context
+/// cannot grow or must shrink.
 fn tokens_to_read(grows: bool, before: usize, depth: usize) -> usize {
     if grows && before <= depth {
         depth - before
@@ -179,7 +179,7 @@ struct Context {
     vocab_size: u32,
     /// True if one reading serves several depths.
     grows: bool,
-    /// Its tokens; the session may hold more behind them.
+    /// Depth of the context; the session may have more tokens after it.
     depth: usize,
 }
 
@@ -190,7 +190,7 @@ impl Context {
             .collect()
     }
 
-    /// Lets the session hold `depth` tokens, of which `more` are to be read.
+    /// Gives the session a context of `depth` tokens; `more` of them are new.
     fn reach(&mut self, depth: usize, more: usize, watch: &mut Watch<'_>) -> Result<(), EvalError> {
         if more == depth {
             self.session = self.session.beside()?;
@@ -216,7 +216,7 @@ fn measure(
     ceiling: &ReadCeiling,
     watch: &mut Watch<'_>,
 ) -> Result<ModelRate, EvalError> {
-    // The context before takes most of the time where it is long.
+    // Reading a long context takes most of the time.
     let more = tokens_to_read(context.grows, context.depth, depth);
     let before = more as f64 / (more + options.repeats * options.prompt_tokens) as f64;
     context.reach(depth, more, &mut |share| watch(before * share))?;
@@ -269,7 +269,7 @@ fn weight_bytes_of_a_token(engine: &Engine) -> Result<u64, EvalError> {
     let rows_only = |name: &str| name == "model.embed_tokens.weight" && !info.config.tied_embeddings;
     let read = info.tensors.iter().filter(|tensor| !rows_only(&tensor.name));
     let all: u64 = read.map(|tensor| tensor.bytes).sum();
-    // Of a mixture, a token reads the experts that it chooses.
+    // In a mixture of experts, a token reads its selected experts.
     let used = info
         .config
         .experts

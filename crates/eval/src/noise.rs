@@ -1,4 +1,4 @@
-//! Values to measure with.
+//! Random values for measurements.
 
 use rayon::prelude::*;
 

@@ -1,6 +1,6 @@
-//! Numbers as people read them.
+//! Formats numbers for people.
 
-/// A number as it stands on an axis or in a table: at most three significant digits and thousands separated.
+/// A number for an axis or a table: at most three significant digits, with separated thousands.
 pub(crate) fn short(value: f64) -> String {
     let size = value.abs();
     if !value.is_finite() {
@@ -44,13 +44,13 @@ fn trimmed(value: f64, digits: usize) -> String {
 pub(crate) fn percent(share: f64) -> String {
     match share {
         _ if !share.is_finite() => "–".to_owned(),
-        // Little is not nothing.
+        // A small share must not appear as zero.
         _ if share > 0.0 && share < 5e-4 => "<0.1%".to_owned(),
         _ => format!("{}%", trimmed((share * 1000.0).round() / 10.0, 4)),
     }
 }
 
-/// Milliseconds, or seconds where they are many.
+/// Milliseconds, or seconds for long times.
 pub(crate) fn milliseconds(time_ms: f64) -> String {
     if time_ms >= 10_000.0 {
         format!("{} s", trimmed(time_ms / 1e3, 3))

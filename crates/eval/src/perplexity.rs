@@ -1,4 +1,4 @@
-//! How well a text is predicted under a policy, and how far its predictions lie from those of dense attention.
+//! The likelihood of a text under a policy, and the divergence from dense attention's predictions.
 
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Read, Seek, Write};
@@ -24,18 +24,21 @@ pub struct PerplexityOptions {
     pub text: String,
     /// Its tokens.
     pub tokens: Vec<u32>,
-    /// The token that texts of the model begin with, in place of each window's first: attention may rest on it.
+    /// The first token of every text of the model, which replaces each window's first token. Attention may rely on
+    /// it.
     pub beginning: Option<u32>,
-    /// Tokens of a window: the context of a prediction is what lies before it in its window.
+    /// Tokens of a window. A prediction sees the earlier tokens of its window.
     pub window_tokens: usize,
-    /// Tokens from one window to the next. The last so many of each window are scored, but never a window's first token.
+    /// Tokens from one window to the next. Each window scores its last `stride_tokens` tokens, but never its first
+    /// token.
     pub stride_tokens: usize,
-    /// Policies beside dense attention. In decode the scored tokens are read one by one behind the rest of the window.
+    /// Policies to compare with dense attention. For decode policies, the scored tokens are read one by one after the
+    /// rest.
     pub policies: Vec<PolicyChoice>,
-    /// Share of the pairs that every policy is fitted to read in its phase, on the text's first window; `None` takes policies as they
-    /// are.
+    /// Share of the pairs for the fit of every policy in its phase, on the text's first window; `None` uses policies
+    /// unchanged.
     pub budget: Option<f64>,
-    /// Bytes that the predictions of dense attention for one window may take in a temporary file.
+    /// Limit on the bytes of dense attention's predictions for one window, in a temporary file.
     pub predictions_budget_bytes: u64,
 }
 
@@ -57,10 +60,10 @@ struct WindowScore {
     pairs: PairCount,
 }
 
-/// Predicts the text under dense attention and every policy. Finished windows come from the journal and go there.
+/// Predicts the text under dense attention and every policy. The journal keeps finished windows.
 ///
 /// # Errors
-/// [`EvalError::Option`] for windows that cannot be, or predictions over their budget; [`EvalError::Interrupted`].
+/// [`EvalError::Option`] for impossible windows, or predictions over their budget; [`EvalError::Interrupted`].
 pub fn perplexity(
     engine: &Arc<Engine>,
     options: &PerplexityOptions,
@@ -75,7 +78,7 @@ pub fn perplexity(
         options.check_predictions(scored, engine.model().config().vocab_size)?;
     }
     let fitted = choices(engine, options, watch)?;
-    // Others are compared with dense attention that multiplies exactly. One that does not is such another.
+    // The reference is exact dense attention. Inexact dense attention is one more run.
     let mut choices = vec![(&fitted[0].choice, AttentionPrecision::Exact)];
     if precision != AttentionPrecision::Exact {
         choices.push((&fitted[0].choice, precision));
@@ -130,7 +133,7 @@ pub fn perplexity(
     })
 }
 
-/// Dense attention and the policies, fitted to the budget where there is one.
+/// Dense attention and the policies, fitted to the budget if there is one.
 fn choices(
     engine: &Arc<Engine>,
     options: &PerplexityOptions,
@@ -156,7 +159,8 @@ fn choices(
     Ok(choices)
 }
 
-/// Every window under every policy. Dense attention leads each window: what it predicts is what the others are compared with.
+/// Every window under every policy. Dense attention comes first in each window, because its predictions are the
+/// reference.
 fn cells(
     windows: &[Range<usize>],
     choices: &[(&PolicyChoice, AttentionPrecision)],
@@ -179,7 +183,7 @@ fn cells(
 }
 
 impl PerplexityOptions {
-    /// Refuses dense predictions of `scored` tokens that are over their budget.
+    /// Refuses dense predictions of `scored` tokens that exceed their budget.
     fn check_predictions(&self, scored: usize, vocab: usize) -> Result<(), EvalError> {
         let bytes = (scored * vocab * size_of::<f32>()) as u64;
         if bytes <= self.predictions_budget_bytes {
@@ -193,7 +197,7 @@ impl PerplexityOptions {
     }
 }
 
-/// The windows, all of one length and within the text.
+/// The windows, all of equal length and within the text.
 fn windows(options: &PerplexityOptions) -> Result<Vec<Range<usize>>, EvalError> {
     let (window, stride, tokens) = (options.window_tokens, options.stride_tokens, options.tokens.len());
     if window < 2 || stride == 0 || stride > window {
@@ -212,7 +216,7 @@ fn windows(options: &PerplexityOptions) -> Result<Vec<Range<usize>>, EvalError> 
         .collect())
 }
 
-/// Positions by powers of two from 256 on, up to the window's end.
+/// Ranges of positions: powers of two from 256 up to the window's end.
 fn buckets(window_tokens: usize) -> Vec<Range<usize>> {
     let mut edges = vec![0];
     let powers = (8..)
@@ -223,24 +227,24 @@ fn buckets(window_tokens: usize) -> Vec<Range<usize>> {
     edges.windows(2).map(|edge| edge[0]..edge[1]).collect()
 }
 
-/// Takes the logits that predict a token into the sums of its bucket.
+/// Adds the logits that predict a token to the sums of its bucket.
 type TakeLogits<'a> = dyn FnMut(&mut Sums, &[f32]) -> Result<(), EvalError> + 'a;
 
-/// Takes the logits that predict the token at a position.
+/// Receives the logits that predict the token at a position.
 type TakePosition<'a> = dyn FnMut(usize, &[f32]) -> Result<(), EvalError> + 'a;
 
 /// Predicts windows under one policy.
 struct WindowReader<'a> {
     engine: Arc<Engine>,
     phase: Phase,
-    /// The last so many tokens of a window are predicted.
+    /// Tokens at the end of a window to predict.
     scored: usize,
     buckets: &'a [Range<usize>],
 }
 
 impl WindowReader<'_> {
-    /// Predicts a window's last tokens in order. `take` is given the sums of the token's bucket, whose likelihood is counted here, and
-    /// the logits that predict it.
+    /// Predicts a window's last tokens in order and adds each likelihood to its bucket. `take` receives the bucket's
+    /// sums and the logits.
     fn score(
         &self,
         window: &[u32],
@@ -261,7 +265,7 @@ impl WindowReader<'_> {
         Ok(WindowScore { sums, pairs })
     }
 
-    /// Reads a window as a prompt; returns the pairs of all of it.
+    /// Reads a window as a prompt; returns its pairs.
     fn read_at_once(
         &self,
         window: &[u32],
@@ -293,7 +297,7 @@ impl WindowReader<'_> {
         Ok(session.sequence().counts().pairs)
     }
 
-    /// Reads what is predicted token by token behind the rest of the window; returns the pairs of these tokens.
+    /// Reads the scored tokens one by one after the rest of the window; returns the pairs of these tokens.
     fn read_one_by_one(
         &self,
         window: &[u32],
@@ -320,17 +324,17 @@ impl WindowReader<'_> {
     }
 }
 
-/// Predictions of dense attention, with which the other policies are compared.
+/// Predictions of dense attention, the reference for the policies.
 struct DensePredictions<'a> {
     reader: &'a WindowReader<'a>,
-    /// True if there are others.
+    /// True if other policies need the predictions.
     are_kept: bool,
     /// Predictions of the latest window, and the position of its first token.
     latest: Option<(usize, Predictions)>,
 }
 
 impl DensePredictions<'_> {
-    /// Reads a window that begins at `start`, and keeps what is predicted.
+    /// Reads a window that begins at `start` and keeps the predictions.
     fn score(&mut self, start: usize, window: &[u32], watch: &mut Watch<'_>) -> Result<WindowScore, EvalError> {
         let mut written = Predictions::new()?;
         let score = self.reader.score(window, watch, &mut |sums, logits| {
@@ -341,8 +345,8 @@ impl DensePredictions<'_> {
         score
     }
 
-    /// Predictions for a window. A window whose score came from the journal is read again, because the journal holds no
-    /// predictions.
+    /// Predictions for a window. If the window's score came from the journal, the window is read again, because the
+    /// journal has no predictions.
     fn for_window(
         &mut self,
         start: usize,
@@ -360,7 +364,7 @@ impl DensePredictions<'_> {
 }
 
 impl Sums {
-    /// Takes in a token whose prediction under dense attention is `dense`.
+    /// Adds a token whose prediction under dense attention is `dense`.
     fn compare(&mut self, dense: &[f32], logits: &[f32]) {
         let kl = divergence(dense, logits);
         self.tokens += 1;

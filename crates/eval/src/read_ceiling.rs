@@ -1,4 +1,4 @@
-//! How fast this machine reads memory, measured beside what is compared with it.
+//! Memory read rate of this machine, measured together with the compared rates.
 
 use std::sync::{Barrier, OnceLock};
 use std::time::{Duration, Instant};
@@ -7,33 +7,34 @@ use memmap2::MmapMut;
 use riffle_attention::ceiling::read_once;
 use riffle_system::memory::{last_cache_bytes, prefer_huge_pages};
 
-/// Bytes each thread reads at least. With a large last cache it is more, so that the cache does not hold them all.
+/// Minimum bytes for each thread. A large last-level cache raises it, so that the cache cannot hold all of them.
 const LEAST_PART_BYTES: usize = 128 << 20;
 /// A large last cache makes all threads together read no more than this.
 const MOST_BYTES: usize = 1 << 30;
-/// Bytes that all threads read where a short measurement will do.
+/// Bytes that all threads read in a short measurement.
 const SHORT_BYTES: usize = 256 << 20;
-/// Values a thread reads between two looks at the clock, some 30 µs.
+/// Values that a thread reads between two checks of the clock, some 30 µs.
 const PIECE: usize = 1 << 18;
-/// How long all threads read side by side, and how often; the fastest counts, for other programs only slow it down.
+/// Duration of one simultaneous read, and the number of reads. The fastest counts, because other programs only slow
+/// it down.
 const WINDOW: Duration = Duration::from_millis(40);
 const WINDOWS: usize = 4;
 
-/// Memory to read, a part for each thread: one thread's reads must not fill the shared cache for another's.
+/// Memory to read, with a part for each thread: one thread must not load the shared cache for another.
 pub(crate) struct ReadCeiling {
     memory: Memory,
     /// Values each thread reads.
     part: usize,
 }
 
-/// As weights and keys are held: in huge pages where the system grants them.
+/// Allocated like weights and keys: in huge pages if the system grants them.
 enum Memory {
     Mapping(MmapMut),
     Heap(Vec<f32>),
 }
 
-/// Rate at which all cores together read memory, in bytes a second: measured once in a process, in about a quarter of a second and
-/// 256 MiB. With many cores and large caches it is an upper bound.
+/// Memory read rate of all cores together, in bytes per second. One measurement per process takes about a quarter of
+/// a second and 256 MiB. With many cores and large caches it is an upper bound.
 pub fn memory_read_rate() -> f64 {
     static RATE: OnceLock<f64> = OnceLock::new();
     *RATE.get_or_init(|| {
@@ -48,7 +49,7 @@ impl ReadCeiling {
         Self::of_parts(wanted.max(LEAST_PART_BYTES))
     }
 
-    /// Memory of which each thread reads `part_bytes`.
+    /// Memory with `part_bytes` for each thread.
     fn of_parts(part_bytes: usize) -> ReadCeiling {
         let threads = rayon::current_num_threads();
         let part = (part_bytes / size_of::<f32>()).next_multiple_of(PIECE);
@@ -64,8 +65,8 @@ impl ReadCeiling {
         ReadCeiling { memory, part }
     }
 
-    /// GB/s of all threads of the pool together: what they read in the same stretch of time, for a thread alone would be
-    /// given what the others leave.
+    /// GB/s of all threads of the pool in the same time window. A single thread would get the bandwidth that others
+    /// leave.
     pub(crate) fn gigabytes_per_s(&self) -> f64 {
         (0..WINDOWS).map(|_| self.window()).fold(0.0, f64::max)
     }
@@ -85,7 +86,7 @@ impl ReadCeiling {
             let mut bytes = 0;
             for piece in pieces {
                 read_once(piece);
-                // A piece that ends after the window was not read in it.
+                // A piece that ends after the window does not count.
                 if start.elapsed() > WINDOW {
                     break;
                 }

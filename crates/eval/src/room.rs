@@ -1,10 +1,11 @@
-//! Room for a measurement, checked before anything is allocated.
+//! Checks memory and context before a measurement allocates anything.
 
 use riffle_engine::{Engine, available_memory_bytes, human_bytes};
 
 use crate::EvalError;
 
-/// Refuses a measurement that takes more memory than there is. `what` takes the bytes, and `smaller` says what to change.
+/// Refuses a measurement that exceeds the available memory. `what` names the user of the bytes, and `smaller` says
+/// how to reduce them.
 pub(crate) fn check_memory(what: &str, needed_bytes: u64, smaller: &str) -> Result<(), EvalError> {
     let available = available_memory_bytes();
     if needed_bytes <= available {
@@ -17,8 +18,8 @@ pub(crate) fn check_memory(what: &str, needed_bytes: u64, smaller: &str) -> Resu
     )))
 }
 
-/// Refuses `tokens` that the engine's context does not hold. An endless sequence holds any number, of which the ids alone
-/// stay in memory.
+/// Refuses more `tokens` than the engine's context. An endless sequence takes any number and keeps only the ids in
+/// memory.
 pub(crate) fn check_context(engine: &Engine, what: &'static str, tokens: usize) -> Result<(), EvalError> {
     if engine.options().sequence.window.is_some() {
         let bytes = (tokens as u64).saturating_mul(4 * size_of::<u32>() as u64);

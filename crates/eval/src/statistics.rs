@@ -1,4 +1,4 @@
-//! Intervals: what a handful of samples says about the rest.
+//! Confidence intervals from few samples.
 
 use std::fmt;
 
@@ -26,8 +26,8 @@ const Z: f64 = 1.959_963_984_540_054;
 const DRAWS: usize = 2000;
 
 impl Interval {
-    /// Interval of a mean of scores from 0 to 1. With at least twenty scores, some strictly between, a seeded bootstrap
-    /// gives percentiles. Otherwise Wilson's interval is used, which is too wide for scores between.
+    /// Interval of a mean of scores from 0 to 1. With at least twenty scores, some strictly between, a seeded
+    /// bootstrap gives percentiles. Otherwise it is Wilson's interval, which is too wide for scores strictly between.
     pub fn of_scores(scores: &[f64]) -> Self {
         if scores.len() < 20 || scores.iter().all(|score| *score == 0.0 || *score == 1.0) {
             return Self::wilson(scores.iter().sum(), scores.len());
@@ -35,7 +35,7 @@ impl Interval {
         Self::bootstrap(scores)
     }
 
-    /// Wilson's score interval of `successes` of `samples`; from 0 to 1 where there is no sample.
+    /// Wilson's score interval of `successes` of `samples`; from 0 to 1 without samples.
     ///
     /// Wilson 1927, "Probable inference, the law of succession, and statistical inference".
     pub fn wilson(successes: f64, samples: usize) -> Self {
@@ -54,14 +54,14 @@ impl Interval {
         let half = Z * scale * (mean * (1.0 - mean) / n + Z * Z / (4.0 * n * n)).sqrt();
         Self {
             mean,
-            // At the ends the formula meets the mean but for rounding.
+            // At the ends the formula equals the mean except for rounding.
             low: (centre - half).clamp(0.0, mean),
             high: (centre + half).clamp(mean, 1.0),
             samples,
         }
     }
 
-    /// The 2.5th and 97.5th percentile of means of samples drawn anew, always from the same seed.
+    /// The 2.5th and 97.5th percentiles of means of resampled values, with a fixed seed.
     pub fn bootstrap(values: &[f64]) -> Self {
         let samples = values.len();
         if samples == 0 {
@@ -91,22 +91,22 @@ impl Interval {
     }
 }
 
-/// Two ways to answer the same questions, compared question by question.
+/// Two sets of answers to the same questions, compared question by question.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct Paired {
-    /// Questions that the first way answered better.
+    /// Questions with a better answer in the first set.
     pub better: usize,
-    /// Questions that it answered worse.
+    /// Questions with a worse answer in the first set.
     pub worse: usize,
-    /// Chance of a difference at least this large, either way, if better and worse were equally likely.
+    /// Probability of a difference at least this large in either direction, if better and worse were equally likely.
     pub p: f64,
 }
 
 impl Paired {
-    /// The exact sign test over questions that both were asked, in the same order; `None` where they were asked different numbers of
-    /// questions, or none. For scores of 0 and 1 this is McNemar's exact test (McNemar 1947, "Note on the sampling error of the difference
-    /// between correlated proportions").
+    /// The exact sign test over equal questions in the same order; `None` for different numbers of questions, or
+    /// none. For scores of 0 and 1 it is McNemar's exact test (McNemar 1947, "Note on the sampling error of the
+    /// difference between correlated proportions").
     pub fn of_scores(scores: &[f64], others: &[f64]) -> Option<Self> {
         if scores.len() != others.len() || scores.is_empty() {
             return None;
@@ -134,7 +134,7 @@ impl fmt::Display for Paired {
 
 /// Chance of at most `few` or at least `all - few` heads among `all` throws of a fair coin.
 fn two_sided(few: usize, all: usize) -> f64 {
-    // ln of the binomial coefficient, from one term to the next: 2^all alone would overflow.
+    // Each logarithm of the binomial coefficient follows from the previous one; 2^all itself would overflow.
     let mut ln_ways = 0.0;
     let mut sum = 0.0;
     for heads in 0..=few {

@@ -1,4 +1,4 @@
-//! Tables for people: on a terminal and in a report.
+//! Tables for a terminal and a report.
 
 use std::fmt::Write as _;
 
@@ -13,7 +13,7 @@ pub struct Table {
     pub columns: Vec<String>,
     /// `[rows][columns]`.
     pub rows: Vec<Vec<String>>,
-    /// Lines below the table that explain marks in it.
+    /// Notes below the table that explain its marks.
     pub notes: Vec<String>,
 }
 
@@ -103,7 +103,7 @@ impl Table {
                 let text = if self.is_numeric(column) {
                     escaped(cell)
                 } else {
-                    // Long names of policies may be cut where their parameters part.
+                    // Long policy names may break between their parameters.
                     escaped(cell).replace(':', ":<wbr>").replace(',', ",<wbr>")
                 };
                 let _ = write!(html, "<td{}>{text}</td>", class(column));
@@ -117,7 +117,7 @@ impl Table {
         html
     }
 
-    /// True if every cell begins as a number does, or is blank.
+    /// True if every cell begins like a number, or is blank.
     fn is_numeric(&self, column: usize) -> bool {
         let number =
             |cell: &str| cell.is_empty() || cell == "–" || cell.starts_with(|c: char| c.is_ascii_digit() || c == '-');

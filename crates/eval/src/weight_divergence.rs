@@ -1,4 +1,4 @@
-//! How far the predictions of a model with other weights lie from those of the original.
+//! Divergence between the predictions of a model with other weights and the original model.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -12,19 +12,19 @@ use crate::importance::beginning;
 use crate::perplexity::{Predictions, divergence, log_sum_exp};
 use crate::tasks::most_likely;
 
-/// Predictions of two models for one text, compared.
+/// Comparison of two models' predictions for one text.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct WeightDivergence {
-    /// Predictions that were compared.
+    /// Compared predictions.
     pub tokens: usize,
     /// Mean Kullback-Leibler divergence of the other model's predictions from the original's, in nats.
     pub kl: f64,
-    /// Half of the divergences are below it.
+    /// Median of the divergences.
     pub median_kl: f64,
     /// The largest divergence.
     pub largest_kl: f64,
-    /// Share of predictions whose likeliest token is another.
+    /// Share of predictions with another most likely token.
     pub flips: f64,
     /// Perplexity of the original.
     pub original_perplexity: f64,
@@ -35,7 +35,7 @@ pub struct WeightDivergence {
 /// Options of the comparison.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WeightDivergenceOptions {
-    /// Tokens of the text that are read at once: what lies before a token in its window is its context.
+    /// Tokens of a window. A token's context is the earlier part of its window.
     pub window_tokens: usize,
     /// Most tokens of the text to read.
     pub most_tokens: usize,
@@ -50,11 +50,12 @@ impl Default for WeightDivergenceOptions {
     }
 }
 
-/// Reads a text with both models, one after the other, and compares their predictions for every token of the second half of each window.
-/// The original's lie in a temporary file meanwhile.
+/// Reads a text with both models, one after the other, and compares their predictions for every token of the second
+/// half of each window. A temporary file holds the original's predictions.
 ///
 /// # Errors
-/// [`EvalError::Engine`] for a model that cannot be loaded; [`EvalError::Option`] for models with other vocabularies, or too little text.
+/// [`EvalError::Engine`] for a model that does not load; [`EvalError::Option`] for different vocabularies or a short
+/// text.
 pub fn weight_divergence(
     [original, other]: [&Path; 2],
     engine: &EngineOptions,
@@ -116,7 +117,7 @@ fn go_on(watch: &mut dyn FnMut(f64) -> ControlFlow<()>, share: f64) -> Result<()
     }
 }
 
-/// The text's tokens in windows, each with the token that texts begin with.
+/// The text's tokens in windows. Each window starts with the first token of every text of the model.
 fn windows(engine: &Engine, text: &str, options: &WeightDivergenceOptions) -> Result<Vec<Vec<u32>>, EvalError> {
     let tokenizer = engine.tokenizer()?;
     let tokens = tokenizer.encode(text, false)?;
@@ -139,7 +140,7 @@ fn windows(engine: &Engine, text: &str, options: &WeightDivergenceOptions) -> Re
     Ok(windows.collect())
 }
 
-/// Takes the token that follows, and the logits of its prediction.
+/// Receives the next token and the logits of its prediction.
 type TakePrediction<'a> = dyn FnMut(u32, &[f32]) -> Result<(), EvalError> + 'a;
 
 /// Calls `take` with the predictions for the second half of a window, and the tokens that follow.

@@ -1,4 +1,4 @@
-//! Batches of events as MessagePack, as vLLM's `msgspec` encodes them.
+//! Encodes batches of events as MessagePack, in the form of vLLM's `msgspec`.
 //!
 //! ```text
 //! batch: [seconds f64, [event, ..], data parallel rank]
@@ -11,30 +11,30 @@
 //!        ["AllBlocksCleared"]
 //! ```
 //!
-//! Fields with a default are left out of maps where they have it, and not of arrays.
+//! Fields with their default value are omitted from maps, but not from arrays.
 
 use rmp::encode::{ByteBuf, write_array_len, write_f64, write_map_len, write_nil, write_str, write_uint};
 
 use crate::{Block, Event, Group, Medium};
 
-/// How a single event is written. Both are vLLM's, one after the other.
+/// Encoding of a single event. vLLM has used both, one after the other.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Encoding {
-    /// Maps with named fields, as of vLLM 0.20 and later.
+    /// Maps with named fields, from vLLM 0.20 on.
     #[default]
     Map,
-    /// Arrays, as before.
+    /// Arrays, in earlier versions.
     Array,
 }
 
-/// Blocks of one place, each after the one before: one `BlockStored` of the wire.
+/// Consecutive blocks in one medium, each after its parent: one `BlockStored` on the wire.
 struct Stored<'a> {
     blocks: Vec<&'a Block>,
     medium: Medium,
     group: Group,
 }
 
-/// Blocks that are gone from one place: one `BlockRemoved` of the wire.
+/// Blocks removed from one medium: one `BlockRemoved` on the wire.
 struct Removed {
     hashes: Vec<u64>,
     medium: Medium,
@@ -47,7 +47,7 @@ enum Wire<'a> {
     Cleared,
 }
 
-/// A batch as bytes. Neighbouring events of one place are one event of the wire, as far as blocks follow each other.
+/// Encodes a batch. Adjacent events of one medium become one event on the wire, as far as blocks are consecutive.
 pub fn encode_batch(events: &[Event], unix_seconds: f64, encoding: Encoding) -> Vec<u8> {
     let wire = grouped(events);
     let mut out = ByteBuf::new();
@@ -71,7 +71,7 @@ pub fn encode_batch(events: &[Event], unix_seconds: f64, encoding: Encoding) -> 
             }
         }
     }
-    // The rank among data-parallel replicas. There is one.
+    // The rank among data-parallel replicas, of which there is one.
     number(&mut out, 0);
     out.into_vec()
 }
@@ -207,7 +207,7 @@ fn text(out: &mut ByteBuf, text: &str) {
     infallible(write_str(out, text));
 }
 
-/// Memory takes whatever is written to it.
+/// Writing to memory cannot fail.
 fn infallible<T, E: std::fmt::Debug>(written: Result<T, E>) {
     written.expect("memory takes what is written to it");
 }

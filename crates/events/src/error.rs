@@ -5,7 +5,7 @@ use thiserror::Error;
 /// Why events cannot be published.
 #[derive(Debug, Error)]
 pub enum EventsError {
-    /// An address that cannot be listened on.
+    /// An address on which listening failed.
     #[error("{address}: {problem}")]
     Address {
         /// The given address.
@@ -13,7 +13,7 @@ pub enum EventsError {
         /// The problem with the address and its remedy.
         problem: String,
     },
-    /// The thread that publishes cannot be started.
+    /// The publishing thread failed to start.
     #[error("the thread that publishes events cannot be started: {0}")]
     Thread(#[source] std::io::Error),
 }

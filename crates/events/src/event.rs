@@ -5,9 +5,9 @@ use std::sync::Arc;
 /// Storage medium of a block. The wire names are vLLM's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Medium {
-    /// In the memory that attention reads in place: that of the GPU, or main memory where the CPU computes.
+    /// The memory that attention reads in place: the GPU's, or main memory if the CPU computes.
     Gpu,
-    /// In main memory apart from it.
+    /// Separate main memory.
     Cpu,
     /// In files.
     Disk,
@@ -24,7 +24,7 @@ impl Medium {
     }
 }
 
-/// The part of a block's state that is held. vLLM calls it a group of the KV cache.
+/// The held part of a block's state. vLLM calls it a group of the KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Group {
     /// Keys and values of the attention layers.
@@ -48,12 +48,12 @@ impl Group {
     }
 }
 
-/// A page of tokens after the block before it.
+/// A page of tokens after its parent block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Block {
     /// Hash of all tokens up to its end.
     pub hash: u64,
-    /// Hash of the block before it; `None` for the first of a text.
+    /// Hash of the parent block; `None` for the first of a text.
     pub parent: Option<u64>,
     /// Its tokens.
     pub tokens: Arc<[u32]>,
@@ -66,16 +66,16 @@ pub enum Event {
     Stored {
         /// The block.
         block: Block,
-        /// Medium that now holds the block.
+        /// Medium of the block now.
         medium: Medium,
-        /// The part of the block's state that is held.
+        /// The held part of the block's state.
         group: Group,
     },
-    /// A block is not held there any more.
+    /// A block is no longer held there.
     Removed {
         /// Its hash.
         hash: u64,
-        /// Medium that held the block.
+        /// Former medium of the block.
         medium: Medium,
         /// The part of the block's state that was held.
         group: Group,

@@ -1,15 +1,15 @@
-//! KV events as vLLM publishes them: which blocks of text a server's KV cache holds, for routers.
+//! KV events in vLLM's form: they tell routers which blocks of text a server's KV cache holds.
 //!
-//! A router that knows what each server has read sends a request to the server that can go on from the longest
-//! beginning of its prompt. Servers tell it by events: a block was [stored](Event::Stored), was
-//! [removed](Event::Removed), all were [cleared](Event::Cleared). A *block* is a page of tokens under a hash of all
-//! tokens up to its end. Its [`Medium`] names the memory that holds it.
+//! A router sends a request to the server that can continue from the longest beginning of its prompt. Servers send it
+//! events: a block was [stored](Event::Stored), was [removed](Event::Removed), all were [cleared](Event::Cleared). A
+//! *block* is a page of tokens under a hash of all tokens up to its end. Its [`Medium`] names the memory that holds
+//! it.
 //!
-//! The [`Publisher`] sends batches of events over ZeroMQ, in the format of vLLM's `ZmqEventPublisher`: MessagePack as
-//! `msgspec` writes it, numbered batches, a second socket that sends missed batches again. A reader of vLLM's events
-//! also reads these.
+//! The [`Publisher`] sends batches of events over ZeroMQ, in the format of vLLM's `ZmqEventPublisher`: MessagePack in
+//! `msgspec`'s form, numbered batches, and a second socket that resends missed batches. Readers of vLLM's events can
+//! also read these.
 //!
-//! A [`Picture`] is the set of blocks held, according to the events so far:
+//! A [`Picture`] is the set of held blocks, according to the events so far:
 //!
 //! ```
 //! use riffle_events::{Block, Encoding, Event, Group, Medium, Picture, encode_batch};

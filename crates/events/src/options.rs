@@ -1,23 +1,23 @@
-//! How events are published.
+//! Options of publishing events.
 
 use crate::Encoding;
 
 /// Options of a publisher: its addresses, the format of events, and the limits of kept batches.
 #[derive(Debug, Clone)]
 pub struct PublisherOptions {
-    /// Address for subscribers: `tcp://HOST:PORT`. `*` is every address of the machine, port 0 a free one.
+    /// Address for subscribers: `tcp://HOST:PORT`. `*` means every address of the machine, port 0 a free one.
     pub address: String,
-    /// Address for subscribers that ask again for missed batches; `None` offers no replays.
+    /// Address for requests of missed batches; `None` offers no replays.
     pub replay_address: Option<String>,
-    /// First frame of every message, which subscribers choose by.
+    /// First frame of every message, by which subscribers filter.
     pub topic: String,
-    /// How an event is written.
+    /// Encoding of an event.
     pub encoding: Encoding,
-    /// Batches that are kept for replays at most.
+    /// Most batches kept for replays.
     pub kept_batches: usize,
-    /// Bytes of batches that are kept for replays at most.
+    /// Most bytes of batches kept for replays.
     pub kept_bytes: usize,
-    /// Batches that may wait to be sent at most.
+    /// Most batches waiting to be sent.
     pub waiting_batches: usize,
 }
 

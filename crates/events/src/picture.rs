@@ -1,18 +1,18 @@
-//! The set of blocks held, according to the events so far.
+//! The set of held blocks, according to the events so far.
 
 use std::collections::HashMap;
 
 use crate::{Block, Event, Group, Medium};
 
-/// The blocks that are held, where each lies. A publisher keeps one to tell late subscribers everything at once; a subscriber keeps one to
-/// choose by.
+/// The held blocks with their media. A publisher uses it for snapshots to late subscribers; a subscriber uses it for
+/// routing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Picture {
     held: HashMap<(u64, Medium, Group), Block>,
 }
 
 impl Picture {
-    /// Takes an event in. A block may be stored or removed twice; the second changes nothing.
+    /// Applies an event. Storing or removing a block twice has no further effect.
     pub fn apply(&mut self, event: &Event) {
         match event {
             Event::Stored { block, medium, group } => {
@@ -25,12 +25,12 @@ impl Picture {
         }
     }
 
-    /// True if a block is held there.
+    /// True if a block is held in this medium.
     pub fn holds(&self, hash: u64, medium: Medium, group: Group) -> bool {
         self.held.contains_key(&(hash, medium, group))
     }
 
-    /// Blocks, each counted once for every place.
+    /// Number of blocks, counted once per medium.
     pub fn len(&self) -> usize {
         self.held.len()
     }
@@ -52,7 +52,7 @@ impl Picture {
                 let there = there.filter(move |((_, other, kind), _)| (*other, *kind) == (medium, group));
                 there.map(|(_, block)| block)
             };
-            // A block whose parent lies elsewhere begins a chain of its own.
+            // A block whose parent is elsewhere starts a new chain.
             let is_first = |block: &Block| block.parent.is_none_or(|parent| !self.holds(parent, medium, group));
             let mut children: HashMap<u64, Vec<&Block>> = HashMap::new();
             for block in blocks() {

@@ -1,4 +1,4 @@
-//! Publishes events on a thread of its own.
+//! Publishes events on a separate thread.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc as blocking};
@@ -13,27 +13,28 @@ use zeromq::{PubSocket, RouterSendHalf, RouterSocket, Socket, SocketRecv, Socket
 use crate::replay::Kept;
 use crate::{Encoding, Event, EventsError, Picture, PublisherOptions};
 
-/// Time limit of one replay. A subscriber that reads it too slowly loses the rest.
+/// Time limit of one replay. A slow subscriber loses the rest.
 const REPLAY_TIME: Duration = Duration::from_secs(30);
 
-/// Replays at a time; further ones are not answered.
+/// Most concurrent replays; further ones are not answered.
 const REPLAYS: usize = 16;
 
-/// How long the last batch has to reach subscribers when the publisher ends.
+/// Time for the last batch to reach subscribers when the publisher ends.
 const LINGER: Duration = Duration::from_millis(100);
 
 /// The number that ends a replay: -1 as a signed number.
 const END: [u8; 8] = [0xFF; 8];
 
-/// Publishes batches of events over ZeroMQ, as vLLM does: a PUB socket of `[topic, number, batch]`, numbers from 0 as 8 bytes, the highest
-/// first. A ROUTER socket beside it takes a number and answers with all batches from there on, each `[number, batch]`, and `[-1, ""]` at the end.
+/// Publishes batches of events over ZeroMQ, as vLLM does: a PUB socket of `[topic, number, batch]`, with numbers from
+/// 0 as 8 big-endian bytes. A ROUTER socket receives a number and answers with all batches from there on, each
+/// `[number, batch]`, and `[-1, ""]` at the end.
 ///
-/// Publishing never waits: a batch that finds the queue full is counted as dropped, and the next batch holds a snapshot
-/// of all blocks, from `AllBlocksCleared` on. A slow subscriber gets the same snapshot in place of lost batches, under
-/// the number of the latest batch. So does a subscriber that asks for batches no longer kept. A subscriber that applies
-/// all events therefore knows the server's blocks.
+/// Publishing never waits: if the queue is full, a batch is dropped and counted, and the next batch is a snapshot of
+/// all blocks, starting with `AllBlocksCleared`. A slow subscriber gets the same snapshot in place of lost batches,
+/// with the number of the latest batch. So does a subscriber that asks for batches no longer kept. A subscriber that
+/// applies all events therefore knows the server's blocks.
 ///
-/// Events hold the tokens of prompts, and every client that connects can read them.
+/// Events contain the tokens of prompts, and every connected client can read them.
 #[derive(Debug)]
 pub struct Publisher {
     shared: Arc<Shared>,
@@ -46,13 +47,13 @@ pub struct Publisher {
 /// Counts of a publisher's work.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PublisherCounts {
-    /// Batches that were handed to the socket.
+    /// Batches passed to the socket.
     pub batches: u64,
-    /// Events in batches that found no place. The batch after them tells everything anew.
+    /// Events in dropped batches. The batch after them is a snapshot.
     pub dropped_events: u64,
     /// Replays that were answered.
     pub replays: u64,
-    /// Replays that told everything anew, since batches that were asked for are not kept any more.
+    /// Replays answered by a snapshot, because the requested batches are no longer kept.
     pub whole_replays: u64,
 }
 
@@ -71,7 +72,7 @@ struct State {
     picture: Picture,
     /// The number of the next batch.
     next: u64,
-    /// True if the next batch has to tell everything.
+    /// True if the next batch must be a snapshot.
     is_behind: bool,
 }
 
@@ -83,7 +84,7 @@ struct Batch {
 }
 
 impl Publisher {
-    /// Listens, and publishes that nothing is held.
+    /// Starts listening, and publishes an empty state.
     ///
     /// # Errors
     /// [`EventsError::Address`], [`EventsError::Thread`].
@@ -161,14 +162,14 @@ impl Publisher {
         }
     }
 
-    /// Blocks that are held according to what was published, each counted once for every place.
+    /// Number of held blocks as published, counted once per medium.
     pub fn held(&self) -> usize {
         self.shared.state().picture.len()
     }
 }
 
 impl Drop for Publisher {
-    /// Publishes that nothing is held any more, and ends.
+    /// Publishes an empty state, and ends.
     fn drop(&mut self) {
         self.publish(vec![Event::Cleared]);
         self.batches = None;
@@ -184,7 +185,7 @@ impl Shared {
     }
 }
 
-/// Sender of the addresses once the sockets listen, or of the error.
+/// Sends the addresses when the sockets listen, or the error.
 type ReadySender = blocking::Sender<Result<(String, Option<String>), EventsError>>;
 
 fn run(options: &PublisherOptions, shared: Arc<Shared>, waiting: Receiver<Batch>, told: &ReadySender) {
@@ -199,7 +200,7 @@ fn run(options: &PublisherOptions, shared: Arc<Shared>, waiting: Receiver<Batch>
             Ok(sockets) => {
                 drop(told.send(Ok((sockets.address.clone(), sockets.replay_address.clone()))));
                 let kept = Kept::new(options.kept_batches, options.kept_bytes);
-                // The socket drops with what it has not sent yet.
+                // Dropping the socket discards unsent data.
                 let publisher = serve(options, &shared, waiting, sockets, kept).await;
                 tokio::time::sleep(LINGER).await;
                 drop(publisher);
@@ -248,7 +249,7 @@ async fn bind(socket: &mut impl Socket, address: &str) -> Result<String, EventsE
         .map_err(|error| refuse(format!("it cannot be listened on: {error}")))
 }
 
-/// Sends batches as they come and answers replays, until no batch can come any more.
+/// Sends batches and answers replays, until no more batches can come.
 async fn serve(
     options: &PublisherOptions,
     shared: &Arc<Shared>,
@@ -276,7 +277,7 @@ async fn serve(
                 let payload = Bytes::from(crate::encode_batch(&batch.events, batch.unix_seconds, options.encoding));
                 kept.push(batch.number, payload.clone());
                 let number = Bytes::copy_from_slice(&batch.number.to_be_bytes());
-                // Subscribers that go while they are sent to are no failure.
+                // A subscriber that disconnects during a send is not an error.
                 drop(publisher.send(message([topic.clone(), number, payload])).await);
                 add(&shared.batches, 1);
             }
@@ -307,7 +308,7 @@ fn read_request(request: &ZmqMessage) -> Option<(Bytes, u64)> {
     Some((request.get(0)?.clone(), u64::from_be_bytes(first)))
 }
 
-/// The batches from number `first` on, or everything that is held, as one batch with the latest number.
+/// The batches from number `first` on, or a snapshot as one batch with the latest number.
 fn replayed(shared: &Shared, kept: &Kept, first: u64, encoding: Encoding) -> Vec<(u64, Bytes)> {
     add(&shared.replays, 1);
     let state = shared.state();

@@ -1,4 +1,4 @@
-//! Batches that are kept for those who missed some.
+//! Keeps batches for subscribers that missed some.
 
 use std::collections::VecDeque;
 
@@ -23,7 +23,7 @@ impl Kept {
         }
     }
 
-    /// Keeps the next batch; the oldest leave where it is too many or too much.
+    /// Keeps the next batch; the oldest are dropped if there are too many or too large ones.
     pub(crate) fn push(&mut self, number: u64, payload: Bytes) {
         self.bytes += payload.len();
         self.batches.push_back((number, payload));
@@ -35,7 +35,8 @@ impl Kept {
         }
     }
 
-    /// The batches from number `first` on, where `next` is the number of the next batch; `None` where some of these have left, or were never there.
+    /// The batches from number `first` on; `next` is the number of the next batch. `None` if some were dropped or
+    /// never existed.
     pub(crate) fn since(&self, first: u64, next: u64) -> Option<Vec<(u64, Bytes)>> {
         let oldest = self.batches.front().map_or(next, |(number, _)| *number);
         let batches = self.batches.iter().filter(|(number, _)| *number >= first);
@@ -63,7 +64,7 @@ mod tests {
         assert_eq!(numbers(&kept, 5, 5), Some(Vec::new()));
         kept.push(5, Bytes::from(vec![0; 20]));
         assert_eq!(numbers(&kept, 4, 6), Some(vec![4, 5]));
-        // One that is too large by itself is not kept.
+        // A batch that is too large by itself is not kept.
         kept.push(6, Bytes::from(vec![0; 30]));
         assert_eq!((numbers(&kept, 6, 7), numbers(&kept, 7, 7)), (None, Some(Vec::new())));
     }

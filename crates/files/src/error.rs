@@ -1,9 +1,9 @@
-//! Why a file was not read.
+//! Errors of reading files.
 
 use std::error::Error;
 use std::{fmt, io};
 
-/// Why a file was not opened or read, without its path, which the caller names.
+/// The reason a file was not opened or read, without its path, which the caller knows.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum FileError {
@@ -12,19 +12,19 @@ pub enum FileError {
         /// Kind of the path's target, for example `"a pipe"`.
         found: &'static str,
     },
-    /// The file holds more bytes than files of its kind may.
+    /// The file is larger than files of its kind may be.
     TooLarge {
-        /// Bytes that are allowed.
+        /// Allowed bytes.
         limit_bytes: u64,
     },
-    /// The file is not as it was when it was opened.
+    /// The file changed since it was opened.
     Changed,
     /// The system's reason.
     Io(io::Error),
 }
 
 impl FileError {
-    /// The kind of the system's reason; of the other errors the kind that is nearest.
+    /// The kind of the system's error; for other errors the nearest kind.
     pub fn kind(&self) -> io::ErrorKind {
         match self {
             Self::NotRegular { found: "a folder" } => io::ErrorKind::IsADirectory,

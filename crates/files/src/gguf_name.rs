@@ -1,6 +1,6 @@
-//! The names of GGUF files, by which a folder or a repository tells its models apart.
+//! Names of GGUF files, which distinguish the models of a folder or repository.
 
-/// A file of several that are one model.
+/// One of several files of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GgufShard<'a> {
     /// The name before the numbers.
@@ -11,8 +11,8 @@ pub struct GgufShard<'a> {
     pub count: u32,
 }
 
-/// The path without `.gguf` of a language model's file. `None` for other files, among them projectors of pictures (`mmproj…`) and
-/// tables of importance (`…imatrix…`).
+/// The path of a language model's file without `.gguf`. `None` for other files, including picture projectors
+/// (`mmproj…`) and importance tables (`…imatrix…`).
 pub fn gguf_stem(path: &str) -> Option<&str> {
     let name = path.rsplit('/').next().unwrap_or(path).to_ascii_lowercase();
     let is_model = name.ends_with(".gguf") && !name.starts_with("mmproj") && !name.contains("imatrix");

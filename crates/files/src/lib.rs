@@ -1,7 +1,7 @@
 //! Opens and reads regular files within limits.
 //!
-//! A path that a user gives may name a pipe, a socket, a device or a folder. Opening a pipe waits for its writer, and
-//! reading a device such as `/dev/zero` never ends. The functions here open without waiting, look at what was opened,
+//! A user's path may be a pipe, a socket, a device or a folder. Opening a pipe waits for its writer, and reading a
+//! device such as `/dev/zero` never ends. These functions open without waiting, check the kind of the opened file,
 //! and read no more bytes than the caller allows.
 //!
 //! ```
@@ -37,29 +37,29 @@ pub use tokenizer_name::TOKENIZER_FILES;
 /// Opens a regular file for reading.
 ///
 /// # Errors
-/// [`FileError::NotRegular`] for anything else, at once; [`FileError::Io`].
+/// [`FileError::NotRegular`] immediately for anything else; [`FileError::Io`].
 pub fn open(path: impl AsRef<Path>) -> Result<File, FileError> {
     open_with(path, OpenOptions::new().read(true))
 }
 
-/// Opens a regular file as `options` say; they may create it.
+/// Opens a regular file with `options`, which may create it.
 ///
 /// # Errors
-/// [`FileError::NotRegular`] for anything that exists and is no regular file, at once; [`FileError::Io`].
+/// [`FileError::NotRegular`] immediately for anything that exists and is not a regular file; [`FileError::Io`].
 pub fn open_with(path: impl AsRef<Path>, options: &mut OpenOptions) -> Result<File, FileError> {
     open_checked(path.as_ref(), options, Links::Followed)
 }
 
-/// As [`open_with`], where the path itself may not be a link.
+/// As [`open_with`], but the path itself must not be a link.
 ///
 /// # Errors
-/// As [`open_with`]; [`FileError::NotRegular`] for a link as well.
+/// As [`open_with`]; [`FileError::NotRegular`] also for a link.
 pub fn open_no_link(path: impl AsRef<Path>, options: &mut OpenOptions) -> Result<File, FileError> {
     open_checked(path.as_ref(), options, Links::Refused)
 }
 
 fn open_checked(path: &Path, options: &mut OpenOptions, links: Links) -> Result<File, FileError> {
-    // Looked at before it is opened as well: opening some devices has an effect.
+    // Also checked before opening, because opening some devices has an effect.
     let there = match links {
         Links::Followed => std::fs::metadata(path),
         Links::Refused => std::fs::symlink_metadata(path),
@@ -74,7 +74,7 @@ fn open_checked(path: &Path, options: &mut OpenOptions, links: Links) -> Result<
     Ok(file)
 }
 
-/// Reads a regular file of at most `limit_bytes` bytes whole.
+/// Reads a complete regular file of at most `limit_bytes` bytes.
 ///
 /// # Errors
 /// [`FileError::NotRegular`], [`FileError::TooLarge`], [`FileError::Io`].
@@ -90,13 +90,13 @@ pub fn read(path: impl AsRef<Path>, limit_bytes: u64) -> Result<Vec<u8>, FileErr
 /// As [`read`], for text.
 ///
 /// # Errors
-/// As [`read`]; [`FileError::Io`] of kind [`InvalidData`](io::ErrorKind::InvalidData) for what is not UTF-8.
+/// As [`read`]; [`FileError::Io`] of kind [`InvalidData`](io::ErrorKind::InvalidData) for invalid UTF-8.
 pub fn read_text(path: impl AsRef<Path>, limit_bytes: u64) -> Result<String, FileError> {
     String::from_utf8(read(path, limit_bytes)?)
         .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.utf8_error()).into())
 }
 
-/// Reads a regular file or a pipe of at most `limit_bytes` bytes whole; waits for a pipe's writer.
+/// Reads a complete regular file or pipe of at most `limit_bytes` bytes; waits for a pipe's writer.
 ///
 /// # Errors
 /// As [`read`].

@@ -1,7 +1,7 @@
-//! Parts of a large file, read at their places.
+//! Reads parts of a large file at given offsets.
 //!
-//! Reads go past the system's file cache, if system and file system allow that. A program that keeps parts in memory under its own
-//! budget would hold them twice otherwise.
+//! Reads bypass the system's file cache, if system and file system allow it. A program that caches parts under its
+//! own budget would otherwise hold them twice.
 
 use std::fs::File;
 use std::io;
@@ -21,7 +21,7 @@ pub struct FileParts {
     modified: Option<SystemTime>,
 }
 
-/// Memory that parts are read to, one after the other.
+/// Reusable memory for reading parts.
 #[derive(Debug, Default)]
 pub struct PartBuffer {
     memory: Vec<u8>,
@@ -35,7 +35,7 @@ impl PartBuffer {
         }
     }
 
-    /// Bytes that memory for parts of up to `bytes` bytes takes.
+    /// Size of the memory for parts of up to `bytes` bytes.
     pub fn memory_bytes(bytes: usize) -> usize {
         // A part begins and ends within a grain, and so does the memory.
         bytes.saturating_add(3 * GRAIN_BYTES)
@@ -94,13 +94,14 @@ impl FileParts {
         self.bytes
     }
 
-    /// True if reads go past the system's cache.
+    /// True if reads bypass the system's cache.
     pub fn is_direct(&self) -> bool {
         self.file.is_direct()
     }
 }
 
-/// Reads at least `needed` bytes from `first` on, whole grains as long as there are some; `read` may give fewer bytes than it is asked for.
+/// Reads at least `needed` bytes from `first` on, in whole grains if possible; `read` may return fewer bytes than
+/// requested.
 fn fill(
     first: u64,
     needed: usize,

@@ -1,4 +1,4 @@
-//! Sizes in words.
+//! Formats sizes in words.
 
 /// Bytes for people: `1.5 GiB`.
 pub fn human_bytes(bytes: u64) -> String {

@@ -1,2 +1,2 @@
-/// Names of the files that hold a model's tokenizer. Of several in a folder or a repository the first of this list counts.
+/// Names of tokenizer files. If a folder or repository has several, the first of this list is used.
 pub const TOKENIZER_FILES: [&str; 3] = ["tokenizer.json", "tokenizer.model", "tekken.json"];

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! models--owner--name/blobs/SUM                     the bytes of a file, under their sum
-//! models--owner--name/snapshots/COMMIT/PATH         a link to a blob; the blob itself where there are no links
+//! models--owner--name/snapshots/COMMIT/PATH         a link to a blob; the blob itself without support for links
 //! models--owner--name/refs/main                     the commit that was pulled last
 //! .locks/models--owner--name/SUM.lock               held while that blob is written
 //! ```
@@ -26,7 +26,7 @@ pub(crate) struct Repository {
     folder_name: String,
 }
 
-/// A lock that other processes respect, Python's among them. Dropping it lets go.
+/// A lock that other processes respect, including Python's. Dropping it releases it.
 #[derive(Debug)]
 pub(crate) struct Lock {
     _file: File,
@@ -36,7 +36,7 @@ pub(crate) struct Lock {
 const COMMIT_DIGITS: usize = 40;
 /// Bytes of `refs/main` at most.
 const LARGEST_REFERENCE: u64 = 200;
-/// Contents of the tag that makes backup programs leave a folder out.
+/// Contents of the tag that makes backup programs skip a folder.
 #[cfg(feature = "download")]
 const CACHE_TAG: &str = "Signature: 8a477f597d28d172789f06886806bc55\n\
     # This file marks a cache of models: see https://bford.info/cachedir/\n";
@@ -62,7 +62,7 @@ impl Repository {
         self.blobs().join(sum)
     }
 
-    /// Metadata of a file's bytes: its blob, or the file of the snapshot where there are no links.
+    /// Metadata of a file's bytes: its blob, or the snapshot's file on a file system without links.
     #[cfg(feature = "download")]
     pub(crate) fn whole(&self, commit: &str, path: &str, sum: &str) -> io::Result<fs::Metadata> {
         fs::metadata(self.blob(sum)).or_else(|_| fs::symlink_metadata(self.snapshot(commit).join(path)))
@@ -86,14 +86,14 @@ impl Repository {
         self.cache.join(".locks").join(&self.folder_name)
     }
 
-    /// The commit that `main` was when it was pulled last.
+    /// The commit of `main` at the latest pull.
     pub(crate) fn main(&self) -> Option<String> {
         let text = riffle_files::read_text(self.folder().join("refs/main"), LARGEST_REFERENCE).ok()?;
         let commit = text.trim();
         is_commit(commit).then(|| commit.to_owned())
     }
 
-    /// Commits that have a snapshot: what `main` was last, then the others, the latest first.
+    /// Commits with a snapshot: the latest `main`, then the others, newest first.
     pub(crate) fn commits(&self) -> Result<Vec<String>, HubError> {
         let main = self.main();
         let mut found = Vec::new();
@@ -109,7 +109,7 @@ impl Repository {
         Ok(found.into_iter().rev().map(|(_, _, commit)| commit).collect())
     }
 
-    /// Makes the folders, and marks the cache as one.
+    /// Creates the folders, and tags the cache.
     #[cfg(feature = "download")]
     pub(crate) fn create(&self) -> Result<(), HubError> {
         for folder in [self.blobs(), self.snapshots(), self.folder().join("refs"), self.locks()] {
@@ -123,7 +123,7 @@ impl Repository {
         }
     }
 
-    /// Says that `main` is this commit.
+    /// Sets `main` to this commit.
     #[cfg(feature = "download")]
     pub(crate) fn set_main(&self, commit: &str) -> Result<(), HubError> {
         let path = self.folder().join("refs/main");
@@ -133,7 +133,7 @@ impl Repository {
             .map_err(HubError::io(path))
     }
 
-    /// Puts a blob into a snapshot under its path there.
+    /// Links a blob into a snapshot under its path.
     #[cfg(feature = "download")]
     pub(crate) fn link(&self, commit: &str, path: &str, sum: &str) -> Result<(), HubError> {
         let link = self.snapshot(commit).join(path);
@@ -146,7 +146,7 @@ impl Repository {
         let beside = folder.join(format!(".{sum}.{}.tmp", std::process::id()));
         let made = link_file(&target, &beside).and_then(|()| fs::rename(&beside, &link));
         made.or_else(|_| {
-            // On a file system without links the file itself takes the link's place, as in Python. The failed link is
+            // On a file system without links the file itself replaces the link, as in Python. The failed link is
             // removed first.
             let _ = fs::remove_file(&beside);
             match fs::rename(self.blob(sum), &link) {
@@ -159,7 +159,7 @@ impl Repository {
 }
 
 impl Lock {
-    /// Takes the lock of a file if nobody holds it; makes the file.
+    /// Takes the lock of a file, which it creates, if no other process has it.
     pub(crate) fn take(path: &Path) -> Result<Option<Self>, HubError> {
         loop {
             let mut options = OpenOptions::new();
@@ -170,8 +170,7 @@ impl Lock {
                 Err(TryLockError::WouldBlock) => return Ok(None),
                 Err(TryLockError::Error(error)) => return Err(HubError::io(path)(error)),
             }
-            // The previous holder may have removed the file. This lock would then be on a file that no other process
-            // finds.
+            // The previous owner may have removed the file; other processes would then lock another one.
             if is_at(&file, path) {
                 return Ok(Some(Self { _file: file }));
             }
@@ -179,7 +178,7 @@ impl Lock {
     }
 }
 
-/// True if a text is a commit's hash, and so a plain name of a folder.
+/// True if a text is a commit's hash, and therefore a plain folder name.
 pub(crate) fn is_commit(text: &str) -> bool {
     text.len() == COMMIT_DIGITS && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }

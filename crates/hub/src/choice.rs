@@ -1,4 +1,4 @@
-//! Which files of a repository are one model that Riffle reads.
+//! Selects the files of a repository that form one model for Riffle.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ pub(crate) struct Gguf {
     /// Paths in the repository, the first shard first.
     pub(crate) files: Vec<String>,
     pub(crate) quantisation: Option<String>,
-    /// Shards that the names promise and that are not there.
+    /// Shards that the names announce but the repository lacks.
     pub(crate) missing: u32,
 }
 
@@ -23,7 +23,7 @@ pub(crate) struct Gguf {
 pub(crate) enum Chosen {
     /// The file to open is the first.
     Gguf(Gguf),
-    /// A folder of safetensors: what is needed beside shards, and the index that names these, where there is one.
+    /// A folder of safetensors: the files besides the shards, and the index that names the shards, if there is one.
     Folder { files: Vec<String>, index: Option<String> },
 }
 
@@ -31,7 +31,7 @@ pub(crate) const CONFIG: &str = "config.json";
 pub(crate) const SINGLE: &str = "model.safetensors";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
-/// Files that a pull of safetensors takes beside the weights: never a program and never a pickle.
+/// Files that a pull of safetensors downloads besides the weights: never a program and never a pickle.
 const BESIDE_WEIGHTS: [&str; 9] = [
     CONFIG,
     "generation_config.json",
@@ -43,7 +43,7 @@ const BESIDE_WEIGHTS: [&str; 9] = [
     "additional_chat_templates/tool_use.jinja",
     "additional_chat_templates/rag.jinja",
 ];
-/// Choices that a message names at most.
+/// Limit on the choices in a message.
 const MOST_CHOICES: usize = 24;
 
 impl Gguf {
@@ -53,8 +53,8 @@ impl Gguf {
     }
 }
 
-/// The GGUF models among a repository's files, in the order of their names. Projectors of images and tables of importance,
-/// which are no models, are left out.
+/// The GGUF models among a repository's files, ordered by name. Image projectors and importance tables are not
+/// models.
 pub(crate) fn gguf_models<'a>(paths: impl IntoIterator<Item = &'a str>) -> Vec<Gguf> {
     let mut groups: BTreeMap<String, (Vec<String>, u32)> = BTreeMap::new();
     for path in paths {
@@ -79,7 +79,7 @@ pub(crate) fn gguf_models<'a>(paths: impl IntoIterator<Item = &'a str>) -> Vec<G
     models.collect()
 }
 
-/// Chooses what `name` means among the files of its repository.
+/// Selects the files for `name` in its repository.
 ///
 /// # Errors
 /// [`HubError::NoModel`], [`HubError::NoSuchPart`], [`HubError::Several`].
@@ -122,7 +122,7 @@ pub(crate) fn choose(name: &ModelName, paths: &[&str]) -> Result<Chosen, HubErro
     }
 }
 
-/// The models of a quantisation: those whose names have it exactly, or else those of mixes.
+/// The models of a quantisation: exact matches, or else mixes.
 fn of_quantisation<'a>(models: &'a [Gguf], wanted: &str) -> Vec<&'a Gguf> {
     let of = |is_it: &dyn Fn(&str) -> bool| -> Vec<&'a Gguf> {
         let found = models
@@ -189,7 +189,7 @@ fn folder(name: &ModelName, paths: &[&str]) -> Result<Chosen, HubError> {
     })
 }
 
-/// Lists the models that a user can ask for, for a message.
+/// Lists the available models, for a message.
 fn choices(models: &[Gguf], paths: &[&str]) -> String {
     let mut names: Vec<String> = models
         .iter()

@@ -1,4 +1,4 @@
-//! Errors of the hub and of its cache, a line each.
+//! Errors of the hub and of its cache, each of one line.
 
 use riffle_files::human_bytes;
 use std::io;
@@ -6,11 +6,11 @@ use std::path::PathBuf;
 
 use riffle_files::FileError;
 
-/// Why a model was not pulled, found or removed. Each message is one line that says what to do.
+/// Errors of pulling, finding or removing a model. Each message is one line with the remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HubError {
-    /// A name that is none.
+    /// An invalid name.
     #[error(
         "{name:?} is not a model's name; give owner/name, owner/name:Q4_K_M or owner/name/file.gguf, or a short name of riffle pull --list"
     )]
@@ -18,27 +18,27 @@ pub enum HubError {
         /// The given name.
         name: String,
     },
-    /// A short name that no model has.
+    /// An unknown short name.
     #[error(
         "there is no model named {name:?}; near are {near}; riffle pull --list shows all short names, and owner/name takes any model of the hub"
     )]
     Unknown {
         /// The given name.
         name: String,
-        /// Short names that are near.
+        /// Similar short names.
         near: String,
     },
-    /// A model of another program that cannot be opened.
+    /// An unusable model of another program.
     #[error("{name} is a model of {program}, and {problem}")]
     OtherProgram {
-        /// Its name there.
+        /// The model's name in that program.
         name: String,
         /// The program.
         program: crate::Program,
         /// The reason.
         problem: String,
     },
-    /// An environment variable with a value that cannot be used.
+    /// An environment variable with an invalid value.
     #[error("{variable} {problem}")]
     Variable {
         /// Its name.
@@ -60,21 +60,21 @@ pub enum HubError {
         /// Names of the missing files.
         missing: String,
     },
-    /// Nothing may be downloaded.
+    /// Downloads are disabled.
     #[error("HF_HUB_OFFLINE is set, so that {name} cannot be downloaded; unset it, and run the same command again")]
     Offline {
         /// The model.
         name: String,
     },
-    /// The repository has no model that Riffle reads.
+    /// The repository has no model for Riffle.
     #[error("{repository} has no model that riffle reads: {problem}")]
     NoModel {
         /// `owner/name`.
         repository: String,
-        /// Contents of the repository in place of a model.
+        /// Contents of the repository.
         problem: String,
     },
-    /// The one who asked looked at the beginning of the model and does not want the rest.
+    /// The caller inspected the beginning of the model and refused the rest.
     #[error("{repository}: {problem}; the rest of the model was not downloaded")]
     NotWanted {
         /// `owner/name`.
@@ -82,12 +82,12 @@ pub enum HubError {
         /// The reason.
         problem: String,
     },
-    /// Nothing of the repository matches the name.
+    /// No file of the repository matches the name.
     #[error("{repository} has no {wanted}; it has {choices}")]
     NoSuchPart {
         /// `owner/name`.
         repository: String,
-        /// The quantisation or the file asked for.
+        /// The requested quantisation or file.
         wanted: String,
         /// Names that the repository has.
         choices: String,
@@ -111,7 +111,7 @@ pub enum HubError {
         /// `owner/name`.
         repository: String,
     },
-    /// The repository is gated, or the token may not read it.
+    /// The repository is gated, or the token does not allow reading it.
     #[error(
         "{repository} is for those who have been given access; ask for it at {page}, then give a token that may read it ({})",
         TOKEN_HINT
@@ -119,10 +119,10 @@ pub enum HubError {
     Gated {
         /// `owner/name`.
         repository: String,
-        /// Page on which to ask for access.
+        /// Page to request access.
         page: String,
     },
-    /// The hub does not take the token.
+    /// The hub refuses the token.
     #[error("{host} does not take the token that was given by {source_of_token}; make one at {host}/settings/tokens")]
     Token {
         /// The hub, with its scheme.
@@ -130,15 +130,15 @@ pub enum HubError {
         /// The variable or the file.
         source_of_token: String,
     },
-    /// The server asks to wait for longer than we do.
+    /// The server requests a longer delay than the limit.
     #[error("{host} asks to wait for {} s before the next request; run the same command then: it goes on where it was{}", wait.as_secs(), RATE_HINT)]
     Busy {
         /// Host of the server.
         host: String,
-        /// For how long.
+        /// The requested delay.
         wait: std::time::Duration,
     },
-    /// A server's answer that is neither the file nor a reason known here.
+    /// An unknown answer of a server.
     #[error("{url}: {problem}")]
     Answer {
         /// The address.
@@ -146,16 +146,16 @@ pub enum HubError {
         /// The problem with the answer.
         problem: String,
     },
-    /// The connection failed as often as it is tried.
+    /// The connection failed in every attempt.
     #[error(
         "{host}: {problem}, {attempts} times in a row; what was downloaded is kept: run the same command later, it goes on from there"
     )]
     Connection {
-        /// Host that does not answer.
+        /// The host without an answer.
         host: String,
         /// Failure of the last try.
         problem: String,
-        /// How often.
+        /// Number of attempts.
         attempts: u32,
     },
     /// No connection at all.
@@ -168,7 +168,7 @@ pub enum HubError {
         /// Failure of the connection.
         problem: String,
     },
-    /// This processor lacks what encryption needs here.
+    /// This processor lacks instructions for the encryption.
     #[error(
         "this processor lacks {missing}, which encrypted connections of riffle need; get the model with another program (hf download {repository}): riffle finds it afterwards"
     )]
@@ -178,24 +178,24 @@ pub enum HubError {
         /// `owner/name`.
         repository: String,
     },
-    /// The sum of a file's bytes is not the one that the hub states.
+    /// The checksum of a file differs from the hub's.
     #[error(
         "{file}: its bytes have the sum {found}, and the hub states {stated}; the file was removed: run the same command again, and if it fails again ask the model's author"
     )]
     Sum {
         /// The file in the repository.
         file: String,
-        /// The sum of what came.
+        /// The checksum of the received bytes.
         found: String,
-        /// The sum that the hub states.
+        /// The hub's checksum.
         stated: String,
     },
-    /// The disk has no room.
+    /// The disk is full.
     #[error("{} are to be downloaded, and {} has {} free; riffle list shows what is stored, riffle rm NAME removes it, HF_HUB_CACHE names another folder", human_bytes(*needed), folder.display(), human_bytes(*free))]
     NoRoom {
-        /// Bytes still to come.
+        /// Bytes still to download.
         needed: u64,
-        /// Bytes that the file system can take.
+        /// Free bytes of the file system.
         free: u64,
         /// The cache.
         folder: PathBuf,
@@ -212,7 +212,7 @@ pub enum HubError {
     /// A file or a folder of the cache.
     #[error("{}: {source}", path.display())]
     File {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
         /// Failure of the file operation.
         #[source]
@@ -220,9 +220,9 @@ pub enum HubError {
     },
 }
 
-/// How to give a token.
+/// Ways to give a token.
 const TOKEN_HINT: &str = "HF_TOKEN=…, or hf auth login, which keeps it in a file";
-/// Why servers ask to wait.
+/// The reason for rate limits.
 const RATE_HINT: &str = " (with a token more requests are allowed)";
 
 impl HubError {
@@ -232,7 +232,7 @@ impl HubError {
         move |source| Self::File { path, source }
     }
 
-    /// As [`HubError::file`], for errors of the standard library.
+    /// [`HubError::file`] for errors of the standard library.
     pub(crate) fn io(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |source| Self::File {

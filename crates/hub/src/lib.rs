@@ -1,9 +1,10 @@
 //! Models of the Hugging Face hub, in the cache that Python's `huggingface_hub` uses.
 //!
-//! A [`ModelName`] is what people type: `owner/name`, `owner/name:Q4_K_M`, `owner/name/file.gguf`. [`pull`] downloads it,
-//! [`find`] tells where it lies, [`list`] tells what there is, [`remove`] frees the space. [`locate`] also takes short names of [`TRIED`] and
-//! the names of models that [`OtherPrograms`] have pulled: Ollama, LM Studio and llama.cpp. [`Machine::best`] chooses a quantisation. [`Settings`] come from the
-//! variables that `huggingface_hub` reads: `HF_ENDPOINT`, `HF_HUB_CACHE`, `HF_HOME`, `HF_TOKEN`, `HF_HUB_OFFLINE`.
+//! A [`ModelName`] is a name such as `owner/name`, `owner/name:Q4_K_M`, `owner/name/file.gguf`. [`pull`] downloads
+//! it, [`find`] returns its path, [`list`] returns all stored models, [`remove`] frees the space. [`locate`] also
+//! takes short names of [`TRIED`] and names of models of [`OtherPrograms`]: Ollama, LM Studio and llama.cpp.
+//! [`Machine::best`] chooses a quantisation. [`Settings`] reads the variables of `huggingface_hub`: `HF_ENDPOINT`,
+//! `HF_HUB_CACHE`, `HF_HOME`, `HF_TOKEN`, `HF_HUB_OFFLINE`.
 //!
 //! ```
 //! use riffle_hub::{HubError, ModelName, find, list};
@@ -16,26 +17,28 @@
 //! # Ok::<(), HubError>(())
 //! ```
 //!
-//! # What a pull promises
+//! # Guarantees of a pull
 //!
-//! - A file gets its name when all its bytes are on the disk and their sum is the one that the hub states: SHA-256 for large
-//!   files, Git's SHA-1 for small ones. A file with another sum is removed.
+//! - A file gets its name when all its bytes are on the disk and their checksum equals the hub's: SHA-256 for large
+//!   files, Git's SHA-1 for small ones. A file with another checksum is removed.
 //! - A download continues by `Range` after a cut connection, Ctrl-C or a kill, also in the next process. Connections
-//!   are tried again with growing waits, and a server's `Retry-After` is kept to.
-//! - The token goes to the hub's own scheme, host and port alone, never with a redirect to another.
-//! - Paths that could lie outside of the model's folder, pickles and programs are never written.
-//! - Two processes that pull the same file, of which one may be Python's, write it once: both respect the same lock.
-//! - The beginning of a model is shown before its bulk comes ([`pull_with`]), so that a caller can refuse what it cannot run.
+//!   are retried with growing delays, and the client obeys a server's `Retry-After`.
+//! - Only the hub's own scheme, host and port receive the token; redirects to other servers do not.
+//! - The crate never writes pickles, programs, or paths outside of the model's folder.
+//! - Two processes that pull the same file write it once, even if one is Python's, because both use the same lock.
+//! - The caller can inspect the beginning of a model before its weights are downloaded ([`pull_with`]) and refuse the
+//!   rest.
 //!
-//! # Why a client of our own
+//! # Reasons for this client
 //!
-//! The crate `hf-hub` 1.0 keeps the same cache, but a file that is cut begins again from its first byte, no sum is compared,
-//! and it brings some 280 crates with it, an asynchronous runtime and a C compiler's work among them. Here `ureq` does HTTP
-//! and `rustls` encrypts with `graviola`, which needs no C compiler; the roots of trust are the system's. It
-//! asks for a processor with AES and AVX2, ADX and BMI2 (x86-64 since about 2015), or with AES and SHA2 (aarch64); on others
-//! [`pull`] says so, and everything else works.
+//! The crate `hf-hub` 1.0 uses the same cache, but it restarts interrupted files, compares no checksum, and depends
+//! on some 280 crates, including an asynchronous runtime and C code. Here `ureq` does HTTP and `rustls` encrypts with
+//! `graviola`, which needs no C compiler; the root certificates are the system's. It needs a processor with AES and
+//! AVX2, ADX and BMI2 (x86-64 since about 2015), or with AES and SHA2 (aarch64); on others [`pull`] returns an error,
+//! and everything else works.
 //!
-//! Without the default feature `download` only what the cache holds is found, listed and removed, and nothing of HTTP is built.
+//! Without the default feature `download`, the crate only finds, lists and removes models in the cache, and builds no
+//! HTTP code.
 
 mod cache;
 mod choice;

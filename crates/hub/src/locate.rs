@@ -1,4 +1,4 @@
-//! From the name of a model to the path that opens it.
+//! Finds the path of a model by its name.
 
 use std::path::PathBuf;
 
@@ -6,12 +6,12 @@ use crate::stored::{find, mark_used};
 use crate::tried::{TriedModel, nearest, tried};
 use crate::{HubError, ModelName, OtherModel, OtherPrograms, Settings};
 
-/// The path to open for the name of a model: one of the hub's cache, a short name of [`TRIED`](crate::TRIED), or the name of a model that
-/// another program has pulled. The model is noted as used. `None` for a text that reads like a path.
+/// Returns the path of a model by its name in the hub's cache, by a short name of [`TRIED`](crate::TRIED), or by its
+/// name in another program. The call marks the model as used. `None` for a text that looks like a path.
 ///
 /// # Errors
-/// [`HubError::NotStored`], [`HubError::Incomplete`], [`HubError::Several`], [`HubError::Unknown`] for a short name that is near
-/// others, [`HubError::OtherProgram`] for a model of another program that cannot be opened, [`HubError::File`].
+/// [`HubError::NotStored`], [`HubError::Incomplete`], [`HubError::Several`], [`HubError::Unknown`] for a text similar
+/// to short names, [`HubError::OtherProgram`] for an unusable model of another program, [`HubError::File`].
 pub fn locate(settings: &Settings, others: &OtherPrograms, text: &str) -> Result<Option<PathBuf>, HubError> {
     if reads_like_a_path(text) {
         return Ok(None);
@@ -50,7 +50,7 @@ pub fn locate(settings: &Settings, others: &OtherPrograms, text: &str) -> Result
     }
 }
 
-/// The model of a repository that a short name means: whichever of its quantisations is there.
+/// The stored model of a short name, in any quantisation.
 fn find_short(settings: &Settings, model: &TriedModel) -> Result<PathBuf, HubError> {
     let name: ModelName = model.repository.parse()?;
     find(&settings.cache, &name).map_err(|error| match error {
@@ -61,7 +61,7 @@ fn find_short(settings: &Settings, model: &TriedModel) -> Result<PathBuf, HubErr
     })
 }
 
-/// True for texts that people write for files and folders.
+/// True for texts that look like files and folders.
 fn reads_like_a_path(text: &str) -> bool {
     let is_file = text.ends_with(".gguf") || text.ends_with(".safetensors");
     text.is_empty()

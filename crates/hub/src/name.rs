@@ -7,7 +7,7 @@ use std::str::FromStr;
 use crate::HubError;
 use crate::paths::is_plain_path;
 
-/// A model of the hub: a repository, and what of it.
+/// A model of the hub: a repository and a part of it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ModelName {
     owner: String,
@@ -16,19 +16,19 @@ pub struct ModelName {
     pub part: ModelPart,
 }
 
-/// Which of a repository's models is meant.
+/// The selected model of a repository.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum ModelPart {
-    /// The one that [`PREFERENCE`](crate::PREFERENCE) chooses.
+    /// The model that [`PREFERENCE`](crate::PREFERENCE) selects.
     Preferred,
-    /// The GGUF file, or files, of this quantisation, such as `Q4_K_M` or `UD-Q4_K_XL`, in capitals. `Q4_K_XL` names `UD-Q4_K_XL`
-    /// as well, where there is no plain one.
+    /// The GGUF files of this quantisation, such as `Q4_K_M` or `UD-Q4_K_XL`, in capitals. `Q4_K_XL` also names
+    /// `UD-Q4_K_XL` if there is no plain one.
     Quantisation(String),
     /// This file, by its path in the repository.
     File(String),
 }
 
-/// Ways in which people write where a name belongs.
+/// Prefixes that users write before a name.
 const PREFIXES: [&str; 5] = [
     "https://huggingface.co/",
     "http://huggingface.co/",
@@ -40,7 +40,7 @@ const PREFIXES: [&str; 5] = [
 const LONGEST_PART: usize = 96;
 
 impl ModelName {
-    /// `owner/name`, as the hub knows the repository.
+    /// The hub's name of the repository, `owner/name`.
     pub fn repository(&self) -> String {
         format!("{}/{}", self.owner, self.repository)
     }
@@ -50,14 +50,14 @@ impl ModelName {
         format!("models--{}--{}", self.owner, self.repository)
     }
 
-    /// The name of the repository whose folder in a cache is called `folder`.
+    /// The repository of the cache folder `folder`.
     pub fn of_folder(folder: &str) -> Option<Self> {
         let (owner, repository) = folder.strip_prefix("models--")?.split_once("--")?;
         Self::checked(owner, repository, ModelPart::Preferred)
     }
 
-    /// The name of the model that lies at `path` in a cache: in `models--owner--name/snapshots/COMMIT`. `None` for a path
-    /// of another kind.
+    /// The name of the model at `path` in a cache, in `models--owner--name/snapshots/COMMIT`. `None` for another
+    /// path.
     pub fn of_path(path: &Path) -> Option<Self> {
         let folders: Vec<&str> = path.iter().filter_map(|part| part.to_str()).collect();
         let at = folders.iter().rposition(|folder| *folder == "snapshots")?;
@@ -71,7 +71,7 @@ impl ModelName {
         Some(Self { part, ..name })
     }
 
-    /// The same repository, and another part of it.
+    /// The same repository with another part.
     pub fn with_part(&self, part: ModelPart) -> Self {
         Self { part, ..self.clone() }
     }
@@ -95,7 +95,7 @@ impl ModelName {
 }
 
 impl ModelPart {
-    /// The part that the name of a quantisation means; `None` for a text that cannot be one.
+    /// The part for a quantisation's name; `None` for an invalid name.
     pub fn quantisation(text: &str) -> Option<Self> {
         let is_quantisation = text.starts_with(|c: char| c.is_ascii_alphanumeric())
             && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
@@ -115,7 +115,7 @@ impl FromStr for ModelName {
         let (owner, rest) = given.trim_end_matches('/').split_once('/').ok_or_else(refused)?;
         let (repository, part) = match (rest.split_once('/'), rest.split_once(':')) {
             (Some((repository, file)), _) => {
-                // As the hub's pages name files.
+                // The hub's pages show files with this prefix.
                 let file = file.strip_prefix("blob/main/").unwrap_or(file);
                 let file = file.strip_prefix("resolve/main/").unwrap_or(file);
                 let ends = |end: &str| file.to_ascii_lowercase().ends_with(end);

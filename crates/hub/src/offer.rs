@@ -1,42 +1,42 @@
-//! Which of a repository's quantisations suits a machine.
+//! Selects the quantisation for a machine.
 
 use crate::quantisation::{is_legacy, is_plain};
 use crate::tried::{TRIED, TriedModel};
 
-/// A GGUF model that a repository offers.
+/// A GGUF model in a repository.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Offer {
-    /// Its quantisation as its name tells it, in capitals.
+    /// Quantisation in its name, in capitals.
     pub quantisation: Option<String>,
     /// Path of the file to open in the repository.
     pub file: String,
-    /// Number of files: more than one for a split model.
+    /// Number of files; more than one for a split model.
     pub files: usize,
     /// Bytes of all its files.
     pub bytes: u64,
 }
 
-/// The machine that a model is chosen for.
+/// The machine for which a model is selected.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Machine {
-    /// Memory that a model may take, in bytes.
+    /// Memory for a model, in bytes.
     pub memory_bytes: u64,
-    /// Rate at which all cores together read memory, in bytes a second.
+    /// Memory read rate of all cores together, in bytes per second.
     pub bytes_per_s: f64,
 }
 
-/// Memory that a context of some thousand tokens, scratch and the program take at least, in bytes.
+/// Minimum memory of a context of some thousand tokens, of scratch and of the program, in bytes.
 const LEAST_BESIDE_WEIGHTS: u64 = 256 << 20;
-/// Their share of the weights in larger models: an eighth.
+/// Their share of larger models' weights: an eighth.
 const BESIDE_WEIGHTS: u64 = 8;
-/// Tokens a second below which a larger quantisation is not worth its quality: about twice as fast as people read.
+/// Tokens per second below which a larger quantisation is too slow: about twice the reading speed of people.
 const COMFORTABLE: f64 = 10.0;
-/// Quantisations that lose little and read little.
+/// Quantisations with a small loss and small size.
 const COMPROMISE: [&str; 4] = ["Q4_K_M", "Q4_K_XL", "Q4_K_S", "Q4_K_L"];
 
 impl Offer {
-    /// A model of these files.
+    /// A model with these files.
     pub fn new(quantisation: Option<String>, file: String, files: usize, bytes: u64) -> Self {
         Self {
             quantisation,
@@ -46,7 +46,7 @@ impl Offer {
         }
     }
 
-    /// An estimate of the memory that the model needs with a context of some thousand tokens, in bytes.
+    /// Estimated memory of the model with a context of some thousand tokens, in bytes.
     pub fn memory_bytes(&self) -> u64 {
         memory_bytes(self.bytes)
     }
@@ -56,7 +56,7 @@ impl Offer {
     }
 }
 
-/// An estimate of the memory that weights of `weight_bytes` need with a context of some thousand tokens, in bytes.
+/// Estimated memory of weights of `weight_bytes` with a context of some thousand tokens, in bytes.
 pub(crate) fn memory_bytes(weight_bytes: u64) -> u64 {
     let beside = (weight_bytes / BESIDE_WEIGHTS).max(LEAST_BESIDE_WEIGHTS);
     weight_bytes.saturating_add(beside)
@@ -68,14 +68,14 @@ impl Machine {
         offer.memory_bytes() <= self.memory_bytes
     }
 
-    /// An estimate of the tokens a second of an answer: every token reads all weights once.
+    /// Estimated tokens per second of an answer: every token reads all weights once.
     pub fn tokens_per_s(&self, weight_bytes: u64) -> f64 {
         self.bytes_per_s / weight_bytes.max(1) as f64
     }
 
-    /// The offer with the best quality for this machine, by its index: the largest that fits and answers at a comfortable rate; where
-    /// only slower ones fit, the common compromise or the largest below it; where none fits, the smallest. Weights that are not
-    /// quantised, and older types of blocks, are taken only where there is nothing else. `None` without offers.
+    /// Index of the offer with the best quality for this machine: the largest that fits and answers fast enough. If
+    /// only slower ones fit, it is the common compromise or the largest below it; if none fits, the smallest.
+    /// Unquantised weights and older block types are the last resort. `None` without offers.
     pub fn best(&self, offers: &[Offer]) -> Option<usize> {
         let newer = |offer: &Offer| !offer.is(is_plain) && !offer.is(is_legacy);
         let quantised = |offer: &Offer| !offer.is(is_plain);
@@ -87,8 +87,8 @@ impl Machine {
             .or_else(|| (0..offers.len()).min_by_key(|&at| offers[at].bytes))
     }
 
-    /// The largest model of [`TRIED`](crate::TRIED) that fits and answers at a comfortable rate, else the smallest one that fits. `None` where
-    /// none fits.
+    /// The largest model of [`TRIED`](crate::TRIED) that fits and answers fast enough, or else the smallest that
+    /// fits. `None` if none fits.
     pub fn best_tried(&self) -> Option<&'static TriedModel> {
         let fits = |model: &&TriedModel| model.memory_bytes() <= self.memory_bytes;
         let is_comfortable = |model: &&TriedModel| self.tokens_per_s(model.file_bytes) >= COMFORTABLE;
@@ -111,7 +111,7 @@ impl Machine {
             offers[at].is(names)
         };
         let largest = fitting.iter().find(comfortable);
-        // A choice above the compromise would be slower still, if all are slow.
+        // If all are slow, an offer above the compromise would be even slower.
         let slower = || {
             let below = |&&at: &&usize| has_few_bits(&offers[at]);
             fitting.iter().find(compromise).or_else(|| fitting.iter().find(below))

@@ -1,12 +1,12 @@
-//! Paths of a repository's files, which strangers choose.
+//! Checks of the untrusted paths of a repository's files.
 
 /// Bytes of a path at most.
 const LONGEST: usize = 1000;
 /// Folders of a path at most.
 const DEEPEST: usize = 16;
 
-/// True if a path stays below the folder that it is joined to, on any system, and can be shown: parts of visible characters
-/// between slashes, none of them `.` or `..` or empty.
+/// True if a joined path stays inside its folder on any system and is printable: parts of visible characters between
+/// slashes, none of them `.`, `..` or empty.
 pub(crate) fn is_plain_path(path: &str) -> bool {
     let mut parts = path.split('/');
     path.len() <= LONGEST

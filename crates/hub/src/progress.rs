@@ -1,15 +1,15 @@
-//! How far a pull has come.
+//! Progress of a pull.
 
 /// Progress of a pull.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Progress {
-    /// The file that is downloaded; empty before the first.
+    /// The current file; empty before the first.
     pub file: String,
-    /// Bytes of all files that are there.
+    /// Finished bytes of all files.
     pub bytes_done: u64,
-    /// Bytes of those that had been there when the pull began.
+    /// Finished bytes at the start of the pull.
     pub bytes_found: u64,
-    /// Bytes of all files; 0 while the hub is asked what they are.
+    /// Bytes of all files; 0 until the hub has listed them.
     pub bytes: u64,
     /// Activity of the pull at the moment.
     pub activity: Activity,
@@ -18,19 +18,19 @@ pub struct Progress {
 /// Activity of a pull at the moment.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Activity {
-    /// The hub is asked what the repository holds.
+    /// Requests the repository's listing from the hub.
     Asking,
-    /// Bytes come in.
+    /// Downloads bytes.
     Downloading,
-    /// The bytes of an earlier pull are read for their checksum.
+    /// Reads the bytes of an earlier pull for their checksum.
     Checking,
-    /// Another process downloads the same file.
+    /// Waits for another process that downloads the same file.
     WaitingForProcess,
-    /// The next try comes in this many seconds.
+    /// Waits for the next attempt.
     WaitingToRetry {
-        /// Why the last one failed.
+        /// Reason for the last failure.
         why: String,
-        /// Seconds until the next.
+        /// Seconds until the next attempt.
         seconds: f64,
     },
 }

@@ -1,12 +1,12 @@
-//! Quantisations, as the names of GGUF files tell them.
+//! Quantisations in the names of GGUF files.
 
 use riffle_files::gguf_shard;
 
 use crate::paths::file_name;
 
-/// The quantisations in the order in which a GGUF file is chosen, for a name that gives none and a caller that does not choose
-/// by memory. The common compromise comes first. Larger quantisations near it follow, then smaller ones. Types of about two bits a
-/// weight or fewer come last.
+/// The quantisations in order of preference, for a name without one and a caller that does not select by memory. The
+/// common compromise comes first, then larger and smaller quantisations. Types of at most about two bits per weight
+/// come last.
 pub const PREFERENCE: &[&str] = &[
     "Q4_K_M",
     "Q4_K_XL",
@@ -56,26 +56,26 @@ pub const PREFERENCE: &[&str] = &[
     "Q1_0",
 ];
 
-/// The mark of mixes that choose a type for each tensor (`UD-Q4_K_XL`).
+/// The prefix of mixes that select a type for each tensor (`UD-Q4_K_XL`).
 const MIX: &str = "UD-";
 
-/// True if `wanted` names the quantisation `found`: a mix may be named without its mark.
+/// True if `wanted` names the quantisation `found`. The prefix of a mix is optional.
 pub(crate) fn names(wanted: &str, found: &str) -> bool {
     wanted == found || found.strip_prefix(MIX) == Some(wanted)
 }
 
-/// True for weights that are not quantised.
+/// True for unquantised weights.
 pub(crate) fn is_plain(quantisation: &str) -> bool {
     matches!(quantisation, "BF16" | "F16" | "F32" | "FP16" | "FP32")
 }
 
-/// True for the older types, whose blocks lose more than newer ones of the same size.
+/// True for the older types, which lose more than newer ones of the same size.
 pub(crate) fn is_legacy(quantisation: &str) -> bool {
     matches!(quantisation, "Q4_0" | "Q4_1" | "Q5_0" | "Q5_1") || quantisation.starts_with("Q4_0_")
 }
 
-/// The quantisation that the name of a GGUF file tells, in capitals: the last part that reads as one, between `-`, `.` and
-/// `_`, with the mark of a mix before it. `None` where it tells none.
+/// The quantisation in the name of a GGUF file, in capitals: the last part between `-`, `.` and `_` that is one, with
+/// the prefix of a mix. `None` if the name has none.
 pub(crate) fn of_file(path: &str) -> Option<String> {
     let stem = file_name(path).to_ascii_uppercase();
     let stem = stem.strip_suffix(".GGUF")?;
@@ -88,7 +88,7 @@ pub(crate) fn of_file(path: &str) -> Option<String> {
         let end = stem[at..].find(['-', '.']).map_or(stem.len(), |length| at + length);
         let word = &stem[at..end];
         if is_quantisation(word) && found.is_none_or(|(last, _)| at >= last) {
-            // A word inside a longer match is skipped: for Q4_K_M neither K_M nor M counts.
+            // A word inside a longer match is skipped: in Q4_K_M, neither K_M nor M counts.
             let is_mix = stem[..at]
                 .strip_suffix(MIX)
                 .is_some_and(|name| name.is_empty() || name.ends_with(['-', '.', '_']));

@@ -13,14 +13,14 @@ use crate::{HubError, ModelName, ModelPart};
 /// Result of a removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Removed {
-    /// Bytes that the disk has free again.
+    /// Freed bytes of the disk.
     pub bytes: u64,
-    /// Files whose bytes these were.
+    /// Removed files.
     pub files: usize,
 }
 
-/// Removes a model from the cache: of `owner/name` everything that is stored, of `owner/name:Q4_K_M` or
-/// `owner/name/file.gguf` that model. Bytes that another snapshot uses stay.
+/// Removes a model from the cache: for `owner/name` the whole repository, for `owner/name:Q4_K_M` or
+/// `owner/name/file.gguf` that model. Bytes of other snapshots stay.
 ///
 /// # Errors
 /// [`HubError::NotStored`], [`HubError::InUse`], [`HubError::File`].
@@ -59,13 +59,13 @@ pub fn remove(cache: &Path, name: &ModelName) -> Result<Removed, HubError> {
     Ok(removed)
 }
 
-/// A file of a snapshot: a link to a blob, or where there are no links the bytes themselves.
+/// A file of a snapshot: a link to a blob, or the bytes themselves on a file system without links.
 #[derive(Debug, PartialEq, Eq)]
 struct Link {
     path: PathBuf,
     /// The link's target, or the path itself.
     blob: PathBuf,
-    /// The path in the repository, and of a GGUF model the paths of its shards and its quantisation.
+    /// The path in the repository; for a GGUF model also the paths of its shards and its quantisation.
     file: String,
     shards: Vec<String>,
     quantisation: Option<String>,
@@ -90,7 +90,7 @@ fn links(repository: &Repository) -> Result<Vec<Link>, HubError> {
         for file in files {
             let path = snapshot.join(&file.path);
             let blob = match fs::read_link(&path) {
-                // Blobs lie flat in one folder.
+                // All blobs are in one folder.
                 Ok(target) => target
                     .file_name()
                     .map_or(path.clone(), |sum| repository.blobs().join(sum)),
@@ -109,7 +109,7 @@ fn links(repository: &Repository) -> Result<Vec<Link>, HubError> {
     Ok(links)
 }
 
-/// Holds every lock of the repository, so that no download writes meanwhile.
+/// Takes every lock of the repository, so that no download writes at the same time.
 fn locks(repository: &Repository, name: &ModelName) -> Result<Vec<Lock>, HubError> {
     let mut held = Vec::new();
     for entry in entries(&repository.locks())? {
@@ -130,7 +130,7 @@ fn remove_all(cache: &Path, repository: &Repository) -> Result<Removed, HubError
     for entry in entries(&repository.blobs())? {
         remove_blob(cache, &entry.path(), &mut removed)?;
     }
-    // Snapshots without links hold the bytes themselves.
+    // Snapshots without links contain the bytes themselves.
     for commit in repository.commits()? {
         let snapshot = repository.snapshot(&commit);
         for file in files_of(&snapshot)? {
@@ -161,7 +161,7 @@ fn remove_blob(cache: &Path, blob: &Path, removed: &mut Removed) -> Result<(), H
     Ok(())
 }
 
-/// Removes the folders above a file, up to `top`, as long as they are empty.
+/// Removes the empty folders above a file, up to `top`.
 fn remove_empty_folders(file: &Path, top: &Path) {
     let above = file.ancestors().skip(1).take_while(|folder| *folder != top);
     for folder in above {

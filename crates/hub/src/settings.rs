@@ -12,46 +12,46 @@ use crate::HubError;
 /// Addresses and folders of models, and the rules for reaching the hub.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The hub's address without a slash at the end, `https://huggingface.co` where `HF_ENDPOINT` names no other.
+    /// The hub's address without a final slash: `HF_ENDPOINT`, or `https://huggingface.co`.
     pub endpoint: String,
-    /// The folder that holds `models--owner--name`.
+    /// The folder with the repositories' folders `models--owner--name`.
     pub cache: PathBuf,
     /// Token that proves the user's identity to the hub, if one was given.
     pub token: Option<Token>,
-    /// True if nothing may be downloaded.
+    /// True if downloads are disabled.
     pub offline: bool,
-    /// Bytes of a GGUF file that come before it is looked at: more than its settings, its vocabulary and its list of tensors take.
+    /// Bytes of a GGUF file to download before its inspection: enough for its settings, vocabulary and tensor list.
     pub head_bytes: u64,
-    /// How long is waited, and for what.
+    /// Delays and timeouts.
     pub waits: Waits,
 }
 
 /// [`Settings::head_bytes`] unless somebody chooses.
 const HEAD_BYTES: u64 = 32 << 20;
 
-/// A secret that proves to the hub who asks. It is sent to the hub's own host alone, and never shown.
+/// A secret that identifies the user to the hub. Only the hub's own host receives it, and it is never shown.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token {
     secret: String,
     source: String,
 }
 
-/// How long a download waits, and how often it tries.
+/// Delays, timeouts and attempts of a download.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Waits {
-    /// Before the second try; each further wait is twice as long.
+    /// Delay before the second attempt; each further delay is twice as long.
     pub first: Duration,
     /// The longest wait between two tries.
     pub longest: Duration,
-    /// Tries in a row that bring next to nothing before a download is given up.
+    /// Successive attempts with almost no bytes before a download fails.
     pub attempts: u32,
-    /// Silence after which a connection counts as cut.
+    /// Silence after which a connection counts as lost.
     pub silence: Duration,
-    /// The longest wait that a server may ask for.
+    /// Limit on the delay that a server requests.
     pub asked: Duration,
-    /// Time of waiting for bytes in which at least [`window_bytes`](Self::window_bytes) must come.
+    /// Waiting time in which at least [`window_bytes`](Self::window_bytes) must arrive.
     pub window: Duration,
-    /// Bytes of a window at least: with fewer a connection is too slow. A try that brings fewer counts as one without a byte.
+    /// Minimum bytes of a window. An attempt with fewer bytes counts as empty.
     pub window_bytes: u64,
 }
 
@@ -70,10 +70,10 @@ impl Default for Waits {
 }
 
 impl Token {
-    /// A token and the words that say where it came from.
+    /// A token with its origin, as text.
     ///
     /// # Errors
-    /// [`HubError::Variable`] for a text that cannot be one: empty, or with characters that a header cannot hold.
+    /// [`HubError::Variable`] for an empty text, or characters that a header cannot contain.
     pub fn new(secret: &str, source: impl Into<String>) -> Result<Self, HubError> {
         let (secret, source) = (secret.trim().to_owned(), source.into());
         if !secret.is_empty() && secret.chars().all(|c| c.is_ascii_graphic()) {
@@ -86,7 +86,7 @@ impl Token {
         }
     }
 
-    /// The variable or the file that it came from.
+    /// The origin of the token: a variable or a file.
     pub fn source(&self) -> &str {
         &self.source
     }
@@ -100,13 +100,14 @@ impl Token {
 
 #[cfg(feature = "download")]
 impl Token {
-    /// True if a name that a server gives holds the secret. One of few characters is in many names by chance.
+    /// True if a server's name contains the secret. Very short secrets do not count, because names contain them by
+    /// chance.
     pub(crate) fn is_in_name(&self, name: &str) -> bool {
         const LEAST_CHARACTERS: usize = 8;
         self.secret.len() >= LEAST_CHARACTERS && self.is_in(name)
     }
 
-    /// True if a text holds the secret: as it is, percent-encoded once or twice, or in base64 at any place of a longer text.
+    /// True if a text contains the secret: plain, percent-encoded once or twice, or in base64 at any offset.
     pub(crate) fn is_in(&self, text: &str) -> bool {
         let once = percent_decoded(text.as_bytes());
         let twice = percent_decoded(&once);
@@ -141,11 +142,11 @@ fn percent_decoded(text: &[u8]) -> Vec<u8> {
     decoded
 }
 
-/// The characters in base64 that depend on `bytes` alone, where `before` bytes modulo 3 precede them. Empty for very short ones.
+/// The base64 characters that depend only on `bytes` after `before` bytes modulo 3. Empty for very short texts.
 #[cfg(feature = "download")]
 fn base64_inside(bytes: &[u8], before: usize) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    // Whole groups of three bytes, which begin behind those that share a group with what precedes.
+    // Whole groups of three bytes, after the bytes that share a group with the preceding text.
     let whole = bytes.get((3 - before) % 3..).unwrap_or_default();
     let groups = whole.chunks_exact(3).flat_map(|group| {
         let bits = u32::from(group[0]) << 16 | u32::from(group[1]) << 8 | u32::from(group[2]);
@@ -165,20 +166,20 @@ impl fmt::Debug for Token {
 const LARGEST_TOKEN_BYTES: u64 = 4096;
 
 impl Settings {
-    /// Reads the settings from this process's variables and from the token's file: `HF_ENDPOINT`, `HF_HUB_CACHE`,
-    /// `HF_HOME`, `HF_TOKEN`, `HF_TOKEN_PATH`, `HF_HUB_OFFLINE` and their older names, as Python's `huggingface_hub`
-    /// reads them.
+    /// Reads the settings from this process's variables and from the token file: `HF_ENDPOINT`, `HF_HUB_CACHE`,
+    /// `HF_HOME`, `HF_TOKEN`, `HF_TOKEN_PATH`, `HF_HUB_OFFLINE` and their older names, like Python's
+    /// `huggingface_hub`.
     ///
     /// # Errors
-    /// [`HubError::Variable`] for a value that cannot be used; [`HubError::File`] for a token's file that cannot be read.
+    /// [`HubError::Variable`] for an invalid value; [`HubError::File`] for an unreadable token file.
     pub fn from_environment() -> Result<Self, HubError> {
         Self::from_variables(&|name| std::env::var_os(name))
     }
 
-    /// As [`from_environment`](Self::from_environment), from other variables than this process's.
+    /// Like [`from_environment`](Self::from_environment), with variables from `variable`.
     ///
     /// # Errors
-    /// As there.
+    /// The same errors.
     pub fn from_variables(variable: &dyn Fn(&str) -> Option<OsString>) -> Result<Self, HubError> {
         let given = |name: &str| variable(name).filter(|value| !value.is_empty());
         let text = |name: &str| match given(name).map(OsString::into_string) {
@@ -226,7 +227,7 @@ impl Settings {
     }
 }
 
-/// A path in which `~` stands for the home folder.
+/// A path with `~` replaced by the home folder.
 fn below_home(path: &Path, home: Option<&Path>) -> PathBuf {
     match (path.strip_prefix("~"), home) {
         (Ok(rest), Some(home)) => home.join(rest),
@@ -252,7 +253,7 @@ fn endpoint(given: Option<String>) -> Result<String, HubError> {
     }
 }
 
-/// The token that a file holds; `None` where there is no file or nothing in it.
+/// The token in a file; `None` for a missing or empty file.
 fn token_of(file: &Path) -> Result<Option<Token>, HubError> {
     match riffle_files::read_text(file, LARGEST_TOKEN_BYTES) {
         Ok(text) if text.trim().is_empty() => Ok(None),

@@ -1,7 +1,7 @@
-//! Bytes that several repositories of a cache share, as `huggingface_hub` 2 keeps them.
+//! Bytes that several repositories of a cache share, as in `huggingface_hub` 2.
 //!
-//! `blobs/ab/HASH` in the cache holds the bytes, `models--owner--name/blobs/SUM` is a link to it, and
-//! `blobs/ab/HASH.refs` lists these links. Bytes without a list are kept: `hf cache prune` removes them.
+//! `blobs/ab/HASH` in the cache has the bytes, `models--owner--name/blobs/SUM` is a link to it, and
+//! `blobs/ab/HASH.refs` lists these links. Bytes without a list stay, because `hf cache prune` removes them.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -10,13 +10,12 @@ use std::path::{Component, Path, PathBuf};
 use crate::HubError;
 use crate::cache::Lock;
 
-/// Bytes of a list of links at most.
+/// Limit on the bytes of a list of links.
 const LARGEST_LIST: u64 = 16 << 20;
 /// Hexadecimal digits of a hash.
 const HASH_DIGITS: usize = 64;
 
-/// Removes the bytes to which the link `blob`, which is gone, pointed, where no other link needs them; returns how many
-/// bytes that frees.
+/// Removes the bytes of the removed link `blob` if no other link needs them; returns the number of freed bytes.
 pub(crate) fn release(cache: &Path, blob: &Path, target: &Path) -> Result<u64, HubError> {
     let Some(shared) = shared_blob(cache, blob, target) else {
         return Ok(0);
@@ -47,7 +46,7 @@ pub(crate) fn release(cache: &Path, blob: &Path, target: &Path) -> Result<u64, H
     Ok(metadata.len())
 }
 
-/// The file of the cache's common folder to which a link leads; `None` where it leads elsewhere.
+/// The file of a link in the cache's shared folder; `None` if the link leads elsewhere.
 fn shared_blob(cache: &Path, link: &Path, target: &Path) -> Option<PathBuf> {
     let folder = link.parent()?.canonicalize().ok()?;
     let place = folder.join(target.parent()?).canonicalize().ok()?;

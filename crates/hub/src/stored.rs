@@ -1,4 +1,4 @@
-//! Contents of a cache: models found by name, and the list of all.
+//! Contents of a cache: finds models by name, and lists all.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, FileTimes};
@@ -15,15 +15,15 @@ use crate::{HubError, ModelName, ModelPart};
 /// A model in the cache.
 #[derive(Debug, Clone)]
 pub struct StoredModel {
-    /// The name that finds it.
+    /// The model's full name.
     pub name: ModelName,
-    /// Its quantisation as its name tells it, `safetensors` for a folder of these; `None` where that is not known.
+    /// Quantisation in its name, or `safetensors` for a folder; `None` if unknown.
     pub format: Option<String>,
-    /// Bytes of its files that are there.
+    /// Bytes of its existing files.
     pub bytes: u64,
     /// Names of the missing files; `None` for a complete model.
     pub missing: Option<String>,
-    /// When one of its files was read last, as far as the file system tells.
+    /// Time of the last read of one of its files, if the file system reports it.
     pub used: Option<SystemTime>,
     /// Path to open: a GGUF file or a folder.
     pub path: PathBuf,
@@ -38,16 +38,16 @@ pub(crate) struct StoredFile {
     pub(crate) used: Option<SystemTime>,
 }
 
-/// Folders within folders of a snapshot at most, and files of one.
+/// Limits on the depth of a snapshot's folders, and on its files.
 const DEEPEST: usize = 16;
 const MOST_FILES: usize = 100_000;
-/// Bytes of an index of safetensors at most.
+/// Limit on the bytes of an index of safetensors.
 const LARGEST_INDEX: u64 = 16 << 20;
 
-/// The path to open for a model in the cache: a GGUF file, or a folder of safetensors.
+/// The path of a model in the cache: a GGUF file, or a folder of safetensors.
 ///
 /// # Errors
-/// [`HubError::NotStored`], [`HubError::Incomplete`]; [`HubError::Several`] for a name that more than one file answers to;
+/// [`HubError::NotStored`], [`HubError::Incomplete`]; [`HubError::Several`] for a name of more than one file;
 /// [`HubError::File`].
 pub fn find(cache: &Path, name: &ModelName) -> Result<PathBuf, HubError> {
     let repository = Repository::new(cache, name);
@@ -66,7 +66,7 @@ pub fn find(cache: &Path, name: &ModelName) -> Result<PathBuf, HubError> {
                 Some(missing) => incomplete = incomplete.or(Some(missing)),
             },
             Err(error @ HubError::Several { .. }) => return Err(error),
-            // Another commit may have it.
+            // Another commit may have the model.
             Err(_) => {}
         }
     }
@@ -83,11 +83,10 @@ pub fn find(cache: &Path, name: &ModelName) -> Result<PathBuf, HubError> {
     })
 }
 
-/// Every model in the cache, in the order of their names. Repositories without a model that Riffle reads are left out; a
-/// cache that is not there holds none.
+/// Every model in the cache, by name, without repositories that have no model for Riffle. A missing cache is empty.
 ///
 /// # Errors
-/// [`HubError::File`] for a folder that cannot be read.
+/// [`HubError::File`] for an unreadable folder.
 pub fn list(cache: &Path) -> Result<Vec<StoredModel>, HubError> {
     let mut found = Vec::new();
     for entry in entries(cache)? {
@@ -99,11 +98,11 @@ pub fn list(cache: &Path) -> Result<Vec<StoredModel>, HubError> {
     Ok(found)
 }
 
-/// Notes that the model at `path` is used now, also where the file system does not. Does nothing where it may not.
+/// Sets the read time of the model at `path`, because not every file system does. Errors are ignored.
 pub fn mark_used(path: &Path) {
     let touch = |path: &Path| {
         let times = FileTimes::new().set_accessed(SystemTime::now());
-        // A cache of somebody else's, or one that cannot be written, stays as it is.
+        // A cache without write permission stays unchanged.
         let _ = File::open(path).and_then(|file| file.set_times(times));
     };
     if !path.is_dir() {
@@ -120,7 +119,7 @@ fn of_repository(cache: &Path, name: &ModelName) -> Result<Vec<StoredModel>, Hub
         let snapshot = repository.snapshot(&commit);
         let files = files_of(&snapshot)?;
         for model in of_snapshot(name, &snapshot, &files) {
-            // The same model of an older commit is shown only where the newer one is not complete.
+            // An older commit's model appears only if the newer one is incomplete.
             let known = found.iter().position(|known| known.name == model.name);
             match known {
                 None => found.push(model),
@@ -183,7 +182,7 @@ fn of_snapshot(name: &ModelName, snapshot: &Path, files: &[StoredFile]) -> Vec<S
     ggufs.chain(folder.ok()).map(described).collect()
 }
 
-/// The files of a snapshot whose bytes are there.
+/// The existing files of a snapshot.
 pub(crate) fn files_of(snapshot: &Path) -> Result<Vec<StoredFile>, HubError> {
     let mut found = Vec::new();
     let mut folders = vec![(snapshot.to_owned(), String::new(), 0)];
@@ -200,7 +199,7 @@ pub(crate) fn files_of(snapshot: &Path) -> Result<Vec<StoredFile>, HubError> {
                 }
                 continue;
             }
-            // A link whose blob is gone is no file.
+            // A link to a missing blob does not count.
             let Ok(metadata) = fs::metadata(&path) else { continue };
             if metadata.is_file() && is_plain_path(&below) && found.len() < MOST_FILES {
                 found.push(StoredFile {
@@ -215,7 +214,7 @@ pub(crate) fn files_of(snapshot: &Path) -> Result<Vec<StoredFile>, HubError> {
     Ok(found)
 }
 
-/// The paths without those of GGUF models of which shards are missing.
+/// The paths without GGUF models that lack shards.
 fn without_incomplete<'a>(paths: &[&'a str]) -> Vec<&'a str> {
     let models = choice::gguf_models(paths.iter().copied());
     let left_out: BTreeSet<String> = models
@@ -233,7 +232,7 @@ fn to_open(snapshot: &Path, chosen: &Chosen) -> PathBuf {
     }
 }
 
-/// The paths that a model consists of, shards that its index names included.
+/// The paths of a model's files, including the shards in its index.
 fn wanted_files(snapshot: &Path, chosen: &Chosen) -> BTreeSet<String> {
     match chosen {
         Chosen::Gguf(model) => model.files.iter().cloned().collect(),
@@ -259,8 +258,7 @@ fn missing(snapshot: &Path, chosen: &Chosen) -> Option<String> {
     }
 }
 
-/// The files that an index of safetensors names; `None` for a text that is no such index, or that names other files than
-/// plain ones beside it.
+/// The files in an index of safetensors; `None` for an invalid index, or one with files in other folders.
 pub(crate) fn shards_of_index(text: &[u8]) -> Option<BTreeSet<String>> {
     let index: Value = serde_json::from_slice(text).ok()?;
     let named = index.get("weight_map")?.as_object()?.values();
@@ -273,7 +271,7 @@ pub(crate) fn shards_of_index(text: &[u8]) -> Option<BTreeSet<String>> {
         .collect()
 }
 
-/// Bytes of downloads that were interrupted, or that go on.
+/// Bytes of unfinished downloads.
 fn partial_bytes(repository: &Repository) -> Result<u64, HubError> {
     let mut bytes = 0;
     for entry in entries(&repository.blobs())? {

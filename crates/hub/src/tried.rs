@@ -1,36 +1,36 @@
-//! Models that are known to fit Riffle, by short names: the one list behind `riffle pull --list` and the book.
+//! Models that are known to work with Riffle, by short name: the common list of `riffle pull --list` and the book.
 
 /// A model of the list.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct TriedModel {
-    /// Short name, as people type it: `qwen3:4b`. Case, spaces and signs do not count.
+    /// Short name, such as `qwen3:4b`. Case, spaces and punctuation do not matter.
     pub name: &'static str,
     /// Its repository on the hub.
     pub repository: &'static str,
-    /// The quantisation whose size is given.
+    /// The quantisation of the given size.
     pub quantisation: &'static str,
-    /// Bytes of its files, to two digits.
+    /// Bytes of its files, rounded to two digits.
     pub file_bytes: u64,
-    /// Tokens that it was made for.
+    /// Context length of the model, in tokens.
     pub context_tokens: u64,
-    /// The layers that its KV cache serves.
+    /// The layers of its KV cache.
     pub cache: CacheShape,
-    /// How it was tested.
+    /// Kind of test.
     pub evidence: Evidence,
 }
 
-/// How a model was tested.
+/// Kind of a model's test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Evidence {
-    /// Weights of the model were run and measured, in this or another quantisation; `docs/results` has the figures.
+    /// The model was run and measured in this or another quantisation; `docs/results` has the figures.
     Run,
-    /// Its architecture was compared with transformers on small random weights; the file itself was not run.
+    /// The architecture was compared with transformers on small random weights; the model itself was not run.
     Architecture,
 }
 
-/// Layers that keep keys and values.
+/// Layers with keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CacheShape {
@@ -40,21 +40,21 @@ pub struct CacheShape {
     pub window_layers: u64,
     /// Tokens of that window.
     pub window_tokens: u64,
-    /// Bytes a layer keeps of a token in f16.
+    /// Bytes per token of a layer in f16.
     pub layer_bytes: u64,
     /// Bytes of recurrent states, for any context.
     pub state_bytes: u64,
 }
 
-/// Tokens of context that [`TriedModel::memory_bytes`] counts.
+/// Context in [`TriedModel::memory_bytes`], in tokens.
 const CONTEXT_TOKENS: u64 = 8192;
-/// Tokens that a layer with a window keeps beside it: those before it, and a batch.
+/// Tokens that a layer with a window keeps besides it: earlier tokens, and a batch.
 const BESIDE_WINDOW: u64 = 512 + 4096;
-/// Memory of the program, the tokenizer and the scratch of a batch, in bytes; and their share of the weights.
+/// Memory of the program, the tokenizer and the scratch of a batch, in bytes, and their share of the weights.
 const PROGRAM_BYTES: u64 = 200_000_000;
 const SCRATCH_SHARE: u64 = 16;
 
-/// Every model of the list, small ones first.
+/// Every model of the list, smallest first.
 pub const TRIED: &[TriedModel] = &[
     model(
         "smollm2:135m",
@@ -314,7 +314,7 @@ impl TriedModel {
         format!("{}:{}", self.repository, self.quantisation)
     }
 
-    /// An estimate of the memory that a run takes with a context of 8,192 tokens in f16, in bytes.
+    /// Estimated memory of a run with a context of 8,192 tokens in f16, in bytes.
     pub fn memory_bytes(&self) -> u64 {
         let windows = CONTEXT_TOKENS.min(self.cache.window_tokens + BESIDE_WINDOW);
         let tokens = self.cache.full_layers * CONTEXT_TOKENS + self.cache.window_layers * windows;
@@ -322,7 +322,7 @@ impl TriedModel {
         self.file_bytes + cache + PROGRAM_BYTES + self.file_bytes / SCRATCH_SHARE
     }
 
-    /// The list as the book shows it: a table in Markdown.
+    /// The list for the book, as a Markdown table.
     pub fn table() -> String {
         let mut text = String::from(
             "| name | repository | file | size | memory | context | known by |\n|---|---|---|---:|---:|---:|---|\n",
@@ -353,12 +353,12 @@ impl Evidence {
     }
 }
 
-/// Bytes as the list shows them, in units of 10⁹.
+/// Bytes in units of 10⁹, as in the list.
 pub fn gigabytes(bytes: u64) -> String {
     format!("{:.1} GB", bytes as f64 / 1e9)
 }
 
-/// The model that a short name means: `qwen3-4b`, `Llama 3.2 1B`, `gemma3:4b`.
+/// The model of a short name: `qwen3-4b`, `Llama 3.2 1B`, `gemma3:4b`.
 pub fn tried(name: &str) -> Option<&'static TriedModel> {
     let wanted = key(name);
     TRIED
@@ -366,7 +366,7 @@ pub fn tried(name: &str) -> Option<&'static TriedModel> {
         .find(|model| key(model.name) == wanted || key(own_name(model)) == wanted)
 }
 
-/// Short names of the list that are nearest to a name which it does not hold, at most five. Empty where none is near.
+/// The most similar short names for an unknown name, at most five. Empty if none is similar.
 pub fn nearest(name: &str) -> Vec<&'static str> {
     let wanted = key(name);
     if wanted.is_empty() {
@@ -390,12 +390,12 @@ pub fn nearest(name: &str) -> Vec<&'static str> {
 }
 
 const MOST_SUGGESTIONS: usize = 5;
-/// Words of names that do not tell models apart here.
+/// Words in names that do not distinguish these models.
 const COMMON_WORDS: [&str; 6] = ["instruct", "it", "chat", "gguf", "hf", "latest"];
-/// Characters of a name that are looked at.
+/// Limit on the compared characters of a name.
 const LONGEST: usize = 100;
 
-/// The name of the model in its repository's name.
+/// The model's name within its repository's name.
 fn own_name(model: &TriedModel) -> &'static str {
     model.repository.rsplit('/').next().unwrap_or_default()
 }
@@ -407,7 +407,7 @@ fn key(name: &str) -> String {
     words.filter(|word| !COMMON_WORDS.contains(word)).collect()
 }
 
-/// Letters to insert, remove or replace until `a` is `b`.
+/// Number of letters to insert, remove or replace to change `a` into `b`.
 fn distance(a: &str, b: &str) -> usize {
     let b = b.as_bytes();
     let mut row: Vec<usize> = (0..=b.len()).collect();

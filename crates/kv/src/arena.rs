@@ -1,7 +1,8 @@
-//! Slots of one plane each, in slabs of a device's memory.
+//! Allocates planes in slots of large slabs of a device's memory.
 //!
-//! Slabs are few (the number of mappings is limited) and large (so that they lie on huge pages). The lowest free slot
-//! is taken first, so that late slabs run empty and are unmapped; free slots of slabs in use are given back as well.
+//! Slabs are few, because the number of mappings is limited, and large, to use huge pages. The lowest free slot is
+//! taken first, so that later slabs become empty and are unmapped. Free slots of slabs in use also return their
+//! memory.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,13 +13,13 @@ use crate::ledger::Ledger;
 use crate::{Device, DeviceMemory, KvError};
 use riffle_system::memory::RELEASED_PAGE_BYTES;
 
-/// Bytes of a slab at most, unless one plane is larger.
+/// Largest size of a slab, unless one plane is larger.
 const SLAB_BYTES: usize = 16 << 20;
 
-/// A slab is at most this part of a budget, so that what is mapped and not used stands in nobody's way.
+/// A slab is at most this fraction of a budget, so that unused mappings block little of it.
 const SLABS_IN_BUDGET: u64 = 64;
 
-/// The place of a plane in an [`Arena`].
+/// The location of a plane in an [`Arena`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Slot {
     slab: u16,
@@ -26,7 +27,7 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    /// The slab it lies in.
+    /// The slab of this slot.
     pub(crate) fn slab(self) -> u16 {
         self.slab
     }
@@ -36,7 +37,7 @@ impl Slot {
         u32::from(self.slab) << 16 | u32::from(self.index)
     }
 
-    /// The slot of this [`number`](Self::number).
+    /// The slot with this [`number`](Self::number).
     pub(crate) fn of_number(number: u32) -> Self {
         Self {
             slab: (number >> 16) as u16,
@@ -45,23 +46,23 @@ impl Slot {
     }
 }
 
-/// The planes of one format and size; those of latent values are empty and take no memory.
+/// The planes of one format and size. Planes of latent values are empty and take no memory.
 pub(crate) struct Arena {
     device: Arc<dyn Device>,
     /// The ledger that counts slabs.
     ledger: Arc<Ledger>,
     format: Format,
     plane_bytes: usize,
-    /// `None` where a slab ran empty and was unmapped.
+    /// Slabs; `None` for a slab that became empty and was unmapped.
     slabs: Vec<Option<Slab>>,
     free_slots: usize,
-    /// No slab before this one has a free slot.
+    /// Index of the first slab that may have a free slot.
     first_free: usize,
 }
 
 struct Slab {
     memory: Box<dyn DeviceMemory>,
-    /// One bit a slot, set while it is in use.
+    /// One bit per slot, set while it is in use.
     used: Vec<u64>,
     slots: usize,
     used_slots: usize,
@@ -86,8 +87,8 @@ impl Arena {
         }
     }
 
-    /// Sees to it that `slots` are free, with at most `most_slots` mapped in all. False where the ledger has no room for
-    /// them; nothing is mapped then, nor on error.
+    /// Ensures that `slots` are free, with at most `most_slots` mapped in all. Returns false if the ledger has no
+    /// room for them. Then, and on an error, no memory is mapped.
     pub(crate) fn reserve(&mut self, slots: usize, most_slots: usize) -> Result<bool, KvError> {
         if self.plane_bytes == 0 {
             return Ok(true);
@@ -105,7 +106,7 @@ impl Arena {
         Ok(true)
     }
 
-    /// Takes the lowest free slot; one must have been reserved. Empty planes share one slot.
+    /// Takes the lowest free slot, which must be reserved. Empty planes share one slot.
     pub(crate) fn take(&mut self) -> Slot {
         if self.plane_bytes == 0 {
             return Slot::of_number(0);
@@ -123,7 +124,7 @@ impl Arena {
         unreachable!("slots are reserved before they are taken")
     }
 
-    /// Frees a slot that is about to be taken again: its memory stays mapped.
+    /// Frees a slot for immediate reuse: its memory stays mapped.
     pub(crate) fn free_for_reuse(&mut self, slot: Slot) {
         if self.plane_bytes == 0 {
             return;
@@ -135,7 +136,7 @@ impl Arena {
         self.first_free = self.first_free.min(usize::from(slot.slab));
     }
 
-    /// Frees slots and gives their memory back to the operating system.
+    /// Frees slots and returns their memory to the operating system.
     pub(crate) fn free(&mut self, slots: &mut [Slot]) {
         if self.plane_bytes == 0 {
             return;
@@ -182,7 +183,7 @@ impl Arena {
         &mut self.slab_mut(slot).memory.bytes_mut()[range]
     }
 
-    /// Bytes mapped, whether or not they are in use.
+    /// Mapped bytes, used or unused.
     pub(crate) fn mapped_bytes(&self) -> usize {
         let slabs = self.slabs.iter().flatten();
         slabs.map(|slab| slab.slots * self.plane_bytes).sum()
@@ -194,7 +195,7 @@ impl Arena {
         bitmaps + self.slabs.capacity() * size_of::<Option<Slab>>()
     }
 
-    /// The last slab, if the planes in it have room in those before it.
+    /// The last slab, if earlier slabs have room for its planes.
     pub(crate) fn spare_slab(&self) -> Option<u16> {
         let (number, slab) = self
             .slabs
@@ -206,7 +207,7 @@ impl Arena {
         (slab.used_slots <= free_before).then_some(number as u16)
     }
 
-    /// Moves a plane of the last slab to one before it; room there is [known](Self::spare_slab).
+    /// Moves a plane of the last slab to an earlier one; call [`spare_slab`](Self::spare_slab) first.
     pub(crate) fn move_down(&mut self, slot: Slot) -> Slot {
         let target = self.take();
         debug_assert!(target.slab < slot.slab);
@@ -216,7 +217,7 @@ impl Arena {
         target
     }
 
-    /// Unmaps slabs in which nothing is in use.
+    /// Unmaps empty slabs.
     pub(crate) fn trim(&mut self) {
         self.unmap_empty();
     }
@@ -226,7 +227,7 @@ impl Arena {
         self.slots() - self.free_slots
     }
 
-    /// Slots that are mapped.
+    /// Number of mapped slots.
     pub(crate) fn slots(&self) -> usize {
         self.slabs.iter().flatten().map(|slab| slab.slots).sum()
     }
@@ -241,7 +242,7 @@ impl Arena {
         slab.expect("slots in use lie in mapped slabs")
     }
 
-    /// Maps a slab of `slots`, or of fewer where the ledger has no room for so many but for the `needed` ones.
+    /// Maps a slab of `slots` slots. If the ledger has too little room, it maps only the `needed` ones.
     fn map_slab(&mut self, mut slots: usize, needed: usize) -> Result<bool, KvError> {
         let needed = needed.min(slots);
         while !self.ledger.take((slots * self.plane_bytes) as u64) {
@@ -311,7 +312,7 @@ impl Slab {
         self.used[slot / 64] & (1 << (slot % 64)) == 0
     }
 
-    /// Gives back the operating system's pages that hold nothing but free slots, for slots freed just now.
+    /// Returns the operating system's pages around newly freed slots if they contain only free slots.
     fn give_back(&mut self, freed: Range<usize>, plane_bytes: usize) {
         let mut start = freed.start * plane_bytes / RELEASED_PAGE_BYTES * RELEASED_PAGE_BYTES;
         let before = start / plane_bytes..freed.start;
@@ -340,7 +341,7 @@ mod tests {
 
     #[test]
     fn a_freed_slot_never_takes_a_neighbours_bytes_with_it() {
-        // 16 tokens × 16 as q4_0: planes of 160 bytes, many in one page of the operating system.
+        // 16 tokens × 16 as q4_0: planes of 160 bytes, of which an operating-system page holds many.
         let mut arena = arena(Format::Q4_0, 16, 16);
         arena.reserve(200, 200).unwrap();
         let slots: Vec<Slot> = (0..200).map(|_| arena.take()).collect();

@@ -8,31 +8,30 @@ use crate::reader::{SequencePages, plane_id};
 use crate::table::PageTable;
 use crate::{CacheShape, KvError, KvTiers, LayerShape, PagePool};
 
-/// Keys and values of one sequence, in pages of (layer, KV head): page tables over the pages of a [`PagePool`], and counts of
-/// tokens.
+/// Keys and values of one sequence, in pages of (layer, KV head): page tables over the pages of a [`PagePool`], and
+/// counts of tokens.
 ///
-/// The newest pages and the first lie in the nearest tier; where farther tiers are given, the oldest leave for them
-/// when room is needed, and come back through [`stream`](Self::stream) to be read. Sequences of one [`PagePool`] may hold
-/// pages in common; who writes into one copies it first.
+/// The first and the newest pages stay in the nearest tier. If there are farther tiers, the oldest pages move there
+/// when room is needed, and [`stream`](Self::stream) loads them again for reading. Sequences of one [`PagePool`] may
+/// share pages; a sequence copies a shared page before it writes to it.
 pub struct KvCache {
     pub(crate) pool: Arc<Pool>,
     /// `[layers, kv_heads]`
     pub(crate) tables: Vec<PageTable>,
-    /// `[layers, kv_heads]`: heads differ where some have let tokens go ([`retain`](Self::retain)).
+    /// `[layers, kv_heads]`: heads differ after some have evicted tokens ([`retain`](Self::retain)).
     pub(crate) tokens: Vec<usize>,
-    /// When each row of pages was begun, by the pool's count.
+    /// The pool's row count when each row of pages began.
     pub(crate) rows: Vec<u64>,
-    /// The last reads of each layer: `[layers, kv_heads]`, spans of pages; empty for layers that lie near.
+    /// The last reads of each layer: `[layers, kv_heads]`, spans of pages; empty for layers that are completely near.
     pub(crate) last_read: Vec<Vec<Vec<Span>>>,
     pub(crate) is_parked: bool,
 }
 
-/// Takes pages of each KV head.
+/// A callback that receives pages of each KV head.
 pub type ShowPages<'a, E> = dyn FnMut(&[Vec<PageView<'_>>]) -> Result<(), E> + 'a;
 
 impl KvCache {
-    /// An empty cache in main memory, which takes no page memory before tokens arrive and never more than
-    /// `budget_bytes`.
+    /// An empty cache in main memory. It takes page memory only for tokens, and never more than `budget_bytes`.
     ///
     /// # Errors
     /// [`KvError::Shape`].
@@ -40,11 +39,11 @@ impl KvCache {
         Self::with_tiers(shape, KvTiers::memory(budget_bytes))
     }
 
-    /// An empty cache over several tiers, which takes no page memory before tokens arrive and never more than each
-    /// tier's budget.
+    /// An empty cache over several tiers. It takes page memory only for tokens, and never more than each tier's
+    /// budget.
     ///
     /// # Errors
-    /// [`KvError::Shape`]; [`KvError::Disk`] when the folder of the disk tier cannot be written to.
+    /// [`KvError::Shape`]; [`KvError::Disk`] if the folder of the disk tier is not writable.
     pub fn with_tiers(shape: CacheShape, tiers: KvTiers) -> Result<Self, KvError> {
         Ok(PagePool::new(shape, tiers)?.cache())
     }
@@ -67,40 +66,40 @@ impl KvCache {
         &self.pool.shape
     }
 
-    /// The tiers its pages may lie in.
+    /// The tiers for its pages.
     pub fn tiers(&self) -> &KvTiers {
         &self.pool.tiers
     }
 
-    /// The pool of its pages, for sequences that are to share some of them.
+    /// The pool of its pages; sequences of one pool can share pages.
     pub fn pool(&self) -> PagePool {
         PagePool(Arc::clone(&self.pool))
     }
 
-    /// True if the pages of another sequence come from the same pool.
+    /// True if both sequences use the same pool.
     pub fn is_beside(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.pool, &other.pool)
     }
 
-    /// Tokens in a layer, in the KV head that holds most; 0 for a layer that does not exist.
+    /// Tokens of a layer, in the KV head with most tokens; 0 for a layer that does not exist.
     pub fn tokens(&self, layer: usize) -> usize {
         let exists = layer < self.shape().layers.count();
         let heads = exists.then(|| &self.tokens[self.shape().tables_of(layer)]);
         heads.and_then(|heads| heads.iter().copied().max()).unwrap_or(0)
     }
 
-    /// Tokens in a (layer, KV head) that exists.
+    /// Tokens of an existing (layer, KV head).
     pub fn head_tokens(&self, layer: usize, kv_head: usize) -> usize {
         self.tokens[self.shape().tables_of(layer)][kv_head]
     }
 
-    /// Appends tokens to a layer. Keys are `[tokens, kv_heads, key_width]`, values `[tokens, kv_heads, value_width]`; a latent layer
-    /// has none. The pages they fill lie near until the next append.
+    /// Appends tokens to a layer. Keys are `[tokens, kv_heads, key_width]`, values `[tokens, kv_heads, value_width]`;
+    /// a latent layer has no values. The new tokens' pages stay near until the next append.
     ///
     /// # Errors
     /// [`KvError::Layer`], [`KvError::Length`], [`KvError::Budget`] (before anything is allocated),
-    /// [`KvError::NearBudget`], [`KvError::Memory`], and what writing to the disk tier can meet; the cache holds what it
-    /// held before.
+    /// [`KvError::NearBudget`], [`KvError::Memory`], and errors of writing to the disk tier. The cache is then
+    /// unchanged.
     pub fn append(&mut self, layer: usize, keys: &[f32], values: &[f32]) -> Result<(), KvError> {
         self.check_layer(layer)?;
         let page_tokens = self.shape().page_tokens;
@@ -142,8 +141,8 @@ impl KvCache {
         Ok(())
     }
 
-    /// The ids of the pages of a (layer, KV head), in order; none for one that does not exist. Sequences that hold a page in
-    /// common give the same id.
+    /// The ids of the pages of a (layer, KV head), in order; empty for one that does not exist. Sequences that share
+    /// a page return the same id.
     pub fn page_ids(&self, layer: usize, kv_head: usize) -> &[PageId] {
         let exists = layer < self.shape().layers.count();
         let tables = exists.then(|| &self.tables[self.shape().tables_of(layer)]);
@@ -157,18 +156,18 @@ impl KvCache {
         self.pages_in(&self.pool.read()).page_versions(layer)
     }
 
-    /// True if all pages of a layer lie near.
+    /// True if all pages of a layer are near.
     pub fn is_near(&self, layer: usize) -> bool {
         self.pages_in(&self.pool.read()).are_near(layer)
     }
 
-    /// Shows pages of a layer to `each`, some at a time and loading ahead: to each call for each KV head pages in order,
-    /// after those of earlier calls. `wanted` names the pages of each KV head, as spans of page numbers; `None` is all.
-    /// `next` is the layer that will be streamed next, if it is known.
+    /// Passes the pages of a layer to `each`, a few at a time, and loads ahead. Each call gets the next pages of
+    /// every KV head, in order. `wanted` lists the pages of each KV head as spans of page numbers; `None` means all.
+    /// `next` is the next layer to stream, if known.
     ///
     /// # Errors
-    /// [`KvError::Layer`], [`KvError::DamagedPage`], [`KvError::Disk`], [`KvError::Memory`], and those of `each`, which must
-    /// not use another sequence of the pool.
+    /// [`KvError::Layer`], [`KvError::DamagedPage`], [`KvError::Disk`], [`KvError::Memory`], and errors of `each`,
+    /// which must not use another sequence of the pool.
     pub fn stream<E: From<KvError>>(
         &mut self,
         layer: usize,
@@ -180,12 +179,12 @@ impl KvCache {
         stream_together(&mut [self], &[read], layer, next, &mut |reads| each(&reads[0]))
     }
 
-    /// Shows the pages of a (layer, KV head) from the one that holds `from_token` on, all at once and without values:
-    /// for estimates that look through the keys.
+    /// Passes the pages of a (layer, KV head), from the page of `from_token` on, all at once and without values.
+    /// Estimates use it to scan the keys.
     ///
     /// # Errors
-    /// As [`stream`](Self::stream); [`KvError::NearBudget`] when [`Outlook`](crate::Outlook) did not say that keys
-    /// would be looked through.
+    /// As [`stream`](Self::stream); [`KvError::NearBudget`] if [`Outlook::scans_keys`](crate::Outlook::scans_keys)
+    /// was not set.
     pub fn with_keys<T>(
         &self,
         layer: usize,
@@ -198,8 +197,8 @@ impl KvCache {
         offload::with_keys(self.pages_in(&store), layer, kv_head, from_token, show)
     }
 
-    /// Forgets everything after the first `tokens` tokens, in every layer; freed pages go back to the operating
-    /// system. Heads that have let tokens go count those that they still hold.
+    /// Removes everything after the first `tokens` tokens, in every layer; freed pages return to the operating
+    /// system. For heads with evicted tokens, `tokens` counts the tokens they still hold.
     pub fn truncate(&mut self, tokens: usize) {
         (0..self.tables.len()).for_each(|table| self.lower_tokens(table, tokens));
         self.drain_pages(
@@ -209,7 +208,7 @@ impl KvCache {
         );
     }
 
-    /// Forgets everything after the first `tokens` tokens of one (layer, KV head) that exists.
+    /// Removes everything after the first `tokens` tokens of one existing (layer, KV head).
     pub fn truncate_head(&mut self, layer: usize, kv_head: usize, tokens: usize) {
         let table = self.shape().tables_of(layer).start + kv_head;
         self.lower_tokens(table, tokens);
@@ -221,7 +220,7 @@ impl KvCache {
         self.truncate(0);
     }
 
-    /// Bytes of memory mapped for the pages of all sequences of the pool and for those on their way: at most the budgets of
+    /// Bytes mapped for the pages of all sequences of the pool and for pages being loaded: at most the budgets of
     /// device and RAM.
     pub fn mapped_bytes(&self) -> u64 {
         self.pool.read().mapped_bytes() as u64
@@ -232,7 +231,7 @@ impl KvCache {
         self.pool.file_bytes()
     }
 
-    /// Brings the disk tier's files to the disk and asks the system to keep none of them in memory
+    /// Writes the disk tier's files to the disk and drops them from the system's cache
     /// ([`forget_cached`](crate::forget_cached)), so that a measurement reads the disk and not memory.
     ///
     /// # Errors
@@ -241,14 +240,14 @@ impl KvCache {
         self.pool.write().forget_cached_files()
     }
 
-    /// Removes `pages` entries, from entry `first` on, from each page table of `tables`, and lowers the pages' counts. The
-    /// caller has set the counts of tokens before.
+    /// Removes `pages` entries, from entry `first` on, from each page table of `tables`, and releases these pages.
+    /// The caller sets the token counts before.
     pub(crate) fn drain_pages(&mut self, tables: std::ops::Range<usize>, first: usize, pages: usize) {
         let pool = Arc::clone(&self.pool);
         self.drain_pages_in(&mut pool.write(), tables, first, pages);
     }
 
-    /// As [`drain_pages`](Self::drain_pages), in a pool that is locked.
+    /// As [`drain_pages`](Self::drain_pages), in a locked pool.
     pub(crate) fn drain_pages_in(
         &mut self,
         store: &mut PageStore,
@@ -266,7 +265,7 @@ impl KvCache {
         self.rows.truncate(rows.unwrap_or(0));
     }
 
-    /// Counts at most `tokens` tokens of a table; the others may lie in its last page still.
+    /// Limits the token count of a table to `tokens`; later tokens may remain in its last page.
     fn lower_tokens(&mut self, table: usize, tokens: usize) {
         if tokens < self.tokens[table] {
             self.tokens[table] = tokens;
@@ -274,7 +273,7 @@ impl KvCache {
         }
     }
 
-    /// Sets how many tokens a table holds: its pages are full up to there.
+    /// Sets the number of tokens of a table, and so which of its pages are full.
     pub(crate) fn set_tokens(&mut self, store: &mut PageStore, table: usize, tokens: usize) {
         self.tokens[table] = tokens;
         if !self.is_parked {
@@ -282,7 +281,7 @@ impl KvCache {
         }
     }
 
-    /// Changes the keys of a page that exists, wherever it lies; of one that others hold as well a copy is changed.
+    /// Changes the keys of an existing page in any tier; a shared page is copied first.
     pub(crate) fn change_keys(
         &mut self,
         table: usize,
@@ -299,7 +298,7 @@ impl KvCache {
         store.change(self.tables[table].pages()[number], PlaneKind::Keys, id, change)
     }
 
-    /// The sequence's page tables in its pool, which is locked.
+    /// The sequence's page tables in its locked pool.
     pub(crate) fn pages_in<'a>(&'a self, store: &'a PageStore) -> SequencePages<'a> {
         SequencePages {
             store,

@@ -5,23 +5,23 @@ use std::ops::Range;
 use memmap2::MmapMut;
 use riffle_system::memory::{prefer_huge_pages, release};
 
-/// The nearest tier: memory that attention reads pages from.
+/// The nearest tier: the memory from which attention reads pages.
 ///
-/// On a CPU it is main memory ([`CpuDevice`]). An accelerator implements it over memory of its own that the host can
-/// address; pages then travel into it before they are read.
+/// On a CPU it is main memory ([`CpuDevice`]). An accelerator implements it over its own host-addressable memory, and
+/// pages are copied there before they are read.
 pub trait Device: Debug + Send + Sync {
-    /// True if kernels read main memory in place. Pages of the RAM tier are then attended to where they lie, and the
-    /// device tier is the part of main memory that the newest pages count for.
+    /// True if kernels read main memory in place. They then read pages of the RAM tier without copies, and the device
+    /// tier is the part of main memory reserved for the newest pages.
     fn reads_main_memory(&self) -> bool;
 
-    /// Allocates `bytes` of memory filled with zeros, at a boundary of 64 bytes or more.
+    /// Allocates `bytes` of zeroed memory, aligned to at least 64 bytes.
     ///
     /// # Errors
-    /// When there is no such memory.
+    /// If there is too little memory.
     fn allocate(&self, bytes: usize) -> io::Result<Box<dyn DeviceMemory>>;
 }
 
-/// Memory of a [`Device`], as the host sees it.
+/// Memory of a [`Device`], addressable by the host.
 pub trait DeviceMemory: Send + Sync {
     /// The bytes of the memory.
     fn bytes(&self) -> &[u8];
@@ -29,11 +29,11 @@ pub trait DeviceMemory: Send + Sync {
     /// The bytes of the memory, writable.
     fn bytes_mut(&mut self) -> &mut [u8];
 
-    /// A page has been written to `bytes` from a farther tier; called on the thread that wrote it, before any kernel
-    /// reads it.
+    /// Called after a page was written to `bytes` from a farther tier, on the writing thread, before any kernel reads
+    /// it.
     fn loaded(&mut self, _bytes: Range<usize>) {}
 
-    /// Nothing reads `bytes` before they are written again: their memory may go back to the system.
+    /// Called when `bytes` will be written before they are read again: their memory may return to the system.
     fn release(&mut self, _bytes: Range<usize>) {}
 }
 
@@ -44,13 +44,13 @@ pub struct CpuDevice {
 }
 
 impl CpuDevice {
-    /// Kernels read every page of main memory where it lies.
+    /// A device whose kernels read every page of main memory in place.
     pub fn new() -> Self {
         Self { in_place: true }
     }
 
-    /// Keeps the device tier apart from the RAM tier and copies pages between them, as an accelerator must: to measure
-    /// and test that path on any machine.
+    /// Separates the device tier from the RAM tier and copies pages between them, as an accelerator must. For
+    /// measurements and tests on any machine.
     pub fn apart() -> Self {
         Self { in_place: false }
     }

@@ -1,4 +1,4 @@
-//! Tokens that come in the formats of the cache, from whoever encoded them elsewhere.
+//! Appends tokens that are already encoded in the cache's formats.
 
 use std::sync::Arc;
 
@@ -7,24 +7,25 @@ use riffle_attention::{AttendError, LANES, PageView, copy_keys, copy_values};
 use crate::pool::{PageStore, PageVersion, PlaneKind};
 use crate::{KvCache, KvError, LayerShape};
 
-/// A KV head that tokens are about to be appended to.
+/// A KV head before an append.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HeadGrowth {
-    /// Tokens that it holds.
+    /// Tokens in the head.
     pub held: usize,
-    /// Versions of the pages that the new tokens go to: the first is the one that the last page has when it is not full.
+    /// Versions of the pages for the new tokens. The first is the version of the last page, if it is not full.
     pub pages: Vec<PageVersion>,
 }
 
 impl KvCache {
-    /// Appends `added` tokens to a layer as [`append`](Self::append) does, in planes of the cache's formats. `encode` is called
-    /// when there is room for them, with what each KV head holds, and gives for each KV head a view that begins at
-    /// the multiple of 16 at or below its tokens and holds the new ones behind them; what it says of others is not read.
+    /// Appends `added` tokens to a layer as [`append`](Self::append) does, in planes of the cache's formats. When
+    /// there is room, `encode` is called with the state of each KV head. It returns, for each KV head, a view that
+    /// starts at the multiple of 16 at or below the head's token count and contains the new tokens. Only the new
+    /// tokens are read.
     ///
     /// # Errors
-    /// As [`append`](Self::append), [`KvError::Planes`] for planes of another shape, and those of `encode`; the cache holds what
-    /// it held before.
+    /// As [`append`](Self::append), [`KvError::Planes`] for planes of another shape, and errors of `encode`. The
+    /// cache is then unchanged.
     pub fn append_encoded<'e, E: From<KvError>>(
         &mut self,
         layer: usize,
@@ -74,7 +75,7 @@ impl KvCache {
         copied
     }
 
-    /// Copies the last `added` tokens of a view behind those that a table holds.
+    /// Copies the last `added` tokens of a view after the tokens of a table.
     fn copy_tokens(
         &self,
         store: &mut PageStore,

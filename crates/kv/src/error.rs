@@ -3,36 +3,36 @@ use std::path::PathBuf;
 
 use crate::OutputError;
 
-/// Why the cache refused an operation; the cache is unchanged when one is returned.
+/// The reason for a refused operation. A refused operation leaves the cache unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KvError {
-    /// A cache shape that cannot be.
+    /// An invalid cache shape.
     #[error("the KV cache cannot have this shape: {what} is {value}, but must be {requirement}")]
     Shape {
-        /// Which part of the shape.
+        /// The invalid part of the shape.
         what: &'static str,
         /// Its value.
         value: usize,
-        /// The values that are allowed.
+        /// The allowed values.
         requirement: &'static str,
     },
     /// A layer that the shape does not have.
     #[error("layer {layer} does not exist: the KV cache has {layers} layers")]
     Layer {
-        /// The layer asked for.
+        /// The requested layer.
         layer: usize,
         /// Layers of the cache.
         layers: usize,
     },
-    /// Tokens that the layer does not hold.
+    /// Tokens that the layer does not contain.
     #[error("layer {layer} of the KV cache holds {held} tokens and {wanted} are asked for: append them first")]
     Tokens {
         /// The layer.
         layer: usize,
-        /// Tokens it holds.
+        /// Tokens in the layer.
         held: usize,
-        /// Tokens it would have to hold.
+        /// Tokens that the operation needs.
         wanted: usize,
     },
     /// Keys and values of different lengths, or not whole tokens.
@@ -55,16 +55,16 @@ pub enum KvError {
     Budget {
         /// The hard budget.
         budget_bytes: u64,
-        /// Tokens that the budget fits when every layer holds them.
+        /// Tokens that fit the budget if every layer holds them.
         fitting_tokens: usize,
         /// The layer appended to.
         layer: usize,
-        /// Tokens the layer can hold with the pages that are taken now.
+        /// Tokens that the layer can hold with the pages taken so far.
         layer_tokens: usize,
         /// Tokens the layer would hold after the append.
         wanted_tokens: usize,
     },
-    /// The nearest tier has no room for what has to be there at once.
+    /// The nearest tier is too small for the pages that must be in it together.
     #[error(
         "the nearest KV tier has {near_bytes} bytes for {what} and needs {needed_bytes} at once{}; \
          use a larger budget, smaller pages, fewer slots or a smaller `chunk_tokens`", sequences_part(*sequences)
@@ -72,14 +72,14 @@ pub enum KvError {
     NearBudget {
         /// Keys or values.
         what: &'static str,
-        /// Bytes that have to be there.
+        /// Bytes needed.
         needed_bytes: u64,
-        /// Bytes it has room for.
+        /// Bytes available.
         near_bytes: u64,
-        /// Sequences whose first pages and pages that are not full have to stay there.
+        /// Sequences, each of whose first and partly filled pages must stay there.
         sequences: usize,
     },
-    /// The budget of the disk tier is used up.
+    /// The budget of the disk tier is exhausted.
     #[error(
         "the KV budget of {budget_bytes} bytes on disk is used up; use a larger `disk.budget_bytes` or a shorter context"
     )]
@@ -90,14 +90,14 @@ pub enum KvError {
     /// Pages could not be written to the disk tier or read from it.
     #[error("cannot {action} KV pages in {}: {source}; free space there or choose another `disk.folder`", folder.display())]
     Disk {
-        /// The action that was attempted, for example `"write"`.
+        /// The attempted action, for example `"write"`.
         action: &'static str,
         /// The folder of the disk tier.
         folder: PathBuf,
         /// The system's reason.
         source: io::Error,
     },
-    /// A page on disk is not what was written.
+    /// A page on disk has changed.
     #[error(
         "{what} of page {page} of layer {layer}, KV head {kv_head}, have changed on disk in {}: \
          check that disk, or choose another `disk.folder`",
@@ -115,7 +115,7 @@ pub enum KvError {
         /// The folder of the disk tier.
         folder: PathBuf,
     },
-    /// Tokens came in planes that are not those of the cache.
+    /// Tokens came in planes of another shape or format than the cache's.
     #[error(
         "tokens for layer {layer} came in planes of another shape or format than the cache's: encode them for its shape"
     )]
@@ -136,7 +136,7 @@ pub enum KvError {
         "the system gives no {bytes} bytes of memory for KV pages: {source}; use a shorter context or a smaller KV format"
     )]
     Memory {
-        /// Bytes asked for.
+        /// Bytes requested.
         bytes: usize,
         /// The system's reason.
         source: io::Error,
@@ -144,7 +144,7 @@ pub enum KvError {
     /// A cache file could not be read or written.
     #[error("cannot {action} KV cache file {}: {source}; check the path, its folder and what is free there", path.display())]
     File {
-        /// The action that was attempted, for example `"write"`.
+        /// The attempted action, for example `"write"`.
         action: &'static str,
         /// The file.
         path: PathBuf,
@@ -178,7 +178,7 @@ pub enum KvError {
         /// The part that differs.
         what: &'static str,
     },
-    /// The file is cut or its bytes have changed.
+    /// The file is truncated or its bytes have changed.
     #[error("KV cache file {} is damaged: {what}; delete it and read the text again", path.display())]
     Damaged {
         /// The file.

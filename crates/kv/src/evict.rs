@@ -1,4 +1,4 @@
-//! Tokens leave from the middle of one (layer, KV head), and those that stay move together.
+//! Evicts tokens from the middle of one (layer, KV head) and moves the remaining tokens together.
 
 use std::sync::Arc;
 
@@ -9,16 +9,15 @@ use crate::reader::plane_id;
 use crate::{KvCache, KvError};
 
 impl KvCache {
-    /// Keeps of a (layer, KV head) the tokens at `kept`, ascending places among those it holds, and lets go of the
-    /// others. What stays moves down to places without gaps, to the bit what it was, and the pages that run empty are
-    /// freed. Returns how many.
+    /// Keeps the tokens `kept` of a (layer, KV head), ascending head slots, and evicts the others. Kept tokens move
+    /// to consecutive slots with the same bits, and empty pages are freed. Returns the number of freed pages.
     ///
-    /// A head that shares pages takes a copy of those that change first.
+    /// Shared pages that change are copied first.
     ///
     /// # Errors
-    /// [`KvError::Layer`]; [`KvError::Tokens`] for places that it does not hold or that do not ascend; nothing has changed
-    /// then. [`KvError::Budget`] when there is no room for the copies. What reading from and writing to a farther tier can
-    /// meet: the head is empty then, since part of it had moved.
+    /// [`KvError::Layer`]; [`KvError::Tokens`] for slots that do not exist or do not ascend; [`KvError::Budget`] if
+    /// there is no room for the copies. Nothing has changed then. After an error of a farther tier the head is empty,
+    /// because some tokens had already moved.
     pub fn retain(&mut self, layer: usize, kv_head: usize, kept: &[usize]) -> Result<usize, KvError> {
         let shape = *self.shape();
         let layers = shape.layers.count();
@@ -32,7 +31,7 @@ impl KvCache {
             let wanted = kept.iter().copied().max().map_or(0, |last| last + 1);
             return Err(KvError::Tokens { layer, held, wanted });
         }
-        // Whole pages before the first token that leaves stay as they are.
+        // Whole pages before the first evicted token are unchanged.
         let first = kept
             .iter()
             .enumerate()
@@ -57,8 +56,8 @@ impl KvCache {
         moved.map(|()| before - left)
     }
 
-    /// Moves the tokens at `kept` to places from page `first` on, page by page: none is overwritten before it has moved,
-    /// since all move down. There is room for copies of pages that others hold as well.
+    /// Moves the tokens at `kept` to slots from page `first` on, page by page. All tokens move down, so none is
+    /// overwritten before it has moved. Room for copies of shared pages must exist.
     fn gather(&mut self, store: &mut PageStore, table: usize, first: usize, kept: &[usize]) -> Result<(), KvError> {
         let page_tokens = self.shape().page_tokens;
         for (number, kept) in kept.chunks(page_tokens).enumerate().skip(first) {
@@ -124,12 +123,12 @@ impl KvCache {
         self.shape().width(self.shape().size_of_table(table), kind)
     }
 
-    /// Forgets the first `pages` whole pages of one layer; later tokens move down by as many places. Freed pages go back
-    /// to the operating system.
+    /// Removes the first `pages` whole pages of one layer; later tokens move down by as many slots. Freed pages
+    /// return to the operating system.
     ///
     /// # Errors
-    /// [`KvError::Layer`]; [`KvError::Tokens`] where a KV head of the layer does not hold so many whole pages. Nothing has
-    /// changed then.
+    /// [`KvError::Layer`]; [`KvError::Tokens`] if a KV head of the layer has fewer whole pages. Nothing has changed
+    /// then.
     pub fn remove_first_pages(&mut self, layer: usize, pages: usize) -> Result<(), KvError> {
         self.check_layer(layer)?;
         let shape = *self.shape();
@@ -148,7 +147,7 @@ impl KvCache {
 
 type Read = fn(&Plane<'_>, usize, usize, usize, &mut [f32], usize) -> Result<(), riffle_attention::AttendError>;
 
-/// (place in `kept`, length) of runs of neighbours that lie in one page.
+/// Runs of neighbours within one page: (index in `kept`, length).
 fn runs_in_pages(kept: &[usize], page_tokens: usize) -> Vec<(usize, usize)> {
     let mut runs: Vec<(usize, usize)> = Vec::new();
     for (place, token) in kept.iter().enumerate() {

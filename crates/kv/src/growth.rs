@@ -1,4 +1,4 @@
-//! How a sequence grows: pages are taken within the budgets of its pool, or nothing has changed.
+//! Grows a sequence: either takes pages within the pool's budgets, or changes nothing.
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use crate::table::PageTable;
 use crate::{KvCache, KvError, largest};
 
 impl KvCache {
-    /// Extends a layer that holds whole pages by one of `tokens` tokens, whose planes `fill` fills in: for each KV head keys, then
-    /// values.
+    /// Extends a layer of whole pages by one page of `tokens` tokens. `fill` writes the planes: for each KV head
+    /// keys, then values.
     pub(crate) fn append_page(
         &mut self,
         layer: usize,
@@ -32,7 +32,7 @@ impl KvCache {
         Ok(())
     }
 
-    /// Adds a page of `tokens` tokens to a page table that holds whole pages; `fill` fills in its keys and its values.
+    /// Adds a page of `tokens` tokens to a page table of whole pages; `fill` writes keys and values.
     pub(crate) fn push_page<E: From<KvError>>(
         &mut self,
         table: usize,
@@ -67,8 +67,8 @@ impl KvCache {
         Ok(())
     }
 
-    /// Extends the layer's tables by `added` tokens and sees to it that the pages that will be written to lie near and
-    /// are the sequence's own, or changes nothing that a reader could tell.
+    /// Extends the layer's tables by `added` tokens. Ensures that the pages to be written are near and not shared, or
+    /// changes nothing that a reader could notice.
     pub(crate) fn take_pages(&mut self, store: &mut PageStore, layer: usize, added: usize) -> Result<(), KvError> {
         self.wake(store);
         let (page_tokens, size) = (self.shape().page_tokens, self.shape().size_of(layer));
@@ -104,7 +104,7 @@ impl KvCache {
         Ok(())
     }
 
-    /// Makes room for copies of pages that others hold as well.
+    /// Makes room for copies of shared pages.
     pub(crate) fn make_room_for_copies(
         &self,
         store: &mut PageStore,
@@ -119,7 +119,7 @@ impl KvCache {
         store.make_room(size, [copies; 2])
     }
 
-    /// Makes a page one that lies near and that nobody else holds; room for its planes has been made.
+    /// Makes a page near and unshared; room for its planes must exist.
     pub(crate) fn make_writable(&mut self, store: &mut PageStore, table: usize, number: usize) -> Result<(), KvError> {
         let shape = self.pool.shape;
         let id = |kind: PlaneKind| -> PlaneId { plane_id(&shape, kind, table, number) };
@@ -135,7 +135,7 @@ impl KvCache {
         Ok(())
     }
 
-    /// Adds pages to a table; room for them has been made.
+    /// Adds pages to a table; room for them must exist.
     fn push_pages(&mut self, store: &mut PageStore, table: usize, pages: usize) {
         self.tables[table].reserve(pages);
         for _ in 0..pages {
@@ -148,7 +148,7 @@ impl KvCache {
         }
     }
 
-    /// Wants pages near as before the sequence was [parked](Self::park).
+    /// Marks the pages to keep near again, after the sequence was [parked](Self::park).
     pub(crate) fn wake(&mut self, store: &mut PageStore) {
         if std::mem::take(&mut self.is_parked) {
             let page_tokens = self.pool.shape.page_tokens;

@@ -1,18 +1,18 @@
-//! Bytes that several holders take from one budget.
+//! Budgets of bytes with several holders.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::KvError;
 
-/// A hard budget: what is taken from it never exceeds it, whoever takes.
+/// A hard budget: the sum of all holders' bytes never exceeds it.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     budget_bytes: Option<u64>,
     used_bytes: AtomicU64,
 }
 
-/// Bytes taken from a ledger, given back when this is dropped.
+/// Bytes taken from a ledger, returned on drop.
 #[derive(Debug)]
 pub(crate) struct Taken {
     ledger: Arc<Ledger>,
@@ -39,7 +39,7 @@ impl Ledger {
         self.budget_bytes().saturating_sub(self.used_bytes())
     }
 
-    /// Takes bytes, or none and says so.
+    /// Takes all the bytes, or none and returns false.
     pub(crate) fn take(&self, bytes: u64) -> bool {
         let taken = self
             .used_bytes
@@ -56,7 +56,7 @@ impl Ledger {
 
 impl Taken {
     /// # Errors
-    /// [`KvError::NearBudget`] when the ledger has not as much.
+    /// [`KvError::NearBudget`] if the ledger has too little.
     pub(crate) fn take(ledger: &Arc<Ledger>, bytes: u64, what: &'static str) -> Result<Self, KvError> {
         if !ledger.take(bytes) {
             return Err(KvError::NearBudget {

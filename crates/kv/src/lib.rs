@@ -2,17 +2,17 @@
 //!
 //! A *page* holds a fixed number of tokens of one (layer, KV head). Keys and values are separate planes, each in its
 //! own element [`Format`](riffle_attention::Format), laid out as `riffle-attention` reads them. A page table per
-//! (layer, KV head) names a sequence's pages, so a sequence grows without copying and without reserving its maximum
-//! length. The pages themselves are a [`PagePool`]'s: sequences of one pool hold pages in common, and a fork copies none.
+//! (layer, KV head) lists a sequence's pages, so a sequence grows without copying and without reserving its maximum
+//! length. The pages belong to a [`PagePool`]: sequences of one pool share pages, and a fork copies none.
 //!
-//! Pages lie in up to three tiers ([`KvTiers`]): device ▸ RAM ▸ disk. The newest pages and the first lie near; the oldest
-//! leave when room is needed and come back through [`KvCache::stream`], which loads ahead while pages are read. On a
-//! CPU the device is main memory too, and pages in RAM are read where they lie.
+//! Pages lie in up to three tiers ([`KvTiers`]): device ▸ RAM ▸ disk. The first and the newest pages are near. The
+//! oldest move away when room is needed, and [`KvCache::stream`] loads them back, ahead of reading. On a CPU the
+//! device is main memory too, and pages in RAM are read in place.
 //!
 //! Byte budgets are hard: each is checked before anything is allocated, memory mapped for pages never exceeds it, and
-//! an append that is refused leaves the cache as it was. Pages that are freed go back to the operating system at once.
-//! [`KvCache::save`] and [`KvCache::restore`] keep a cache in a file: checksummed, replaced atomically, and refused
-//! when it is damaged or of another model. A [`PathLock`] keeps other processes from that file meanwhile.
+//! a refused append leaves the cache unchanged. Freed pages return to the operating system at once. [`KvCache::save`]
+//! and [`KvCache::restore`] store a cache in a file: checksummed, replaced atomically, and refused if it is damaged
+//! or belongs to another model. A [`PathLock`] keeps other processes away from the file.
 //!
 //! ```
 //! use riffle_attention::Format;

@@ -1,4 +1,4 @@
-//! One process at a time on a file that is read, worked with and replaced.
+//! Locks a file for one process while it reads, uses and replaces it.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -8,20 +8,20 @@ use std::path::{Path, PathBuf};
 use crate::KvError;
 use crate::output::{follow, open_regular};
 
-/// The right to a path, held until it is dropped or the process ends, however it ends.
+/// A lock on a path, held until it is dropped or the process ends in any way.
 ///
-/// The locked file is an empty one beside the path, because the path's own file is replaced under its name. The empty file stays:
-/// removing it would let two processes hold locks on two files of one name.
+/// The lock is on an empty file beside the path, because the path's own file is replaced. The empty file stays: if it
+/// were removed, two processes could hold locks on two files of one name.
 #[derive(Debug)]
 pub struct PathLock {
     _file: File,
 }
 
 impl PathLock {
-    /// Takes the right to `path`, which need not exist. Of a link, it is the right to the file that the link leads to.
+    /// Locks `path`, which need not exist. For a link, it locks the target.
     ///
     /// # Errors
-    /// [`KvError::Busy`] when another process has it, [`KvError::File`].
+    /// [`KvError::Busy`] if another process holds the lock, [`KvError::File`].
     pub fn take(path: impl AsRef<Path>) -> Result<Self, KvError> {
         let path = path.as_ref();
         let mut options = OpenOptions::new();
@@ -32,8 +32,8 @@ impl PathLock {
         Ok(Self { _file: file })
     }
 
-    /// Takes the right to read `path` beside other readers, where the file that is locked is there and may only be read. `None` where
-    /// there is none: then nobody has worked with the path.
+    /// Takes a read lock on `path`, shared with other readers, if the lock file exists and is read-only. `None` if it
+    /// does not exist: then no process has used the path.
     ///
     /// # Errors
     /// As [`take`](Self::take).
@@ -48,7 +48,7 @@ impl PathLock {
     }
 }
 
-/// The empty file that stands for `path`.
+/// The empty lock file of `path`.
 fn lock_file(path: &Path) -> io::Result<PathBuf> {
     let target = follow(path)?;
     let name = target.file_name().ok_or(ErrorKind::InvalidInput)?;

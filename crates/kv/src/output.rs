@@ -1,8 +1,8 @@
-//! Output files: checked before the work, written beside their name, put in place whole.
+//! Output files: checked before the work, written beside their target, then renamed.
 //!
-//! A reader sees the old file or the new one, whatever happens in between. The file under way is called
-//! `.NAME.PID-NUMBER-CHECK.partial`, lies in the folder of its target and is locked. `CHECK` is a hash of the rest of
-//! the name: with the lock and the content it tells the leftover of a killed process from a file of somebody else.
+//! A reader always sees the old file or the new one. The partial file is called `.NAME.PID-NUMBER-CHECK.partial`, is
+//! in the target's folder and is locked. `CHECK` is a hash of the rest of the name. Together with the lock and the
+//! content it distinguishes leftovers of killed processes from other programs' files.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, Metadata, OpenOptions, TryLockError};
@@ -17,19 +17,19 @@ use twox_hash::XxHash3_64;
 
 const BUFFER_BYTES: usize = 1 << 20;
 const SUFFIX: &str = ".partial";
-/// Bytes of a file by which its kind is known.
+/// Leading bytes of a file that identify its kind.
 const KIND_BYTES: u64 = 4096;
 
-/// A kind of output file. An existing file is replaced only when it is empty or of the same kind.
+/// A kind of output file. An existing file is replaced only if it is empty or of the same kind.
 #[derive(Debug, Clone, Copy)]
 pub struct FileKind {
-    /// With its article, as in "a profile".
+    /// Name with its article, as in "a profile".
     pub name: &'static str,
     /// True if a file that begins with these bytes (at most 4096) is of this kind.
     pub matches: fn(&[u8]) -> bool,
 }
 
-/// Why an output file cannot be written; what was there before is still there.
+/// The reason an output file cannot be written. An earlier file is then unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OutputError {
@@ -41,12 +41,12 @@ pub enum OutputError {
         /// The system's reason.
         source: io::Error,
     },
-    /// Something other than a file has the name.
+    /// The name belongs to something other than a file.
     #[error("cannot write {}: it is {found}; give the name of a file", path.display())]
     NotAFile {
         /// The name.
         path: PathBuf,
-        /// The kind of the thing that has the name, such as `a pipe`.
+        /// The kind of the existing entry, such as `a pipe`.
         found: &'static str,
     },
     /// A file of another kind has the name.
@@ -54,12 +54,12 @@ pub enum OutputError {
     OtherKind {
         /// The file.
         path: PathBuf,
-        /// The kind that it would have to be.
+        /// The required kind.
         kind: &'static str,
     },
 }
 
-/// A place where an output file may be written.
+/// A checked path for an output file.
 #[derive(Debug)]
 pub struct OutputFile {
     path: PathBuf,
@@ -69,20 +69,21 @@ pub struct OutputFile {
     is_private: bool,
 }
 
-/// An output file under way. It is removed on drop, unless it was [put in place](Self::finish).
+/// An output file being written. Dropping it removes it, unless it was [finished](Self::finish).
 #[derive(Debug)]
 pub struct OutputWriter {
     path: PathBuf,
     target: PathBuf,
     partial: PathBuf,
     file: BufWriter<File>,
-    /// Of the file that is replaced.
+    /// Metadata of the file that is replaced.
     old: Option<Metadata>,
     is_finished: bool,
 }
 
 impl OutputFile {
-    /// Checks that `path` is free, or a regular file of this kind, or a link to one. A link stays; its target is replaced.
+    /// Checks that `path` is free, or a regular file of this kind, or a link to one. A link is kept; its target is
+    /// replaced.
     ///
     /// # Errors
     /// Anything else: folders, devices, pipes, links to nothing, files of another kind.
@@ -111,17 +112,17 @@ impl OutputFile {
         Ok(output)
     }
 
-    /// [`new`](Self::new), and checks that a file can be made in the folder. For use before long work.
+    /// As [`new`](Self::new), and checks that the folder is writable. Call it before long work.
     ///
     /// # Errors
-    /// As [`new`](Self::new); the system's reason why the folder takes no file.
+    /// As [`new`](Self::new); the system's reason why the folder is not writable.
     pub fn check(path: impl AsRef<Path>, kind: FileKind) -> Result<Self, OutputError> {
         let output = Self::new(path, kind)?;
         drop(output.create()?);
         Ok(output)
     }
 
-    /// Nobody but the owner may read a new file. A file that is replaced keeps its permissions.
+    /// Makes a new file readable by its owner only. A replaced file keeps its permissions.
     #[must_use]
     pub fn private(self) -> Self {
         Self {
@@ -130,7 +131,8 @@ impl OutputFile {
         }
     }
 
-    /// Removes what killed processes left of this file, then writes it and puts it in place. Returns the metadata of the file written.
+    /// Removes leftovers of killed processes for this file, then writes the file and renames it. Returns its
+    /// metadata.
     ///
     /// # Errors
     /// [`OutputError`].
@@ -148,7 +150,7 @@ impl OutputFile {
     /// [`OutputError`].
     pub fn create(&self) -> Result<OutputWriter, OutputError> {
         let old = self.old()?;
-        // The replacement of a file is private until it has that file's permissions.
+        // A replacement is private until it gets the old file's permissions.
         let is_private = self.is_private || old.is_some();
         let (partial, file) = self.create_partial(is_private).map_err(|source| self.failed(source))?;
         Ok(OutputWriter {
@@ -161,7 +163,7 @@ impl OutputFile {
         })
     }
 
-    /// The file that would be replaced, if it may be.
+    /// The file to be replaced, if replacement is allowed.
     fn old(&self) -> Result<Option<Metadata>, OutputError> {
         let metadata = match fs::symlink_metadata(&self.target) {
             Ok(metadata) => metadata,
@@ -207,10 +209,10 @@ impl OutputFile {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
                 file => file?,
             };
-            // Between creating and locking, another writer may have taken the file for a leftover; then try again.
+            // Between creation and locking, another writer may have removed the file as a leftover; then try again.
             match file.try_lock() {
                 Err(TryLockError::WouldBlock) => {}
-                // A file system without locks; nobody takes a file for a leftover there.
+                // A file system without locks: there, leftovers are never removed.
                 Err(TryLockError::Error(_)) => return Ok((partial, file)),
                 Ok(()) if partial.exists() => return Ok((partial, file)),
                 Ok(()) => {}
@@ -224,8 +226,8 @@ impl OutputFile {
 }
 
 impl OutputWriter {
-    /// Brings the file to the disk and gives it its name, with the permissions of the file it replaces. Returns its metadata, which another
-    /// writer of the same name cannot change.
+    /// Syncs the file to the disk and renames it, with the permissions of the file it replaces. Returns its metadata,
+    /// which another writer of the same name cannot change.
     ///
     /// # Errors
     /// [`OutputError::System`].
@@ -236,7 +238,7 @@ impl OutputWriter {
         Ok(metadata)
     }
 
-    /// [`finish`](Self::finish) for one of many files: the caller brings the folder to the disk.
+    /// As [`finish`](Self::finish), for one of many files: the caller syncs the folder.
     pub(crate) fn rename(mut self) -> Result<Metadata, OutputError> {
         let renamed = (|| {
             self.file.flush()?;
@@ -272,7 +274,7 @@ impl Drop for OutputWriter {
     }
 }
 
-/// `path`, or where it leads if it is a link.
+/// `path`, or its target if it is a link.
 pub(crate) fn follow(path: &Path) -> io::Result<PathBuf> {
     match fs::symlink_metadata(path) {
         Ok(metadata) if metadata.is_symlink() => fs::canonicalize(path),
@@ -280,7 +282,7 @@ pub(crate) fn follow(path: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// Opens a regular file that is no link; an error names it.
+/// Opens a regular file that is not a link; an error names it.
 pub(crate) fn open_regular(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     riffle_files::open_no_link(path, options).map_err(|error| match error {
         FileError::NotRegular { found } => io::Error::new(
@@ -291,15 +293,15 @@ pub(crate) fn open_regular(path: &Path, options: &mut OpenOptions) -> io::Result
     })
 }
 
-/// Removes files under way that killed processes left: those with a name and a content of ours that nobody holds.
-/// `of` chooses by the name of their target.
+/// Removes partial files of killed processes: files with our form of name and content that no process has locked.
+/// `of` selects by the name of the target.
 pub(crate) fn remove_leftovers(folder: &Path, kinds: &[FileKind], of: impl Fn(&OsStr) -> bool) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         if !target_of(&entry.file_name()).is_some_and(|target| of(&target)) {
             continue;
         }
-        // Gone in the meantime, or not ours to open: neither stands in the way of writing.
+        // Removed meanwhile, or not accessible: neither prevents writing.
         let Ok(mut file) = open_regular(&entry.path(), OpenOptions::new().read(true)) else {
             continue;
         };
@@ -320,7 +322,7 @@ fn partial_name(name: &OsStr, process: u32, number: u64) -> OsString {
     partial
 }
 
-/// The name of the target whose file under way is called `partial`; `None` for any other name.
+/// The target's name for the partial file `partial`; `None` for any other name.
 fn target_of(partial: &OsStr) -> Option<OsString> {
     let text = partial.to_str()?;
     let (begin, check) = text.strip_suffix(SUFFIX)?.rsplit_once('-')?;
@@ -346,7 +348,7 @@ fn system(path: &Path, source: io::Error) -> OutputError {
     }
 }
 
-/// The system's reason in words that say what to do.
+/// The system's reason, with the remedy.
 fn reason(error: &io::Error) -> String {
     match error.kind() {
         ErrorKind::NotFound => "its folder is not there; make it, or check the path".to_owned(),

@@ -1,4 +1,4 @@
-//! Pages of sequences as they lie.
+//! Reads pages of sequences in place.
 
 use std::sync::{Arc, RwLockReadGuard};
 
@@ -9,17 +9,17 @@ use crate::pool::{PageId, PageStore, PageVersion, PlaneBytes, PlaneKind};
 use crate::table::PageTable;
 use crate::{CacheShape, KvCache, KvError};
 
-/// The planes of a page and how many tokens it holds.
+/// The planes of a page and its number of tokens.
 pub(crate) type PagePlanes<'a> = (PlaneBytes<'a>, PlaneBytes<'a>, usize);
 
-/// Reads pages that lie near where they lie. Readers share a pool: while one is there no page of the pool moves or changes,
-/// so whoever appends to a sequence of the pool, or changes one otherwise, waits for it.
+/// Reads near pages in place. Readers share a pool: as long as one exists, no page of the pool moves or changes.
+/// Changing a sequence of the pool waits for it.
 pub struct PageReader<'c> {
     store: RwLockReadGuard<'c, PageStore>,
     cache: &'c KvCache,
 }
 
-/// The page tables of a sequence, in a pool in which nothing moves.
+/// The page tables of a sequence, in a pool that cannot change.
 #[derive(Clone, Copy)]
 pub struct SequencePages<'a> {
     pub(crate) store: &'a PageStore,
@@ -30,8 +30,8 @@ pub struct SequencePages<'a> {
 }
 
 impl KvCache {
-    /// Begins to read pages that lie near. The thread must not change any sequence of the pool, nor begin to read another one,
-    /// before the reader is dropped: [`PageReader::pages_of`] reads several at once.
+    /// Begins to read near pages. Until the reader is dropped, the thread must neither change a sequence of the pool
+    /// nor begin another read. [`PageReader::pages_of`] reads several sequences at once.
     pub fn read(&self) -> PageReader<'_> {
         PageReader {
             store: self.pool.read(),
@@ -41,12 +41,12 @@ impl KvCache {
 }
 
 impl PageReader<'_> {
-    /// As [`SequencePages::pages`] of the sequence that the reader was asked of.
+    /// As [`SequencePages::pages`], for the reader's own sequence.
     pub fn pages(&self, layer: usize, kv_head: usize) -> impl ExactSizeIterator<Item = PageView<'_>> {
         self.sequence().pages_from(layer, kv_head, 0)
     }
 
-    /// As [`SequencePages::pages_from`] of the sequence that the reader was asked of.
+    /// As [`SequencePages::pages_from`], for the reader's own sequence.
     pub fn pages_from(
         &self,
         layer: usize,
@@ -56,17 +56,17 @@ impl PageReader<'_> {
         self.sequence().pages_from(layer, kv_head, from_token)
     }
 
-    /// As [`SequencePages::near_page`] of the sequence that the reader was asked of.
+    /// As [`SequencePages::near_page`], for the reader's own sequence.
     pub fn near_page(&self, layer: usize, kv_head: usize, page: usize) -> Option<PageView<'_>> {
         self.sequence().near_page(layer, kv_head, page)
     }
 
-    /// As [`SequencePages::page_versions`] of the sequence that the reader was asked of.
+    /// As [`SequencePages::page_versions`], for the reader's own sequence.
     pub fn page_versions(&self, layer: usize) -> Vec<Vec<PageVersion>> {
         self.sequence().page_versions(layer)
     }
 
-    /// The pages of another sequence; `None` for one of another pool.
+    /// The pages of another sequence; `None` if it belongs to another pool.
     pub fn pages_of<'r>(&'r self, other: &'r KvCache) -> Option<SequencePages<'r>> {
         Arc::ptr_eq(&self.cache.pool, &other.pool).then(|| other.pages_in(&self.store))
     }
@@ -77,13 +77,13 @@ impl PageReader<'_> {
 }
 
 impl<'a> SequencePages<'a> {
-    /// The pages of a (layer, KV head) whose keys and values lie near, in order: all of them while nothing has left for
-    /// a farther tier. None for a layer or head that does not exist.
+    /// The pages of a (layer, KV head) whose keys and values are near, in order: all pages until some move to a
+    /// farther tier. Empty for a layer or head that does not exist.
     pub fn pages(&self, layer: usize, kv_head: usize) -> impl ExactSizeIterator<Item = PageView<'a>> + use<'a> {
         self.pages_from(layer, kv_head, 0)
     }
 
-    /// As [`pages`](Self::pages), from the page on that holds the token.
+    /// As [`pages`](Self::pages), from the page with the token on.
     pub fn pages_from(
         &self,
         layer: usize,
@@ -98,7 +98,7 @@ impl<'a> SequencePages<'a> {
         views.collect::<Vec<_>>().into_iter()
     }
 
-    /// A page of a (layer, KV head) if its keys and values lie near; `None` for others, and for those that do not exist.
+    /// A page of a (layer, KV head) if its keys and values are near; otherwise, or if it does not exist, `None`.
     pub fn near_page(&self, layer: usize, kv_head: usize, page: usize) -> Option<PageView<'a>> {
         let table = self.table_of(layer, kv_head)?;
         let id = *self.page_ids(table).get(page)?;
@@ -109,7 +109,7 @@ impl<'a> SequencePages<'a> {
         Some(self.page_view((layer, table), page, keys, values))
     }
 
-    /// The versions of a layer's pages, by KV head in the order of the pages; no KV heads for a layer that does not exist.
+    /// The versions of a layer's pages, for each KV head in page order; empty for a layer that does not exist.
     pub fn page_versions(&self, layer: usize) -> Vec<Vec<PageVersion>> {
         if layer >= self.shape().layers.count() {
             return Vec::new();
@@ -127,13 +127,14 @@ impl<'a> SequencePages<'a> {
         self.tables[table].pages()
     }
 
-    /// True if all pages of a layer lie near.
+    /// True if all pages of a layer are near.
     pub(crate) fn are_near(&self, layer: usize) -> bool {
         let mut tables = self.tables[self.shape().tables_of(layer)].iter();
         tables.all(|table| self.store.are_near(table.pages()))
     }
 
-    /// The wanted pages of a layer, by KV head, as spans of page numbers; all for `None`. Pages that do not lie near are left out.
+    /// The wanted pages of a layer, by KV head, as spans of page numbers; `None` means all. Pages that are not near
+    /// are left out.
     pub fn near_views(&self, layer: usize, wanted: Option<&[Vec<Span>]>) -> Vec<Vec<PageView<'a>>> {
         let tables = self.shape().tables_of(layer).enumerate();
         let views = tables.map(|(kv_head, table)| {
@@ -155,7 +156,7 @@ impl<'a> SequencePages<'a> {
         views.collect()
     }
 
-    /// A page with these planes, in a table of a layer. The values of a latent layer are its keys.
+    /// A page with these planes, in a table of a layer. In a latent layer the values are the keys.
     pub(crate) fn page_view<'p>(
         &self,
         (layer, table): (usize, usize),
@@ -179,13 +180,13 @@ impl<'a> SequencePages<'a> {
         page_tokens.min(self.tokens[table] - page * page_tokens)
     }
 
-    /// A plane's bytes, wherever it lies.
+    /// A plane's bytes, in any tier.
     pub(crate) fn bytes(&self, table: usize, page: usize, kind: PlaneKind) -> Result<PlaneBytes<'a>, KvError> {
         let id = plane_id(self.shape(), kind, table, page);
         self.store.bytes(self.page_ids(table)[page], kind, id)
     }
 
-    /// The planes of a page that exists, wherever they lie, and how many tokens it holds.
+    /// The planes of an existing page, in any tier, and its number of tokens.
     pub(crate) fn planes(&self, table: usize, page: usize) -> Result<PagePlanes<'a>, KvError> {
         let (keys, values) = (
             self.bytes(table, page, PlaneKind::Keys)?,
@@ -201,7 +202,7 @@ impl<'a> SequencePages<'a> {
     }
 }
 
-/// The id that names a plane in errors.
+/// The id of a plane, for errors.
 pub(crate) fn plane_id(shape: &CacheShape, kind: PlaneKind, table: usize, page: usize) -> PlaneId {
     let (layer, kv_head) = shape.place_of(table);
     PlaneId {

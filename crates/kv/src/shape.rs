@@ -11,10 +11,10 @@ pub const DEFAULT_PAGE_TOKENS: usize = 256;
 /// The largest page.
 pub const MAX_PAGE_TOKENS: usize = 1024;
 
-/// Layers of different shapes that one cache may hold.
+/// The most different layer shapes in one cache.
 pub const MAX_LAYER_KINDS: usize = 6;
 
-/// Layers of a cache whose layers differ.
+/// The most layers of a cache with different layers.
 pub const MAX_MIXED_LAYERS: usize = 256;
 
 /// The heads and widths of a layer of a cache.
@@ -26,12 +26,12 @@ pub struct LayerShape {
     pub key_width: usize,
     /// Elements of a value: a multiple of 16.
     pub value_width: usize,
-    /// True if a value is the beginning of its key, as in multi-head latent attention: the cache holds keys alone.
+    /// True if a value is a prefix of its key, as in multi-head latent attention: the cache stores only keys.
     pub is_latent: bool,
 }
 
 impl LayerShape {
-    /// A layer whose keys and values are of one width.
+    /// A layer with keys and values of the same width.
     pub const fn new(kv_heads: usize, head_dim: usize) -> Self {
         Self {
             kv_heads,
@@ -41,7 +41,7 @@ impl LayerShape {
         }
     }
 
-    /// Elements of a value that are held beside its key: none in a latent layer.
+    /// Elements of a value stored beside its key: none in a latent layer.
     pub fn held_value_width(&self) -> usize {
         if self.is_latent { 0 } else { self.value_width }
     }
@@ -73,16 +73,16 @@ impl LayerShape {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LayerShapes {
     count: usize,
-    /// Different ones, in the order of the layers.
+    /// The different shapes, in the order of the layers.
     kinds: [LayerShape; MAX_LAYER_KINDS],
-    /// By layer; of layers that are alike all are 0.
+    /// Kind of each layer; all 0 if layers are alike.
     kind_of: [u8; MAX_MIXED_LAYERS],
-    /// By kind, the number of its page size: kinds that differ by their KV heads alone have pages of one size.
+    /// Page-size number of each kind: kinds that differ only in KV heads share a page size.
     size_of: [u8; MAX_LAYER_KINDS],
 }
 
 impl LayerShapes {
-    /// So many layers of one shape.
+    /// `count` layers of one shape.
     pub const fn alike(count: usize, shape: LayerShape) -> Self {
         let mut kinds = [LayerShape::new(0, 0); MAX_LAYER_KINDS];
         kinds[0] = shape;
@@ -97,7 +97,7 @@ impl LayerShapes {
     /// Layers of these shapes.
     ///
     /// # Errors
-    /// [`KvError::Shape`] for no layers, and for layers of more kinds, or more layers that differ, than a cache can hold.
+    /// [`KvError::Shape`] if there are no layers, too many kinds, or too many different layers.
     pub fn new(layers: &[LayerShape]) -> Result<Self, KvError> {
         check("layers", layers.len(), 1..=1 << 16, "from 1 to 65536")?;
         let mut shapes = Self::alike(layers.len(), layers[0]);
@@ -133,12 +133,12 @@ impl LayerShapes {
         Ok(shapes)
     }
 
-    /// How many layers there are.
+    /// Number of layers.
     pub const fn count(&self) -> usize {
         self.count
     }
 
-    /// The shape of a layer that exists.
+    /// The shape of an existing layer.
     pub fn get(&self, layer: usize) -> LayerShape {
         self.kinds[self.kind(layer)]
     }
@@ -148,7 +148,7 @@ impl LayerShapes {
         (0..self.count).map(|layer| self.get(layer))
     }
 
-    /// The shape that all layers have; `None` where layers differ.
+    /// The shape of all layers; `None` if layers differ.
     pub fn uniform(&self) -> Option<LayerShape> {
         (self.kinds[1].kv_heads == 0).then_some(self.kinds[0])
     }
@@ -168,10 +168,10 @@ impl std::fmt::Debug for LayerShapes {
     }
 }
 
-/// The layers, page size and formats of a cache, which determine its bytes.
+/// The layers, page size and formats of a cache, which determine its size in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CacheShape {
-    /// Layers that hold keys and values.
+    /// Layers with keys and values.
     pub layers: LayerShapes,
     /// Tokens in a page: a multiple of 16 from 16 to [`MAX_PAGE_TOKENS`].
     pub page_tokens: usize,
@@ -182,10 +182,10 @@ pub struct CacheShape {
 }
 
 impl CacheShape {
-    /// Checks that a cache of this shape can be.
+    /// Checks that this shape is valid.
     ///
     /// # Errors
-    /// [`KvError::Shape`] names the part that cannot.
+    /// [`KvError::Shape`] names the invalid part.
     pub fn validate(&self) -> Result<(), KvError> {
         check("layers", self.layers.count, 1..=1 << 16, "from 1 to 65536")?;
         self.kinds().iter().try_for_each(LayerShape::validate)?;
@@ -199,23 +199,23 @@ impl CacheShape {
         Ok(())
     }
 
-    /// The shape of a layer that exists.
+    /// The shape of an existing layer.
     pub fn layer(&self, layer: usize) -> LayerShape {
         self.layers.get(layer)
     }
 
-    /// Page tables: one for each layer and KV head.
+    /// Number of page tables: one per layer and KV head.
     pub fn tables(&self) -> usize {
         self.first_table(self.layers.count)
     }
 
-    /// The page tables of a layer that exists, one for each KV head.
+    /// The page tables of an existing layer, one per KV head.
     pub fn tables_of(&self, layer: usize) -> Range<usize> {
         let first = self.first_table(layer);
         first..first + self.layer(layer).kv_heads
     }
 
-    /// The layer and the KV head of a page table that exists.
+    /// The layer and the KV head of an existing page table.
     pub fn place_of(&self, table: usize) -> (usize, usize) {
         if let Some(shape) = self.layers.uniform() {
             return (table / shape.kv_heads, table % shape.kv_heads);
@@ -228,7 +228,7 @@ impl CacheShape {
         (layer, kv_head)
     }
 
-    /// Bytes of K and V that one token adds over all layers and KV heads, pages being full.
+    /// Bytes of K and V per token over all layers and KV heads, with full pages.
     pub fn bytes_per_token(&self) -> u64 {
         self.over_layers(|layer| self.pair_bytes(layer, 1))
     }
@@ -243,23 +243,23 @@ impl CacheShape {
         self.over_layers(|layer| self.pair_bytes(layer, self.page_tokens))
     }
 
-    /// Pages that `tokens` take over all layers and KV heads.
+    /// Pages of `tokens` tokens over all layers and KV heads.
     pub fn pages_for(&self, tokens: usize) -> usize {
         self.tables().saturating_mul(tokens.div_ceil(self.page_tokens))
     }
 
-    /// Bytes that `tokens` take over all layers and KV heads, in whole pages.
+    /// Bytes of `tokens` tokens over all layers and KV heads, in whole pages.
     pub fn bytes_for(&self, tokens: usize) -> u64 {
         (tokens.div_ceil(self.page_tokens) as u64).saturating_mul(self.row_bytes())
     }
 
-    /// The most tokens whose pages fit in `budget_bytes` when every layer holds them.
+    /// The most tokens whose pages fit in `budget_bytes` if every layer holds them.
     pub fn tokens_for(&self, budget_bytes: u64) -> usize {
         let rows = budget_bytes / self.row_bytes();
         usize::try_from(rows).map_or(usize::MAX, |rows| rows.saturating_mul(self.page_tokens))
     }
 
-    /// Different sizes of pages: widths of keys and of values that layers have.
+    /// Number of page sizes: different pairs of key width and value width.
     pub(crate) fn sizes(&self) -> usize {
         let sizes = self.layers.size_of[..self.kinds().len()].iter();
         1 + usize::from(sizes.copied().max().unwrap_or(0))
@@ -275,7 +275,7 @@ impl CacheShape {
         self.size_of(self.place_of(table).0)
     }
 
-    /// Layers whose pages have a size.
+    /// Layers whose pages have this size.
     pub(crate) fn layers_of_size(&self, size: usize) -> impl Iterator<Item = usize> + '_ {
         (0..self.layers.count).filter(move |layer| self.size_of(*layer) == size)
     }
@@ -290,7 +290,7 @@ impl CacheShape {
         PlaneKind::BOTH.map(|kind| self.plane_bytes(size, kind)).iter().sum()
     }
 
-    /// Elements of a key, or of a value, that pages of a size hold: 0 for values of latent layers.
+    /// Elements of a key, or of a value, in pages of a size: 0 for values of latent layers.
     pub(crate) fn width(&self, size: usize, kind: PlaneKind) -> usize {
         let kind_of_layer = self.layers.size_of.iter().position(|of| usize::from(*of) == size);
         let shape = self.layers.kinds[kind_of_layer.expect("a size is that of a kind of layers")];
@@ -319,7 +319,7 @@ impl CacheShape {
         &self.layers.kinds[..kinds.map_or(1, |last| last + 1)]
     }
 
-    /// The sum of `bytes` of a (layer, KV head) over all of them.
+    /// The sum of `bytes` over all (layer, KV head).
     fn over_layers(&self, bytes: impl Fn(LayerShape) -> u64) -> u64 {
         let of_layer = |layer: LayerShape| layer.kv_heads as u64 * bytes(layer);
         match self.layers.uniform() {
@@ -350,7 +350,8 @@ fn check(
     })
 }
 
-/// The largest number up to `limit` for which `fits` holds, given that it holds for all smaller ones too; 0 if for none.
+/// The largest number up to `limit` for which `fits` is true; 0 if there is none. `fits` must be true for all smaller
+/// numbers too.
 pub fn largest(limit: usize, fits: impl Fn(usize) -> bool) -> usize {
     let (mut low, mut high) = (0, limit);
     while low < high {

@@ -1,4 +1,4 @@
-//! Sequences that hold pages in common.
+//! Sequences that share pages.
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use crate::text_block::key_after;
 use crate::{RowTier, TextBlock};
 
 impl KvCache {
-    /// A sequence that begins with everything this one holds; from here on both share these pages. No page is copied before
-    /// one of them writes to it.
+    /// A sequence that begins with all tokens of this one and shares its pages. A page is copied when one of them
+    /// writes to it.
     pub fn fork(&self) -> Self {
         let mut fork = Self::in_pool(Arc::clone(&self.pool));
         let store = &mut *self.pool.write();
@@ -21,12 +21,11 @@ impl KvCache {
         fork
     }
 
-    /// Shares the whole pages of the first `tokens.len()` tokens of a sequence that begins with exactly these: with
-    /// sequences of the pool that hold the same pages already, and with those that [`adopt`](Self::adopt) them. Pages that
-    /// others hold already take the place of the sequence's own, which are freed. Returns how many tokens are shared now; none
-    /// where some heads have let tokens go.
+    /// Shares the whole pages of the sequence's first `tokens.len()` tokens, which must be exactly `tokens`. Other
+    /// sequences of the pool can then [`adopt`](Self::adopt) them. If others already share equal pages, these replace
+    /// the sequence's own, which are freed. Returns the number of shared tokens; 0 if some heads have evicted tokens.
     ///
-    /// `identity` names what makes the keys and values; pages of another identity are never taken for the same.
+    /// `identity` names everything that determines keys and values; pages of different identities are never equal.
     pub fn share(&mut self, identity: &[u8], tokens: &[u32]) -> usize {
         let held = self.tokens.iter().copied().min().unwrap_or(0);
         if self.tokens.iter().any(|tokens| *tokens != held) {
@@ -68,7 +67,7 @@ impl KvCache {
     }
 
     /// Fills an empty sequence with the longest beginning of `tokens` that another sequence of the pool holds and
-    /// [shares](Self::share), in whole pages. Returns its tokens.
+    /// [shares](Self::share), in whole pages. Returns its number of tokens.
     pub fn adopt(&mut self, identity: &[u8], tokens: &[u32]) -> usize {
         if self.tokens.iter().any(|tokens| *tokens > 0) {
             return 0;
@@ -91,8 +90,8 @@ impl KvCache {
         tokens
     }
 
-    /// The tier of a row of pages of the sequence: the farthest tier that one of its planes lies in. `None` for a row that not every
-    /// (layer, KV head) has.
+    /// The tier of a row of the sequence's pages: the farthest tier of its planes. `None` if some (layer, KV head)
+    /// lacks this row.
     pub fn row_tier(&self, row: usize) -> Option<RowTier> {
         let pages: Option<Vec<PageId>> = self
             .tables
@@ -102,13 +101,12 @@ impl KvCache {
         Some(self.pool.read().plane_counts(pages?.into_iter()).tier())
     }
 
-    /// Sends every page that no other sequence holds to the farthest tier that has room for it: nobody is to read the sequence
-    /// for a while. Reading it brings pages back as ever, and appending to it wakes it. Returns the bytes that left the nearest
-    /// tier.
+    /// Moves every unshared page to the farthest tier with room, for a sequence that will not be read for a while.
+    /// Reading loads pages as usual, and appending wakes the sequence. Returns the bytes that left the nearest tier.
     ///
     /// # Errors
-    /// [`KvError::Disk`](crate::KvError::Disk), [`KvError::Memory`](crate::KvError::Memory); every page can be read where it
-    /// lies then.
+    /// [`KvError::Disk`](crate::KvError::Disk), [`KvError::Memory`](crate::KvError::Memory); every page is then still
+    /// readable.
     pub fn park(&mut self) -> Result<u64, crate::KvError> {
         let pool = Arc::clone(&self.pool);
         let store = &mut *pool.write();

@@ -1,15 +1,15 @@
-//! Which slots of a file are in use.
+//! The used slots of a file.
 
-/// One bit a slot, up to the last one in use.
+/// One bit per slot, up to the last one in use.
 #[derive(Debug, Default)]
 pub(crate) struct SlotMap {
     words: Vec<u64>,
-    /// No word before this one has a free slot.
+    /// Index of the first word that may have a free slot.
     first_free: usize,
 }
 
 impl SlotMap {
-    /// The lowest slot that is free; it may lie behind the end.
+    /// The lowest free slot; it may be after the end.
     pub(crate) fn lowest_free(&mut self) -> usize {
         while self.words.get(self.first_free) == Some(&u64::MAX) {
             self.first_free += 1;

@@ -10,7 +10,7 @@
 //! hash of all hashes: u128
 //! ```
 //!
-//! Each page is bound to its place by the last hash, and to its bytes by its own (XXH3, 128 bits).
+//! The last hash fixes each page's position; the page's own hash fixes its bytes (XXH3, 128 bits).
 
 use std::fs::{File, Metadata};
 use std::io::{self, BufReader, Read, Write};
@@ -25,9 +25,9 @@ use crate::{CacheShape, KvCache, KvError, KvTiers, PagePool};
 
 const MAGIC: &[u8; 8] = b"RIFFLEKV";
 const VERSION: u32 = 3;
-/// Planes are stored as they lie in memory.
+/// Planes are stored in this machine's byte order.
 pub(crate) const BYTE_ORDER: u32 = u32::from_ne_bytes([1, 2, 3, 4]);
-/// Bytes up to the tokens of the first layer and KV head.
+/// Bytes before the first token count.
 const FIXED_BYTES: usize = 16 + 8 * 8;
 const HASH_BYTES: usize = 16;
 const KIND: FileKind = FileKind {
@@ -36,12 +36,12 @@ const KIND: FileKind = FileKind {
 };
 
 impl KvCache {
-    /// Writes the cache to a file that [`restore`](Self::restore) reads back bit for bit.
+    /// Writes the cache to a file. [`restore`](Self::restore) reads it back bit for bit.
     ///
-    /// `identity` names what made the keys and values (model, weights, policy); `attachment` is what the caller wants
-    /// back with them, for example the tokens. The file appears under its name when it is whole and on the disk; until
-    /// then, and on any error, what was there before stays. A new file is readable by its owner alone, since a cache
-    /// tells the text it was made of; a file that is replaced keeps its permissions. Returns the metadata of the file written.
+    /// `identity` names everything that determines keys and values (model, weights, policy). `attachment` is returned
+    /// with them, for example the tokens. The file appears under its name when it is complete and on the disk; until
+    /// then, and on any error, an earlier file stays. A new file is readable by its owner only, because a cache
+    /// reveals its text; a replaced file keeps its permissions. Returns the file's metadata.
     ///
     /// # Errors
     /// [`KvError::Output`].
@@ -65,7 +65,7 @@ impl KvCache {
         })?)
     }
 
-    /// Checks before the work that [`save`](Self::save) could write to `path`.
+    /// Checks that [`save`](Self::save) can write to `path`, before long work.
     ///
     /// # Errors
     /// [`KvError::Output`].
@@ -74,11 +74,12 @@ impl KvCache {
         Ok(())
     }
 
-    /// Reads a cache that [`save`](Self::save) wrote, and the attachment it was given.
+    /// Reads a cache that [`save`](Self::save) wrote, and its attachment.
     ///
     /// # Errors
-    /// [`KvError::File`], [`KvError::NotReadable`], [`KvError::OtherVersion`], [`KvError::Foreign`] when the shape or identity is another,
-    /// [`KvError::Damaged`] when any byte is missing or has changed, [`KvError::Budget`] before anything is allocated.
+    /// [`KvError::File`], [`KvError::NotReadable`], [`KvError::OtherVersion`], [`KvError::Foreign`] if the shape or
+    /// identity differs, [`KvError::Damaged`] if any byte is missing or has changed, [`KvError::Budget`] before
+    /// anything is allocated.
     pub fn restore(
         path: impl AsRef<Path>,
         shape: &CacheShape,
@@ -88,7 +89,7 @@ impl KvCache {
         PagePool::new(*shape, KvTiers::memory(budget_bytes))?.restore(path, identity)
     }
 
-    /// The identity that a file was [saved](Self::save) with, to say what differs where it is another's.
+    /// The identity that a file was [saved](Self::save) with, to report the difference.
     ///
     /// # Errors
     /// [`KvError::File`], [`KvError::NotReadable`], [`KvError::Damaged`].
@@ -96,8 +97,8 @@ impl KvCache {
         Ok(Reader::open(path.as_ref())?.head()?.identity)
     }
 
-    /// A hash of what a page holds: equal for equal keys and values, whatever was in its memory before. `None` for a
-    /// page that does not exist or cannot be read.
+    /// A hash of a page's contents: equal for equal keys and values. `None` for a page that does not exist or is
+    /// unreadable.
     pub fn page_hash(&self, layer: usize, kv_head: usize, page: usize) -> Option<u128> {
         self.page_ids(layer, kv_head).get(page)?;
         let store = self.pool.read();
@@ -130,8 +131,8 @@ impl KvCache {
         Ok(hash)
     }
 
-    /// Writes the first tokens of a page, as many as `planes` says: keys, then values, each in whole stripes with zeros behind the last
-    /// token. Returns their hash.
+    /// Writes the first tokens of a page, as many as `planes` gives: keys, then values, each in whole stripes with
+    /// zeros after the last token. Returns their hash.
     pub(crate) fn write_parts(
         &self,
         table: usize,
@@ -180,11 +181,11 @@ impl KvCache {
 }
 
 impl PagePool {
-    /// Reads a cache that [`KvCache::save`] wrote into pages of this pool, and the attachment it was given: the oldest pages go to
-    /// farther tiers as they are read.
+    /// Reads a cache that [`KvCache::save`] wrote into pages of this pool, and its attachment. The oldest pages move
+    /// to farther tiers during the read.
     ///
     /// # Errors
-    /// As [`KvCache::restore`], and what writing to the disk tier can meet.
+    /// As [`KvCache::restore`], and errors of writing to the disk tier.
     pub fn restore(&self, path: impl AsRef<Path>, identity: &[u8]) -> Result<(KvCache, Vec<u8>), KvError> {
         let path = path.as_ref();
         let mut reader = Reader::open(path)?;
@@ -222,8 +223,8 @@ impl PagePool {
     }
 }
 
-/// The bytes of a plane whatever its memory held before: whole stripes as they lie, then the last one with zeros for
-/// the tokens that are not there.
+/// The bytes of a plane, independent of earlier contents of its memory: whole stripes unchanged, then the last stripe
+/// with zeros for missing tokens.
 fn plane_parts(
     (bytes, format, width): (&[u8], Format, usize),
     tokens: usize,
@@ -234,7 +235,7 @@ fn plane_parts(
     let (whole, last) = bytes[..until(tokens.next_multiple_of(LANES))].split_at(until(tokens / LANES * LANES));
     each(whole);
     if !last.is_empty() {
-        // Of f32, so that the bytes are aligned for every format.
+        // Allocated as f32, so that the bytes are aligned for every format.
         let mut copy = vec![0.0f32; last.len().div_ceil(4)];
         let bytes = &mut bytemuck::cast_slice_mut(&mut copy)[..last.len()];
         bytes.copy_from_slice(last);
@@ -270,7 +271,7 @@ struct Reader<'a> {
     length: u64,
 }
 
-/// The head of a file whose hash is right.
+/// The header of a file with a correct hash.
 struct Head {
     shape: [u64; 6],
     tokens: Vec<u64>,
@@ -317,7 +318,7 @@ impl<'a> Reader<'a> {
         let numbers: Vec<u64> = numbers(&fixed[16..]).collect();
         let (identity_bytes, attachment_bytes) = (numbers[6], numbers[7]);
         let tables = u128::from(numbers[0]) * u128::from(numbers[1]);
-        // Each length is checked against the file before memory is taken for it.
+        // Each length is checked against the file before allocation.
         let variable = tables
             .saturating_mul(8)
             .saturating_add(u128::from(identity_bytes) + u128::from(attachment_bytes));
@@ -346,7 +347,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Checks that the file is of this shape and identity and has the length it must have.
+    /// Checks the file's shape, identity and length.
     fn check(&self, head: &Head, shape: &CacheShape, identity: &[u8]) -> Result<Vec<usize>, KvError> {
         const PARTS: [&str; 6] = [
             "the number of layers",
@@ -382,7 +383,7 @@ impl<'a> Reader<'a> {
         if expected != u128::from(self.length) {
             return Err(self.damaged(format!("it has {} bytes, not {expected}", self.length)));
         }
-        // A file of the right length fits the address space of the machine that counted it.
+        // Counts of a file of the right length fit the address space of the machine that wrote it.
         Ok(head.tokens.iter().map(|tokens| *tokens as usize).collect())
     }
 
@@ -454,7 +455,7 @@ pub(crate) fn shape_numbers(shape: &CacheShape) -> [u64; 6] {
     ]
 }
 
-/// Stands for a head width in files of caches whose layers differ.
+/// Replaces the head width in files of caches with different layers.
 fn layers_hash(shape: &CacheShape) -> u64 {
     let mut hash = XxHash3_128::new();
     for layer in shape.layers.iter() {
@@ -462,6 +463,6 @@ fn layers_hash(shape: &CacheShape) -> u64 {
             hash.write(&(number as u64).to_le_bytes());
         }
     }
-    // No width is that large.
+    // No width is this large.
     hash.finish_128() as u64 | 1 << 63
 }

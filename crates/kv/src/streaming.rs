@@ -1,4 +1,4 @@
-//! A cache that moves on: pages leave from its middle, and keys are turned to new positions.
+//! Streaming: removes pages from the middle of a cache, and rewrites keys for new positions.
 
 use riffle_attention::{Plane, read_keys, write_keys};
 
@@ -6,8 +6,8 @@ use crate::pool::PlaneKind;
 use crate::{CacheShape, KvCache, KvError};
 
 impl KvCache {
-    /// Forgets `pages` whole pages of every layer from page `first` on; later tokens move down by as many places.
-    /// Freed pages go back to the operating system. Layers that hold fewer pages lose what they have of these.
+    /// Removes `pages` whole pages of every layer from page `first` on; later tokens move down by as many slots.
+    /// Freed pages return to the operating system. Layers with fewer pages lose those they have in this range.
     pub fn remove_pages(&mut self, first: usize, pages: usize) {
         let page_tokens = self.shape().page_tokens;
         for tokens in &mut self.tokens {
@@ -21,8 +21,8 @@ impl KvCache {
     /// Keys of tokens `first..first + tokens` of a layer as f32, `[tokens, kv_heads, key_width]`.
     ///
     /// # Errors
-    /// [`KvError::Layer`], [`KvError::Tokens`] when the layer does not hold them all, and what reading from a farther tier
-    /// can meet.
+    /// [`KvError::Layer`], [`KvError::Tokens`] if the layer lacks some of them, and errors of reading from a farther
+    /// tier.
     pub fn read_keys(&self, layer: usize, first: usize, tokens: usize) -> Result<Vec<f32>, KvError> {
         self.check_tokens(layer, first, tokens)?;
         let CacheShape {
@@ -53,8 +53,8 @@ impl KvCache {
     /// Replaces the keys of tokens from `first` on of a layer by `keys`, `[tokens, kv_heads, key_width]`.
     ///
     /// # Errors
-    /// [`KvError::Layer`], [`KvError::Length`], [`KvError::Tokens`] when the layer does not hold them all; nothing is
-    /// replaced then. What reading from and writing to a farther tier can meet: keys before the failure are replaced.
+    /// [`KvError::Layer`], [`KvError::Length`], [`KvError::Tokens`] if the layer lacks some of them; then nothing is
+    /// replaced. After an error of a farther tier, keys before the failure are replaced.
     pub fn replace_keys(&mut self, layer: usize, first: usize, keys: &[f32]) -> Result<(), KvError> {
         self.check_layer(layer)?;
         let page_tokens = self.shape().page_tokens;

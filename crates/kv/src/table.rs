@@ -2,16 +2,16 @@
 
 use crate::pool::{PageId, PageStore};
 
-/// Pages of a sequence in order. It wants its first page near, and those that are not full.
+/// The pages of a sequence, in order. The table wants its first page near, and pages that are not full.
 #[derive(Debug, Clone)]
 pub(crate) struct PageTable {
     pages: Vec<PageId>,
-    /// Pages that were removed before those that are there: what a page's number lacks to tell its row.
+    /// Number of pages removed before the present ones: added to a page's number, it gives the row.
     removed: usize,
-    /// Pages from this one on are wanted near.
+    /// First of the last pages that are wanted near.
     near_from: usize,
     wants_first: bool,
-    /// True if the last page holds tokens behind those that the sequence counts: the next append writes over them.
+    /// True if the last page has tokens after those that the sequence counts: the next append overwrites them.
     is_cut: bool,
 }
 
@@ -30,7 +30,7 @@ impl PageTable {
         &self.pages
     }
 
-    /// Notes whether the last page holds tokens behind those that the sequence counts, and returns what was noted before.
+    /// Sets `is_cut`, and returns the old value.
     pub(crate) fn set_cut(&mut self, is_cut: bool) -> bool {
         std::mem::replace(&mut self.is_cut, is_cut)
     }
@@ -40,7 +40,7 @@ impl PageTable {
         self.removed + page
     }
 
-    /// Rows up to the last page.
+    /// Number of rows up to the last page.
     pub(crate) fn rows(&self) -> usize {
         self.removed + self.pages.len()
     }
@@ -49,24 +49,24 @@ impl PageTable {
         self.pages.capacity() * size_of::<PageId>() + size_of::<Self>()
     }
 
-    /// Adds a page of which the table is a holder.
+    /// Adds a page that the table already holds.
     pub(crate) fn push(&mut self, page: PageId, store: &mut PageStore) {
         if self.pages.len() == self.pages.capacity() {
-            // Doubling would make the tables of small pages heavy.
+            // Doubling would waste memory with many small pages.
             self.pages.reserve_exact((self.pages.len() / 8).max(1));
         }
         self.pages.push(page);
         self.wish(self.pages.len() - 1, store);
     }
 
-    /// Makes room for pages that are pushed next.
+    /// Reserves room for pages to push.
     pub(crate) fn reserve(&mut self, pages: usize) {
         if self.pages.len() + pages > self.pages.capacity() {
             self.pages.reserve_exact(pages.max(self.pages.len() / 8));
         }
     }
 
-    /// Puts a page of which the table is a holder in the place of another, which it lets go of.
+    /// Replaces a page by another that the table already holds; the old page is released.
     pub(crate) fn replace(&mut self, number: usize, page: PageId, store: &mut PageStore) {
         self.drop_wish(number, store);
         let before = std::mem::replace(&mut self.pages[number], page);
@@ -74,8 +74,8 @@ impl PageTable {
         store.let_go(&[before]);
     }
 
-    /// Takes `pages` pages from page `first` on out of the table; later ones move down. The table still holds those that it
-    /// returns.
+    /// Removes `pages` pages from page `first` on; later ones move down. The table remains a holder of the removed
+    /// pages, which are returned.
     #[must_use]
     pub(crate) fn drain(&mut self, first: usize, pages: usize, store: &mut PageStore) -> Vec<PageId> {
         let end = first.saturating_add(pages).min(self.pages.len());
@@ -99,7 +99,7 @@ impl PageTable {
         drained
     }
 
-    /// Says how many of the first pages are full: those after them are wanted near.
+    /// Sets the number of full pages: later pages are wanted near.
     pub(crate) fn set_full(&mut self, full: usize, store: &mut PageStore) {
         let full = full.min(self.pages.len());
         let before = std::mem::replace(&mut self.near_from, full);
@@ -111,7 +111,7 @@ impl PageTable {
         }
     }
 
-    /// Wants no page near until it is [woken](Self::wake).
+    /// Wants no page near until the table is [woken](Self::wake).
     pub(crate) fn sleep(&mut self, store: &mut PageStore) {
         self.set_full(self.pages.len(), store);
         if let Some(first) = self.pages.first().filter(|_| self.wants_first) {
@@ -120,7 +120,7 @@ impl PageTable {
         self.wants_first = false;
     }
 
-    /// Wants pages near again, of which the first `full` are full.
+    /// Wants pages near again; the first `full` are full.
     pub(crate) fn wake(&mut self, full: usize, store: &mut PageStore) {
         self.set_full(full, store);
         if let Some(first) = self.pages.first().filter(|_| !self.wants_first) {
@@ -129,7 +129,7 @@ impl PageTable {
         self.wants_first = true;
     }
 
-    /// A table of another sequence with the same pages, which it holds as well.
+    /// A table of another sequence that also holds these pages.
     pub(crate) fn fork(&self, store: &mut PageStore) -> Self {
         self.pages.iter().for_each(|page| store.hold(*page));
         let fork = self.clone();
@@ -137,13 +137,13 @@ impl PageTable {
         fork
     }
 
-    /// Takes the table's pages away, for the pool to let go of.
+    /// Removes the table's pages, for the pool to release.
     pub(crate) fn take(&mut self, store: &mut PageStore) -> Vec<PageId> {
         self.wished().for_each(|page| store.drop_wish(page));
         std::mem::replace(self, Self::new()).pages
     }
 
-    /// Pages that the table wants near, one for each wish.
+    /// The pages that the table wants near, once per wish.
     fn wished(&self) -> impl Iterator<Item = PageId> + '_ {
         let first = self.pages.first().filter(|_| self.wants_first);
         let not_full = self.pages.get(self.near_from..).unwrap_or_default();

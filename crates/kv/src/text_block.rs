@@ -1,23 +1,24 @@
-//! Blocks of text by name: what a page of tokens is called wherever its keys and values lie.
+//! Names blocks of text, independent of the location of their keys and values.
 
 use std::sync::Arc;
 
 use twox_hash::XxHash3_128;
 
-/// A page of tokens after the block before it. Its key is a hash of all tokens up to its end and of the page size, so that blocks of
-/// the same text have the same key in memory, on disk and on other machines. The key says nothing of the model, nor of formats.
+/// A page of tokens after its parent block. Its key is a hash of all tokens up to its end and of the page size, so
+/// blocks of the same text have the same key in memory, on disk and on other machines. The key is independent of
+/// model and formats.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TextBlock {
     /// Hash of all tokens up to the block's end.
     pub key: u128,
-    /// Key of the block before it; `None` for the first.
+    /// Key of the parent block; `None` for the first.
     pub parent: Option<u128>,
     /// Its tokens.
     pub tokens: Arc<[u32]>,
 }
 
 impl TextBlock {
-    /// The block of `tokens` after another.
+    /// The block of `tokens` after a parent.
     pub fn after(parent: Option<u128>, tokens: &[u32]) -> Self {
         Self {
             key: key_after(parent, tokens),
@@ -26,7 +27,7 @@ impl TextBlock {
         }
     }
 
-    /// The whole pages that `tokens` begin with.
+    /// The whole pages at the start of `tokens`.
     ///
     /// ```
     /// use riffle_kv::TextBlock;
@@ -46,7 +47,7 @@ impl TextBlock {
     }
 }
 
-/// The key of a block of `tokens` after another.
+/// The key of a block of `tokens` after a parent.
 pub(crate) fn key_after(parent: Option<u128>, tokens: &[u32]) -> u128 {
     let mut hash = XxHash3_128::new();
     match parent {

@@ -8,65 +8,65 @@ use crate::pool::PlaneKind;
 use crate::shape::MAX_LAYER_KINDS;
 use crate::{CacheShape, CpuDevice, Device, KvError};
 
-/// Pages that may be on their way to the device at a time unless the caller chooses.
+/// Default number of pages that may be loading to the device at a time.
 pub const DEFAULT_SLOTS: usize = 32;
 
-/// Threads that load pages unless the caller chooses: while one waits or checks what it read, the other reads.
+/// Default number of loading threads: while one waits or checks its page, the other reads.
 const DEFAULT_LOADERS: usize = 2;
 
-/// Memory of the operating system comes in pages of this size at least.
+/// Smallest page size of the operating system.
 const GRAIN_BYTES: u64 = 4096;
 
-/// The tiers of pages, nearest first: device, RAM, disk. The newest pages and the first lie near, the oldest far.
+/// The tiers of pages, nearest first: device, RAM, disk. The first and the newest pages are near, the oldest far.
 #[derive(Debug, Clone)]
 pub struct KvTiers {
     /// The nearest tier.
     pub device: Arc<dyn Device>,
-    /// Bytes of pages in the device tier. A device that reads main memory needs none of its own.
+    /// Bytes of pages in the device tier. A device that reads main memory needs no separate budget.
     pub device_budget_bytes: u64,
-    /// Bytes of pages in main memory; `None` is without limit.
+    /// Bytes of pages in main memory; `None` means no limit.
     pub ram_budget_bytes: Option<u64>,
     /// The farthest tier.
     pub disk: Option<DiskTier>,
-    /// Pages that may be on their way from a farther tier at a time, at least 1. Their memory is part of the nearest
+    /// Pages that may be loading from a farther tier at a time, at least 1. Their memory is part of the nearest
     /// tier's budget.
     pub slots: usize,
     /// Threads that load pages, at least 1.
     pub loaders: usize,
-    /// How the sequence will be used, for the nearest tier to be laid out.
+    /// Expected use of the sequences, which determines the layout of the nearest tier.
     pub outlook: Outlook,
 }
 
-/// Files for pages that fit nowhere nearer.
+/// Files for pages that do not fit in nearer tiers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskTier {
-    /// The folder of the files; they have no names and are gone with the pool.
+    /// The folder of the files; they have no names and disappear with the pool.
     pub folder: PathBuf,
-    /// Bytes of pages; `None` is without limit.
+    /// Bytes of pages; `None` means no limit.
     pub budget_bytes: Option<u64>,
 }
 
-/// How a sequence will be used.
+/// Expected use of a sequence.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Outlook {
-    /// Tokens it may grow to.
+    /// Largest expected number of tokens.
     pub context_tokens: usize,
     /// Tokens appended at a time at most.
     pub append_tokens: usize,
-    /// True if all keys of a (layer, KV head) are looked through at once ([`with_keys`](crate::KvCache::with_keys)):
-    /// keys then stay nearer than values, and memory is set aside for those that do not.
+    /// True if all keys of a (layer, KV head) are scanned at once ([`with_keys`](crate::KvCache::with_keys)). Keys
+    /// then stay nearer than values, and memory is reserved to load the others.
     pub scans_keys: bool,
-    /// Sequences that are alive at a time; 0 counts as one. Each has windows of its own, and copies the last page that it shares
-    /// with others when it writes to it.
+    /// Sequences alive at a time; 0 counts as one. Each has its own windows, and copies the last shared page before
+    /// it writes to it.
     pub sequences: usize,
-    /// Layers that never hold more than [`window_tokens`](Self::window_tokens): those with a sliding window.
+    /// Layers that never hold more than [`window_tokens`](Self::window_tokens), because they have a sliding window.
     pub window_layers: Vec<usize>,
-    /// Tokens that each of the [`window_layers`](Self::window_layers) holds at most.
+    /// The most tokens of each of the [`window_layers`](Self::window_layers).
     pub window_tokens: usize,
 }
 
 impl Outlook {
-    /// Pages of a size over all its layers and KV heads when the sequence has `tokens` tokens.
+    /// Pages of a size over all its layers and KV heads, for a sequence of `tokens` tokens.
     fn pages(&self, shape: &CacheShape, size: usize, tokens: usize) -> usize {
         let windows = self.window_tables(shape, size);
         let pages_of = |tables: usize, tokens: usize| tables.saturating_mul(tokens.div_ceil(shape.page_tokens));
@@ -74,7 +74,7 @@ impl Outlook {
             .saturating_add(pages_of(windows, tokens.min(self.window_tokens)))
     }
 
-    /// Pages of a size of `tokens` tokens, shared ones counted once, with those that each further sequence has of its own: its
+    /// Pages of a size for `tokens` tokens, shared ones once, plus the own pages of each further sequence: its
     /// windows, and its copy of the last page.
     fn pages_of_all(&self, shape: &CacheShape, size: usize, tokens: usize) -> usize {
         let one = self.pages(shape, size, tokens);
@@ -88,7 +88,7 @@ impl Outlook {
         one.saturating_add(further.saturating_mul(own))
     }
 
-    /// Page tables of layers with a window whose pages have a size.
+    /// Page tables with this page size in layers with a window.
     fn window_tables(&self, shape: &CacheShape, size: usize) -> usize {
         let layers = self.window_layers.iter().filter(|layer| **layer < shape.layers.count());
         let of_size = layers.filter(|layer| shape.size_of(**layer) == size);
@@ -96,7 +96,7 @@ impl Outlook {
     }
 }
 
-/// Page tables of all layers whose pages have a size.
+/// Page tables with this page size in all layers.
 fn tables_of_size(shape: &CacheShape, size: usize) -> usize {
     let layers = shape.layers_of_size(size);
     layers.map(|layer| shape.layer(layer).kv_heads).sum()
@@ -116,8 +116,8 @@ impl KvTiers {
         }
     }
 
-    /// Bytes that the nearest tier needs at least for a cache of this shape: pages being written, the first page of
-    /// each (layer, KV head), pages on their way, and keys being looked through.
+    /// Fewest bytes that the nearest tier needs for a cache of this shape: pages being written, the first page of
+    /// each (layer, KV head), pages being loaded, and keys being scanned.
     pub fn least_near_bytes(&self, shape: &CacheShape) -> u64 {
         let all = self.pages_bytes(shape, self.outlook.context_tokens);
         if !self.has_farther() {
@@ -128,8 +128,8 @@ impl KvTiers {
         few.min(all + self.ring_bytes(shape))
     }
 
-    /// Bytes of the pages of `tokens` tokens, wherever they lie: those of layers with a window, and of further
-    /// sequences, as the [`Outlook`] says.
+    /// Bytes of the pages of `tokens` tokens in all tiers. The [`Outlook`] adds layers with a window, and further
+    /// sequences.
     pub fn pages_bytes(&self, shape: &CacheShape, tokens: usize) -> u64 {
         let of_size = |size| {
             let pages = self.outlook.pages_of_all(shape, size, tokens) as u64;
@@ -138,7 +138,7 @@ impl KvTiers {
         sizes(shape).map(of_size).fold(0, u64::saturating_add)
     }
 
-    /// Bytes on disk that hold what `near_bytes` of the nearer tiers do not, at most.
+    /// The most bytes needed on disk, for pages beyond the `near_bytes` of the nearer tiers.
     pub fn disk_bytes_for(&self, shape: &CacheShape, tokens: usize) -> u64 {
         let layout = Layout::new(self, shape);
         let of_size = |size: usize| {
@@ -152,13 +152,13 @@ impl KvTiers {
         sizes(shape).map(of_size).sum()
     }
 
-    /// True if a page can lie anywhere but in the nearest tier.
+    /// True if a page can be outside the nearest tier.
     pub fn has_farther(&self) -> bool {
         self.disk.is_some() || !self.device.reads_main_memory()
     }
 
-    /// Bytes of the pages of `tokens` tokens in the nearest tier, in a RAM tier apart from it, and on disk, pages on
-    /// their way counted as well.
+    /// Bytes of the pages of `tokens` tokens in the nearest tier, in a separate RAM tier, and on disk, including
+    /// pages being loaded.
     pub fn bytes_for(&self, shape: &CacheShape, tokens: usize) -> [u64; 3] {
         if !self.has_farther() {
             return [self.pages_bytes(shape, tokens), 0, 0];
@@ -195,7 +195,7 @@ impl KvTiers {
         Ok(())
     }
 
-    /// Budget of the nearest tier, and of main memory where a device reads it in place.
+    /// Budget of the nearest tier. If the device reads main memory in place, it includes main memory.
     pub(crate) fn near_budget_bytes(&self) -> Option<u64> {
         if !self.device.reads_main_memory() {
             return Some(self.device_budget_bytes);
@@ -215,7 +215,7 @@ impl KvTiers {
         u64::from(needed) * (pages * stride.unwrap_or(0) as u64).next_multiple_of(GRAIN_BYTES)
     }
 
-    /// True if all keys can lie near.
+    /// True if all keys fit in the nearest tier.
     fn keys_fit(&self, shape: &CacheShape) -> bool {
         let Some(budget) = self.near_budget_bytes() else {
             return true;
@@ -231,7 +231,8 @@ impl KvTiers {
         pages.saturating_add(self.ring_bytes(shape)) <= budget
     }
 
-    /// Of pages of a size the first and the last of each (layer, KV head) of each sequence, and those of one append.
+    /// For pages of a size, the first and the last of each (layer, KV head) of each sequence, and the pages of one
+    /// append.
     fn least_near_pages(&self, shape: &CacheShape, size: usize) -> u64 {
         let sequences = self.outlook.sequences.max(1);
         let appended = self.outlook.append_tokens.div_ceil(shape.page_tokens) + 1;
@@ -252,11 +253,11 @@ fn sizes(shape: &CacheShape) -> Range<usize> {
 pub(crate) struct Slots {
     /// Keys and values in the nearest tier.
     pub(crate) near: [usize; 2],
-    /// Of keys and of values, in a RAM tier apart from the device.
+    /// Keys and values in a separate RAM tier.
     pub(crate) ram: usize,
 }
 
-/// How budgets become slots.
+/// Converts budgets to slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layout {
     /// By page size.
@@ -298,7 +299,7 @@ impl Layout {
     }
 }
 
-/// Keys and values of a size that these bytes hold near.
+/// Keys and values of a size that fit near in these bytes.
 fn near_slots(tiers: &KvTiers, shape: &CacheShape, size: usize, bytes: u64) -> [usize; 2] {
     let pairs = slots(bytes, shape.size_bytes(size));
     if !tiers.outlook.scans_keys || !tiers.has_farther() {
@@ -312,8 +313,8 @@ fn near_slots(tiers: &KvTiers, shape: &CacheShape, size: usize, bytes: u64) -> [
     [keys, slots(bytes.saturating_sub(keys as u64 * key_bytes), value_bytes)]
 }
 
-/// A budget by page size. Each size has the pages that must lie near first, and of the rest as much as the context needs of it
-/// beside what the context needs of the others.
+/// Splits a budget by page size. Each size gets the pages that must be near; the rest is split in proportion to the
+/// context's needs.
 fn shares(tiers: &KvTiers, shape: &CacheShape, budget_bytes: u64) -> Vec<u64> {
     if shape.sizes() == 1 {
         return vec![budget_bytes];
@@ -345,7 +346,7 @@ fn shares(tiers: &KvTiers, shape: &CacheShape, budget_bytes: u64) -> Vec<u64> {
         .collect()
 }
 
-/// Bytes in proportion to weights, of which one at least is not 0.
+/// Splits bytes in proportion to weights, of which at least one is not 0.
 fn divided(bytes: u64, weights: &[u64]) -> Vec<u64> {
     let all: u128 = weights.iter().map(|weight| u128::from(*weight)).sum();
     let share = |weight: &u64| (u128::from(bytes) * u128::from(*weight) / all.max(1)) as u64;
@@ -379,7 +380,7 @@ impl SlotLayout {
     }
 }
 
-/// Bytes from one plane of keys to the next in the memory in which keys of a layer whose pages have a size are looked through.
+/// Bytes between planes of keys in the memory for scans, for layers with this page size.
 pub(crate) fn scan_stride(shape: &CacheShape, size: usize) -> usize {
     (shape.plane_bytes(size, PlaneKind::Keys) as usize).next_multiple_of(4 * LANES)
 }

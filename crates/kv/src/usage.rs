@@ -6,19 +6,19 @@ use crate::table::PageTable;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KvUsage {
-    /// Tokens of the layer that holds most.
+    /// Tokens of the layer with most tokens.
     pub tokens: usize,
     /// Pages, over all layers and KV heads.
     pub pages: usize,
-    /// Bytes of these pages, by where they lie.
+    /// Bytes of these pages, by tier.
     pub bytes_by_tier: TierBytes,
-    /// Bytes of these pages that another sequence holds as well.
+    /// Bytes of these pages that are shared.
     pub shared_bytes: u64,
     /// Bytes of the page tables, and of the records and free lists of the pool.
     pub bookkeeping_bytes: u64,
 }
 
-/// Bytes of pages by where they lie.
+/// Bytes of pages by tier.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TierBytes {
@@ -38,7 +38,7 @@ impl TierBytes {
 }
 
 impl KvCache {
-    /// The contents of the cache in numbers, pages that it shares included.
+    /// Counts of the cache's contents, including shared pages.
     pub fn usage(&self) -> KvUsage {
         let store = self.pool.read();
         let (mut near, mut ram, mut disk, mut shared_bytes) = (0, 0, 0, 0);

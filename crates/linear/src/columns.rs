@@ -1,4 +1,4 @@
-//! Small dense products of matrices that change all the time, with the kernels of packed weights.
+//! Small dense products of matrices that change between calls, with the kernels of packed weights.
 
 use core::ops::Range;
 
@@ -9,13 +9,13 @@ use crate::machine::Isa;
 
 /// 64 columns of one row of a dense f32 matrix, aligned for vector loads.
 ///
-/// A matrix `[rows, 64 · n]` is held as `n` slices of `rows` such pieces; columns that are not there are zero.
+/// A matrix `[rows, 64 · n]` is `n` slices of `rows` such pieces; missing columns are zero.
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
 #[repr(C, align(64))]
 pub struct Columns(pub [f32; Columns::COUNT]);
 
 impl Columns {
-    /// Values in one piece.
+    /// Values per piece.
     pub const COUNT: usize = GROUP;
 
     /// A piece of zeros.
@@ -26,15 +26,15 @@ impl Columns {
         bytemuck::cast_slice(pieces)
     }
 
-    /// `sums[row] += Σ left[row, inner] · right[inner]` on this thread, for `inner` in the range that `right` stands
-    /// for: the rows of `left` are `left_stride` values apart and row `i` of the product begins at
-    /// `left[i · left_stride + inner.start]`. The order of each sum is that of [`PackedMatrix::matmul`].
+    /// `sums[row] += Σ left[row, inner] · right[inner]` on this thread, for `inner` in the range of `right`. The rows
+    /// of `left` are `left_stride` values apart, and row `i` begins at `left[i · left_stride + inner.start]`. Sums
+    /// have the order of [`PackedMatrix::matmul`].
     ///
     /// [`PackedMatrix::matmul`]: crate::PackedMatrix::matmul
     ///
     /// # Panics
     ///
-    /// If `right` is not as long as `inner`, `inner` is longer than a row, or `left` has fewer rows than `sums`.
+    /// If `right` and `inner` differ in length, `inner` is longer than a row, or `left` has fewer rows than `sums`.
     pub fn multiply_add(
         left: &[f32],
         left_stride: usize,

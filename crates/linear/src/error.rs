@@ -14,7 +14,7 @@ pub enum LinearError {
         /// Columns given.
         in_features: usize,
     },
-    /// The bytes do not make a matrix of that shape.
+    /// The bytes do not match the shape.
     #[error(
         "{out_features} × {in_features} weights in {format} take {expected} bytes, but {found} were given: the file is truncated, or its shape or type is wrong"
     )]
@@ -25,7 +25,7 @@ pub enum LinearError {
         out_features: usize,
         /// Columns given.
         in_features: usize,
-        /// Bytes of that shape.
+        /// Bytes that the shape needs.
         expected: usize,
         /// Bytes given.
         found: usize,
@@ -51,7 +51,7 @@ pub enum LinearError {
     /// The operating system gave no memory.
     #[error("no memory for {bytes} bytes of packed weights: close other programs or choose a smaller model")]
     OutOfMemory {
-        /// Bytes asked for.
+        /// Bytes requested.
         bytes: usize,
     },
 }

@@ -1,18 +1,19 @@
-//! Widening of 16-bit floats, which is exact, and rounding to them, without branches so that loops become vector code.
+//! Exact widening of 16-bit floats, and rounding to them, without branches so that loops become vector code.
 
 /// Widens IEEE binary16.
 #[inline(always)]
 pub(crate) fn f16_to_f32(bits: u16) -> f32 {
     let sign = u32::from(bits & 0x8000) << 16;
     let magnitude = u32::from(bits & 0x7fff) << 13;
-    // 2^112 moves the exponent to binary32's bias and normalises subnormals in the same multiplication.
+    // 2^112 changes the exponent to binary32's bias and normalises subnormals in one multiplication.
     let finite = f32::from_bits(magnitude) * f32::from_bits(0x7780_0000);
     // Infinities and NaN keep their mantissa under an exponent of ones.
     let special = if magnitude >= 0x7c00 << 13 { 0x7f80_0000 } else { 0 };
     f32::from_bits(finite.to_bits() | special | sign)
 }
 
-/// A float of 8 bits, of which 4 are exponent and 3 mantissa, as the bits of a binary16 of 1/256 of its value: exact, subnormals too.
+/// Converts an 8-bit float (4 bits of exponent, 3 of mantissa) to the bits of a binary16 of 1/256 of its value:
+/// exact, including subnormals.
 #[inline(always)]
 pub(crate) fn f8_to_f16(bits: u8) -> u16 {
     (i16::from(bits.cast_signed()) << 7).cast_unsigned() & 0xbfff
@@ -29,7 +30,7 @@ pub(crate) fn bf16_to_f32(bits: u16) -> f32 {
 pub(crate) fn f32_to_bf16(value: f32) -> u16 {
     let bits = value.to_bits();
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
-    // No sum overflows for a number; a NaN keeps its upper bits and one that makes it quiet.
+    // For a number the sum never overflows. A NaN keeps its upper bits, plus the bit that makes it quiet.
     let quiet = bits >> 16 | 0x40;
     (if bits & 0x7fff_ffff > 0x7f80_0000 {
         quiet

@@ -5,18 +5,18 @@
 //! number of tokens; [`row_into`](PackedMatrix::row_into) reads a row back exactly, so that an embedding and a tied
 //! output head share one copy.
 //!
-//! Float weights (f32, f16, bf16) are widened in registers and multiplied as f32; for bf16 [`Activations::Rounded`] trades
-//! bits of the activations for twice the speed with many tokens. Floats of 8 bits share a scale for each 128 inputs of an output. Weights in
-//! the block formats of GGUF, and in groups of 4 or 8 bits,
-//! stay quantised: the activations are rounded to 8 bits with a scale for each 32 of them, at most half a step
-//! (1/254 of the largest of the 32) away, and products are summed as integers. An activation that is not finite makes
-//! every output of its token NaN there; among floats infinities and NaN follow IEEE arithmetic.
+//! Float weights (f32, f16, bf16) are widened in registers and multiplied as f32; for bf16, [`Activations::Rounded`]
+//! trades bits of the activations for twice the speed with many tokens. 8-bit floats share a scale per 128 inputs of
+//! an output. Weights in the block formats of GGUF, and in groups of 4 or 8 bits, stay quantised. For these,
+//! activations are rounded to 8 bits with a scale per 32 of them, an error of at most half a step (1/254 of the
+//! largest of the 32), and products are summed as integers. If an activation is not finite, every output of its token
+//! is then NaN. For float weights, infinities and NaN follow IEEE arithmetic.
 //!
 //! [`Columns`] runs the same kernels on small dense matrices that change from call to call.
 //!
-//! Each output is a sum over the inputs whose order is fixed: neither the number of tokens, nor the number of threads,
-//! nor the instruction set changes a bit of it. The best instructions of the machine are used; the environment variable
-//! `RIFFLE_INSTRUCTIONS` (`scalar`, `avx2`, `avxvnni`, `avx512`, `neon`) asks for others that it has.
+//! Each output is a sum over the inputs in a fixed order. The number of tokens, the number of threads and the
+//! instruction set change none of its bits. The best instruction set of the machine is used; the environment variable
+//! `RIFFLE_INSTRUCTIONS` (`scalar`, `avx2`, `avxvnni`, `avx512`, `neon`) selects another that the machine supports.
 //!
 //! ```
 //! use riffle_linear::{PackedMatrix, WeightFormat};

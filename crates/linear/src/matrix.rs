@@ -7,20 +7,20 @@ use crate::machine::{Buffer, Isa};
 use crate::tasks::Product;
 use crate::{Activations, LANES, LinearError, WeightFormat};
 
-/// The weights of a linear layer, `[out_features, in_features]`, held once.
+/// The weights of a linear layer, `[out_features, in_features]`, stored once.
 pub struct PackedMatrix {
     format: WeightFormat,
     out_features: usize,
     in_features: usize,
     activations: Activations,
-    /// Outputs are multiplied with it, rows too.
+    /// Factor of outputs, and of rows read back.
     factor: f32,
-    /// The input that each column is multiplied with, where that is not the column's own number.
+    /// Input number of each column, if it differs from the column's number.
     order: Option<Arc<[u32]>>,
     buffer: Buffer,
 }
 
-/// A matrix, the rows of an input that it takes, and where their product goes: see [`PackedMatrix::matmul_rows`].
+/// A matrix, the input rows it multiplies, and its output: see [`PackedMatrix::matmul_rows`].
 pub struct RowsProduct<'a> {
     /// The matrix.
     pub matrix: &'a PackedMatrix,
@@ -43,7 +43,7 @@ impl<'a> RowsProduct<'a> {
         }
     }
 
-    /// The product as a task, its sizes checked, of an input that begins with row `start`.
+    /// The product as a task with checked sizes; the task's input begins at row `start`.
     fn part(&mut self, start: usize) -> Product<'_> {
         let (outputs, tokens) = (self.matrix.out_features, self.rows.len());
         assert_eq!(
@@ -61,8 +61,8 @@ impl<'a> RowsProduct<'a> {
 }
 
 impl PackedMatrix {
-    /// Packs the row-major little-endian bytes of a file, whose elements are of `format`. The bytes can be dropped
-    /// afterwards: the matrix holds its own and only copy.
+    /// Packs the row-major little-endian bytes of a file with elements of `format`. The matrix holds its own copy, so
+    /// the bytes can be dropped afterwards.
     pub fn pack(
         format: WeightFormat,
         out_features: usize,
@@ -83,13 +83,13 @@ impl PackedMatrix {
         })
     }
 
-    /// Bytes that a matrix of these sizes takes when it is packed.
+    /// Bytes of a packed matrix of these sizes.
     ///
     /// # Errors
-    /// [`LinearError`] for sizes that make no matrix of this format.
+    /// [`LinearError`] for sizes that the format does not allow.
     pub fn packed_bytes(format: WeightFormat, out_features: usize, in_features: usize) -> Result<usize, LinearError> {
         let row_bytes = row_bytes(format, out_features, in_features)?;
-        // bfloat16 lies in pairs of inputs.
+        // bfloat16 is stored in pairs of inputs.
         let padded = row_bytes.checked_next_multiple_of(format.row().row_multiple);
         let rows = out_features.checked_next_multiple_of(LANES);
         let bytes = padded.zip(rows).and_then(|(row, rows)| row.checked_mul(rows));
@@ -99,10 +99,10 @@ impl PackedMatrix {
         })
     }
 
-    /// Puts other weights of the same sizes and format, and their factor, in the place of these: no memory is taken.
+    /// Replaces the weights and the factor by others of the same sizes and format, without allocation.
     ///
     /// # Errors
-    /// [`LinearError::ByteLength`]; the matrix is then what it was.
+    /// [`LinearError::ByteLength`]; the matrix is then unchanged.
     pub fn repack(&mut self, row_major_bytes: &[u8], factor: f32) -> Result<(), LinearError> {
         let (outputs, inputs) = (self.out_features, self.in_features);
         check_bytes(self.format, outputs, inputs, row_major_bytes.len())?;
@@ -112,13 +112,13 @@ impl PackedMatrix {
         Ok(())
     }
 
-    /// The same matrix, whose products take activations so.
+    /// The same matrix with another rounding of activations.
     #[must_use]
     pub fn with_activations(self, activations: Activations) -> PackedMatrix {
         PackedMatrix { activations, ..self }
     }
 
-    /// The same matrix times `factor`: a scale that all weights of a tensor share.
+    /// The same matrix times `factor`, a scale that all weights of a tensor share.
     #[must_use]
     pub fn with_factor(self, factor: f32) -> PackedMatrix {
         PackedMatrix {
@@ -127,8 +127,8 @@ impl PackedMatrix {
         }
     }
 
-    /// The same weights for inputs in another order: column `i` is that of input `order[i]`. Products and rows take and give inputs in
-    /// their own order.
+    /// The same weights for inputs in another order: column `i` belongs to input `order[i]`. Products and rows use
+    /// the original order of inputs.
     ///
     /// # Panics
     ///
@@ -150,7 +150,7 @@ impl PackedMatrix {
         }
     }
 
-    /// True if the matrix is no more than the packed weights: no factor, no other order of inputs.
+    /// True if the matrix has no factor and no other order of inputs.
     pub fn is_plain(&self) -> bool {
         self.factor == 1.0 && self.order.is_none()
     }
@@ -161,18 +161,18 @@ impl PackedMatrix {
     ///
     /// # Panics
     ///
-    /// If `input` is not a whole number of rows, or `output` is not as many.
+    /// If `input` is not a whole number of rows, or `output` has another number of rows.
     pub fn matmul(&self, input: &[f32], output: &mut [f32]) {
         self.matmul_with(Isa::best(), input, output);
     }
 
-    /// Several products of one input, `outputs` `[matrix][tokens, out_features]`, each with the bits of
-    /// [`matmul`](Self::matmul). Matrices of one format share the rounding of the activations and are handed out to threads
-    /// together, which small matrices gain by.
+    /// Several products of one input into `outputs`, `[matrix][tokens, out_features]`, each with the bits of
+    /// [`matmul`](Self::matmul). Matrices of one format share rounded activations and are distributed to threads
+    /// together, which speeds up small matrices.
     ///
     /// # Panics
     ///
-    /// As [`matmul`](Self::matmul), or if the matrices have not as many inputs.
+    /// As [`matmul`](Self::matmul), or if the matrices differ in their number of inputs.
     pub fn matmul_all<const COUNT: usize>(
         matrices: [&PackedMatrix; COUNT],
         input: &[f32],
@@ -183,13 +183,13 @@ impl PackedMatrix {
         PackedMatrix::matmul_rows(products.collect(), input);
     }
 
-    /// Products of parts of one `input`, `[tokens, in_features]`, each with the bits of [`matmul`](Self::matmul) of its own rows. Matrices
-    /// of one format share the rounding of the activations and are handed out to threads together: this is how experts of a mixture, of
-    /// a few tokens each, keep all threads busy.
+    /// Products of parts of one `input`, `[tokens, in_features]`, each with the bits of [`matmul`](Self::matmul) of
+    /// its own rows. Matrices of one format share rounded activations and are distributed to threads together.
+    /// Experts of a mixture, with a few tokens each, thereby keep all threads busy.
     ///
     /// # Panics
     ///
-    /// If the matrices have not as many inputs, or an output is not as long as its rows ask for.
+    /// If the matrices differ in their number of inputs, or an output has another size than its rows need.
     pub fn matmul_rows(products: Vec<RowsProduct<'_>>, input: &[f32]) {
         let mut left = products;
         while let Some(RowsProduct { matrix: first, .. }) = left.first() {
@@ -204,18 +204,18 @@ impl PackedMatrix {
         PackedMatrix::multiply(isa, vec![RowsProduct::whole(self, input, output)], input);
     }
 
-    /// True if the input is rounded and ordered alike for both.
+    /// True if both round and order the input in the same way.
     fn shares_input(&self, other: &PackedMatrix) -> bool {
         let kind = |matrix: &PackedMatrix| (matrix.format, matrix.activations, matrix.in_features);
         let order = |matrix: &PackedMatrix| matrix.order.as_ref().map(Arc::as_ptr);
         kind(self) == kind(other) && order(self) == order(other)
     }
 
-    /// Multiplies matrices that share their input, at least one.
+    /// Multiplies one or more matrices that share their input.
     fn multiply(isa: Isa, mut products: Vec<RowsProduct<'_>>, input: &[f32]) {
         let first = products[0].matrix;
         let inputs = first.in_features;
-        // Only rows that a product takes are rounded and ordered.
+        // Only rows that a product uses are rounded and ordered.
         let start = products.iter().map(|product| product.rows.start).min().unwrap_or(0);
         let end = products.iter().map(|product| product.rows.end).max().unwrap_or(0);
         assert!(end * inputs <= input.len(), "input must be [{end}, {inputs}] at least");
@@ -269,7 +269,8 @@ impl PackedMatrix {
         }
     }
 
-    /// The bytes that were [packed](Self::pack), which are the whole matrix where it [is plain](Self::is_plain): to bring the weights to a device with a layout of its own.
+    /// The bytes given to [`pack`](Self::pack), for a device with its own layout. They are the whole matrix if it [is
+    /// plain](Self::is_plain).
     pub fn unpack(&self) -> Vec<u8> {
         let (outputs, inputs) = (self.out_features, self.in_features);
         let row_bytes = self.format.row_bytes(inputs).unwrap_or_default();
@@ -288,7 +289,7 @@ impl PackedMatrix {
         self.in_features
     }
 
-    /// How products take activations.
+    /// The rounding of activations in products.
     pub fn activations(&self) -> Activations {
         self.activations
     }
@@ -298,13 +299,13 @@ impl PackedMatrix {
         self.format
     }
 
-    /// Bytes the weights take in memory, padding of the last 16 rows and of an odd row of bf16 included.
+    /// Bytes of the weights in memory, including the padding of the last 16 rows and of an odd row of bf16.
     pub fn bytes(&self) -> usize {
         self.buffer.bytes().len()
     }
 }
 
-/// Bytes of a row of a file, of sizes that make a matrix.
+/// Bytes of a row in a file, for valid sizes.
 fn row_bytes(format: WeightFormat, out_features: usize, in_features: usize) -> Result<usize, LinearError> {
     if out_features == 0 || in_features == 0 {
         return Err(LinearError::Empty {
@@ -326,7 +327,7 @@ fn row_bytes(format: WeightFormat, out_features: usize, in_features: usize) -> R
     })
 }
 
-/// Refuses bytes of a file that are not as many as the matrix has.
+/// Checks that a file's bytes match the size of the matrix.
 fn check_bytes(format: WeightFormat, out_features: usize, in_features: usize, found: usize) -> Result<(), LinearError> {
     let row_bytes = row_bytes(format, out_features, in_features)?;
     let expected = row_bytes.checked_mul(out_features).ok_or(LinearError::TooLarge {

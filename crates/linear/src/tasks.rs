@@ -1,28 +1,28 @@
-//! Cutting an output matrix into pieces that threads fill independently.
+//! Splits an output matrix into pieces that threads fill independently.
 
 use rayon::prelude::*;
 
-/// Work below which waking threads costs more than it saves, some 40 µs of one thread, in multiply-adds.
+/// Multiply-adds below which waking threads costs more than it saves: some 40 µs of one thread.
 const SERIAL_WORK: usize = 6 << 20;
-/// Reading a weight from memory takes about as long as multiplying it with so many tokens.
+/// Reading a weight from memory takes about as long as multiplying it with this many tokens.
 const READ_TOKENS: usize = 8;
-/// Pieces per thread, so that a thread that is held up does not hold up the rest.
+/// Pieces per thread, so that a delayed thread does not delay the rest.
 const PIECES_PER_THREAD: usize = 4;
-/// Fewest tokens worth a piece of their own.
+/// Fewest tokens of a piece.
 const LEAST_TOKENS: usize = 96;
 
-/// A packed matrix and where its product goes.
+/// A packed matrix and its output.
 pub(crate) struct Product<'a> {
     pub(crate) packed: &'a [u8],
     pub(crate) outputs: usize,
-    /// The row of the input that its tokens begin with.
+    /// Input row of its first token.
     pub(crate) first_token: usize,
     /// `[tokens, outputs]`
     pub(crate) output: &'a mut [f32],
 }
 
 impl Product<'_> {
-    /// Rows of the input that it takes.
+    /// Number of input rows.
     pub(crate) fn tokens(&self) -> usize {
         self.output.len() / self.outputs
     }
@@ -35,11 +35,11 @@ pub(crate) struct RowsPiece<'a> {
     pub(crate) outputs: usize,
     pub(crate) first_token: usize,
     pub(crate) first_output: usize,
-    /// The rows of these tokens, cut to these outputs.
+    /// The output rows of these tokens, limited to these outputs.
     pub(crate) rows: Vec<&'a mut [f32]>,
 }
 
-/// Calls `work` for pieces that cover `products`. Pieces start at a multiple of `granule` outputs.
+/// Calls `work` for pieces that cover `products`. Pieces start at multiples of `granule` outputs.
 pub(crate) fn for_pieces<'a>(
     mut products: Vec<Product<'a>>,
     inputs: usize,

@@ -1,8 +1,8 @@
-//! Set-up shared by the tests.
+//! Helpers shared by the tests.
 
 use crate::WeightFormat;
 
-/// Reproducible values in about ±1, a few of them large.
+/// Reproducible values of about ±1, a few of them large.
 pub(crate) fn values(count: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -16,7 +16,7 @@ pub(crate) fn values(count: usize, seed: u64) -> Vec<f32> {
         .collect()
 }
 
-/// The bytes of `values` in a float format, as a file holds them.
+/// The bytes of `values` in a float format, as in a file.
 pub(crate) fn float_bytes(format: WeightFormat, values: &[f32]) -> Vec<u8> {
     match format {
         WeightFormat::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
@@ -49,12 +49,12 @@ pub(crate) fn exact(weights: &[f32], input: &[f32]) -> (f64, f64) {
     })
 }
 
-/// The bits of every value, for comparing results that must be equal to the last.
+/// The bits of every value, to compare results exactly.
 pub(crate) fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
 }
 
-/// Runs `work` on a pool of so many threads.
+/// Runs `work` on a pool of `threads` threads.
 pub(crate) fn on_threads<T: Send>(threads: usize, work: impl FnOnce() -> T + Send) -> T {
     rayon::ThreadPoolBuilder::new()
         .num_threads(threads)

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from original_pre_tokenizers import BYTES, KINDS
 
 CRATE = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(CRATE.parent.parent / "scripts"))
+sys.path.insert(0, str(CRATE.parent.parent / "scripts/compare"))
 from random_texts import random_texts  # noqa: E402
 
 OUT = CRATE / "tests" / "vectors" / "tokenizers" / "pre_tokenizers.json"

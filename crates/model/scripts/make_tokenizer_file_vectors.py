@@ -25,7 +25,7 @@ from original_pre_tokenizers import CASES, cuts
 
 CRATE = pathlib.Path(__file__).resolve().parent.parent
 ROOT = CRATE.parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(ROOT / "scripts/compare"))
 from random_texts import BOOK, WORDS, random_texts  # noqa: E402
 
 OUT = CRATE / "tests" / "vectors" / "tokenizers" / "files"

@@ -22,7 +22,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from original_pre_tokenizers import KINDS as ORIGINALS
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "scripts"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "scripts/compare"))
 from random_texts import WORDS as WORDS_OF_MANY_SCRIPTS, random_texts  # noqa: E402
 
 CRATE = pathlib.Path(__file__).resolve().parent.parent

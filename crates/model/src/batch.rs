@@ -1,12 +1,12 @@
-//! Tokens of one or more sequences that go through the layers together.
+//! Tokens of one or more sequences that pass the layers together.
 
 use std::ops::Range;
 
 use crate::{AdapterScales, ModelError};
 
-/// The tokens of one pass: segments of sequences side by side, so that the weights are read once for all of them.
+/// The tokens of one pass: segments of several sequences, so that the weights are read once for all of them.
 ///
-/// The result of a segment does not depend on the others: not on what they hold, on how many there are, or on their order.
+/// The result of a segment does not depend on the contents, number or order of the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Batch {
     // [rows]
@@ -14,19 +14,19 @@ pub struct Batch {
     segments: Vec<Segment>,
 }
 
-/// Consecutive tokens that a sequence brings to a [`Batch`].
+/// Consecutive tokens of a sequence for a [`Batch`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SegmentTokens<'a> {
     /// The tokens, at least one.
     pub tokens: &'a [u32],
     /// Position of the first of them in the sequence.
     pub position: usize,
-    /// Recurrent layers read them one after the other, as tokens that are generated, and not in chunks.
+    /// True if recurrent layers read the tokens one by one, as generated tokens, and not in chunks.
     pub one_by_one: bool,
-    /// Tokens of the whole sequence, for models whose heads turn otherwise in long sequences than in short ones (LongRoPE). Every token
-    /// of a sequence has to be read with a length on the same side of that boundary.
+    /// Tokens of the whole sequence, for models whose rotation differs between short and long sequences (LongRoPE).
+    /// All tokens of a sequence must be read with lengths on the same side of the boundary.
     pub length: usize,
-    /// Factors on what the model's adapters add to these tokens.
+    /// Factors on the parts of the model's adapters for these tokens.
     pub adapters: AdapterScales,
 }
 
@@ -45,17 +45,17 @@ pub struct Segment {
     pub adapters: AdapterScales,
 }
 
-/// Rows at which work that remembers earlier rows may be cut without a change of its result. Segments that are read one by one may be
-/// cut anywhere, others:
+/// Row boundaries at which chunked work may be split without a change of its result. Segments that are read one by
+/// one may be split anywhere, others:
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CutGrid {
     /// Before tokens whose position is a multiple of this number.
     Positions(usize),
-    /// Before rows that lie a multiple of this number behind the first of their segment.
+    /// At row counts, from the first row of their segment, that are multiples of this number.
     Rows(usize),
 }
 
-/// The part of a segment that lies in some rows of a batch.
+/// The part of a segment within some rows of a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SegmentPart {
     /// Number of the segment.
@@ -82,8 +82,8 @@ impl<'a> SegmentTokens<'a> {
         }
     }
 
-    /// Tokens that are generated: one, or several of a draft that are verified at once and get the bits that each of them gets
-    /// in a batch of its own.
+    /// Generated tokens: one, or several verified tokens of a draft. Verified tokens have the same bits as in batches
+    /// of their own.
     pub fn generated(tokens: &'a [u32], position: usize) -> SegmentTokens<'a> {
         SegmentTokens {
             tokens,
@@ -94,12 +94,12 @@ impl<'a> SegmentTokens<'a> {
         }
     }
 
-    /// The same of a sequence that will have `length` tokens.
+    /// Sets the length of the whole sequence.
     pub fn in_length(self, length: usize) -> SegmentTokens<'a> {
         SegmentTokens { length, ..self }
     }
 
-    /// The same under the model's adapters.
+    /// Sets the factors of the model's adapters.
     pub fn with_adapters(self, adapters: AdapterScales) -> SegmentTokens<'a> {
         SegmentTokens { adapters, ..self }
     }
@@ -110,7 +110,7 @@ impl Batch {
     ///
     /// # Errors
     /// [`ModelError::EmptyBatch`] without segments, [`ModelError::EmptySegment`] for one without tokens,
-    /// [`ModelError::PositionTooLarge`] where positions cannot be counted.
+    /// [`ModelError::PositionTooLarge`] if a position overflows.
     pub fn new<'a>(parts: impl IntoIterator<Item = SegmentTokens<'a>>) -> Result<Batch, ModelError> {
         let mut batch = Batch {
             tokens: Vec::new(),
@@ -147,7 +147,7 @@ impl Batch {
         }
     }
 
-    /// A batch of one segment of a prompt, or of one token that is generated.
+    /// A batch of one segment of a prompt, or of one generated token.
     ///
     /// # Errors
     /// As [`Batch::new`].
@@ -170,8 +170,8 @@ impl Batch {
         self.tokens.len()
     }
 
-    /// Some rows of the batch in blocks of up to `most` rows, or of the grid's step where that is more. Blocks end with segments or
-    /// on the grid, so that what is computed for a segment does not depend on where its rows lie.
+    /// Splits some rows of the batch into blocks of up to `most` rows, or of the grid's step if this is more. Blocks
+    /// end with segments or on the grid, so that a segment's results do not depend on the location of its rows.
     pub fn row_blocks(&self, rows: Range<usize>, most: usize, grid: CutGrid) -> Vec<Range<usize>> {
         let most = most.max(grid.step());
         let mut blocks = Vec::new();
@@ -195,7 +195,7 @@ impl Batch {
         blocks
     }
 
-    /// Refuses tokens that a model does not know, and more rows than there is memory for.
+    /// Refuses tokens outside the vocabulary, and more rows than the scratch memory allows.
     ///
     /// # Errors
     /// [`ModelError::TokenOutOfRange`], [`ModelError::BatchTooLarge`].
@@ -212,7 +212,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Refuses recurrent states that are not one for each segment.
+    /// Checks that there is one recurrent state per segment.
     ///
     /// # Errors
     /// [`ModelError::WrongStates`].
@@ -227,7 +227,7 @@ impl Batch {
         }
     }
 
-    /// The parts of segments that lie in `rows` of the batch, in order.
+    /// The parts of segments within `rows` of the batch, in order.
     pub fn parts(&self, rows: Range<usize>) -> impl Iterator<Item = SegmentPart> {
         let first = self.segments.partition_point(|segment| segment.rows.end <= rows.start);
         let segments = self.segments.iter().enumerate().skip(first);

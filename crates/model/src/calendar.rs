@@ -1,4 +1,4 @@
-//! Dates for chat templates that tell the model the day.
+//! Dates for chat templates that show the date to the model.
 
 const MONTHS: [&str; 12] = [
     "January",
@@ -24,7 +24,7 @@ const WEEKDAYS: [&str; 7] = [
     "Saturday",
 ];
 
-/// `strftime` in UTC in the C locale, for the directives templates use; `None` for any other.
+/// `strftime` in UTC in the C locale, for the directives that templates use; `None` for others.
 pub(crate) fn format_time(format: &str, unix_seconds: u64) -> Option<String> {
     let (days, second) = (unix_seconds / 86_400, unix_seconds % 86_400);
     let (year, month, day) = date(days);
@@ -91,7 +91,7 @@ fn days_before(year: u64) -> u64 {
 
 /// Year, month from 1, day from 1.
 fn date(days: u64) -> (u64, usize, u64) {
-    // Never too late by more than a year.
+    // At most one year too late.
     let mut year = 1970 + days / 366;
     while days_before(year + 1) <= days {
         year += 1;

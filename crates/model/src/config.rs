@@ -1,14 +1,14 @@
-//! The sizes of a model, as the engine and the memory plan need them.
+//! The sizes of a model, for the engine and the memory plan.
 
 use riffle_linear::WeightFormat;
 
 use crate::fields::Fields;
 use crate::{ExpertClass, GatedDeltaNetShape, ModelError, StateShape, recorded};
 
-/// Largest number of layers, heads or dimensions of a head that is taken seriously.
+/// Largest plausible number of layers, heads or dimensions of a head.
 pub(crate) const LARGEST_COUNT: usize = 1 << 16;
 
-/// The attention of a layer: its heads, their widths, and whose keys it reads.
+/// The attention of a layer: its heads, their widths, and the source of its keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttentionShape {
     /// Query heads.
@@ -19,12 +19,13 @@ pub struct AttentionShape {
     pub key_width: usize,
     /// Elements of a value.
     pub value_width: usize,
-    /// The layer whose keys and values this one reads: one before it that has its own. `None` for a layer with keys of its own.
+    /// The earlier layer whose keys and values this one reads. `None` for a layer with its own.
     pub shares: Option<usize>,
-    /// True if each query head has a logit that takes part in its softmax and has no value ([`Attention::sinks`](crate::Attention)).
+    /// True if each query head has a logit that takes part in its softmax without a value
+    /// ([`Attention::sinks`](crate::Attention)).
     pub has_sinks: bool,
-    /// True if each value is the beginning of its key (multi-head latent attention, DeepSeek-V2, arXiv:2405.04434): the layer computes
-    /// no values, and what lies behind the value in a head carries its position.
+    /// True if each value is a prefix of its key (multi-head latent attention, DeepSeek-V2, arXiv:2405.04434). The
+    /// layer computes no values, and the rest of a key carries its position.
     pub is_latent: bool,
 }
 
@@ -34,7 +35,7 @@ impl AttentionShape {
         self.heads / self.kv_heads
     }
 
-    /// Everything that a layer has in common with the one whose keys it reads.
+    /// The facts that a layer must have in common with the layer whose keys it reads.
     fn widths(&self) -> ([usize; 4], bool) {
         (
             [self.heads, self.kv_heads, self.key_width, self.value_width],
@@ -42,7 +43,7 @@ impl AttentionShape {
         )
     }
 
-    /// The first dimension of a head that the rotation to its position turns.
+    /// The first rotated dimension of a head.
     pub fn first_rotated(&self) -> usize {
         if self.is_latent { self.value_width } else { 0 }
     }
@@ -52,12 +53,13 @@ impl AttentionShape {
         self.heads * self.key_width
     }
 
-    /// Elements of all keys of a token that the layer computes: none where it reads those of another.
+    /// Elements per token of all keys that the layer computes: none if it reads another layer's.
     pub fn keys_width(&self) -> usize {
         self.shares.map_or(self.kv_heads * self.key_width, |_| 0)
     }
 
-    /// Elements of all values of a token that the layer computes: none where it reads those of another, or in keys.
+    /// Elements per token of all values that the layer computes: none if it reads another layer's, or prefixes of
+    /// keys.
     pub fn values_width(&self) -> usize {
         if self.shares.is_some() || self.is_latent {
             return 0;
@@ -65,23 +67,24 @@ impl AttentionShape {
         self.kv_heads * self.value_width
     }
 
-    /// Elements that attention returns for a token.
+    /// Elements per token of attention's result.
     pub fn attended_width(&self) -> usize {
         self.heads * self.value_width
     }
 }
 
-/// How a layer that was trained to read few tokens chooses them (DeepSeek sparse attention, arXiv:2512.02556): the score of a token
-/// is Σ weight · max(0, query · key) over the heads of an indexer, and a query reads the tokens of the highest scores.
+/// Token selection of a layer that was trained for sparse reads (DeepSeek sparse attention, arXiv:2512.02556). The
+/// score of a token is Σ weight · max(0, query · key) over the heads of an indexer, and a query reads the tokens with
+/// the highest scores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IndexerShape {
     /// Query heads of the indexer.
     pub heads: usize,
-    /// Elements of a query of the indexer, and of the one key that a token has in it.
+    /// Elements of an indexer's query, and of its one key per token.
     pub width: usize,
-    /// Tokens that a query reads at most.
+    /// The most tokens that a query reads.
     pub tokens: usize,
-    /// The layer whose indexer chooses: the layer itself, or one before it.
+    /// The layer whose indexer selects: this layer, or an earlier one.
     pub chooser: usize,
 }
 
@@ -94,16 +97,16 @@ pub struct ExpertShape {
     pub used: usize,
     /// Inner width of an expert.
     pub width: usize,
-    /// Inner width of the block that every token passes; 0 where there is none.
+    /// Inner width of the block that all tokens pass; 0 without one.
     pub shared_width: usize,
 }
 
-/// The sizes and settings of a model. Sizes are counts of values unless the name says bytes.
+/// The sizes and settings of a model. Sizes count values unless the name says bytes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
     /// The architecture's name in config.json, such as `LlamaForCausalLM`.
     pub architecture: String,
-    /// Rows of the embedding: every token id lies below.
+    /// Rows of the embedding: token ids are lower.
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
@@ -117,52 +120,53 @@ pub struct ModelConfig {
     pub head_dim: usize,
     /// Inner width of the feed-forward block.
     pub intermediate_size: usize,
-    /// The experts of layers that are mixtures of them.
+    /// The experts of layers with mixtures.
     pub experts: Option<ExpertShape>,
     /// Bytes of all experts, in the files or in memory.
     pub expert_bytes: u64,
-    /// Experts that can stay in the model's files, by size. Of a loaded model, experts that do stay there: none where all weights are in memory.
+    /// Experts that can stay in the model's files, by size. For a loaded model, experts that do stay there: none if
+    /// all weights are in memory.
     pub streamable: Vec<ExpertClass>,
-    /// Tokens the model was made for.
+    /// Longest context of the model, in tokens.
     pub max_position: usize,
     /// Factor on query · key.
     pub attention_scale: f32,
-    /// Attention logits are bent to cap · tanh(logit / cap), when given.
+    /// Attention logits become cap · tanh(logit / cap), if given.
     pub soft_cap: Option<f32>,
-    /// For each layer the tokens it looks back, counting the token itself, or `None` where it sees everything; empty
-    /// where no layer slides.
+    /// For each layer, the length of its window in tokens, including the token itself, or `None` without a window.
+    /// Empty if no layer has a window.
     pub windows: Vec<Option<usize>>,
-    /// The attention of each layer; empty where all layers are as `heads`, `kv_heads` and `head_dim` say. Entries of layers
-    /// without attention are not read.
+    /// The attention of each layer; empty if all layers follow `heads`, `kv_heads` and `head_dim`. Entries of layers
+    /// without attention are unused.
     pub attention: Vec<AttentionShape>,
-    /// For each layer the indexer that chooses what its queries read, or `None` where they read everything; empty where no layer has
-    /// one.
+    /// For each layer, the indexer that selects its queries' tokens, or `None` if they read everything. Empty if no
+    /// layer has one.
     pub indexers: Vec<Option<IndexerShape>>,
-    /// Leading dimensions of a head that carry position; the most of them where layers differ.
+    /// Leading dimensions of a head that carry position; the largest number if layers differ.
     pub rotary_dim: usize,
-    /// Different rotations in the model: 1, or 2 where local and global layers differ.
+    /// Number of different rotations: 1, or 2 if local and global layers differ.
     pub rotary_tables: usize,
-    /// The state that each layer keeps besides keys and values; empty where no layer keeps one.
+    /// The recurrent state of each layer; empty if no layer has one.
     pub states: Vec<Option<StateShape>>,
-    /// For each layer true if it attends, and so holds keys and values. Where it is empty, every layer without a state does.
+    /// For each layer, true if it attends, and so holds keys and values. If empty, every layer without a state does.
     pub attends: Vec<bool>,
-    /// Values of the input that each layer gets from a token beside the residual stream ([`Step::LayerInput`](crate::Step)); 0 where
-    /// there are none.
+    /// Values per token of each layer's input beside the residual stream ([`Step::LayerInput`](crate::Step)); 0
+    /// without such inputs.
     pub layer_input_width: usize,
-    /// Residual streams of a token beside each other ([`Step::Streams`](crate::Step)).
+    /// Number of parallel residual streams ([`Step::Streams`](crate::Step)).
     pub streams: usize,
     /// Values of the widest gate on an attention result ([`Step::OpenGate`](crate::Step)).
     pub gate_width: usize,
-    /// Values of scratch that a token takes in the widest attention: beside the others, those of
+    /// Scratch values per token in the widest attention: in addition to the others, those of
     /// [`LatentQuery::scratch_width`](crate::LatentQuery::scratch_width) and of [`Step::ProjectHeads`](crate::Step).
     pub attention_scratch: usize,
-    /// A part that is computed in main memory alone: no device computes the model.
+    /// A part that only the CPU computes, so that no device runs the model.
     pub host_only: Option<&'static str>,
-    /// The method that weights of safetensors were quantised by, as settings name it.
+    /// The quantisation method of safetensors weights, as named in the settings.
     pub quantised: Option<&'static str>,
-    /// Layers behind the model's own that predict further tokens, in the files. One can be loaded where it is asked for.
+    /// Layers in the files, after the model's own, that predict further tokens. One can be loaded on request.
     pub predicting_layers: usize,
-    /// Bytes that such a layer takes in memory, as part of `weight_bytes`; 0 where it is not loaded.
+    /// Bytes of such a layer in memory, as part of `weight_bytes`; 0 if it is not loaded.
     pub predictor_bytes: u64,
     /// True if a token sees those behind it as well as those before it. Such a model reads whole texts and writes none.
     pub is_bidirectional: bool,
@@ -170,24 +174,24 @@ pub struct ModelConfig {
     pub predicts_tokens: bool,
     /// Added to the variance in norms.
     pub norm_epsilon: f32,
-    /// True if the embedding serves as output head too.
+    /// True if the embedding is also the output head.
     pub tied_embeddings: bool,
-    /// The format that holds most of the weights.
+    /// The format of most weights.
     pub weight_format: WeightFormat,
     /// True if any of the weights are bf16.
     pub has_bf16_weights: bool,
-    /// Bytes the weights take in memory. Experts that stay in the files count with their bytes there, all of them.
+    /// Bytes of the weights in memory. Experts that stay in the files count with all their bytes there.
     pub weight_bytes: u64,
 }
 
 impl ModelConfig {
-    /// Notes the method that weights of safetensors were quantised by: no device computes with what they become.
+    /// Records the quantisation method of safetensors weights: no device computes with the converted weights.
     pub(crate) fn set_quantised(&mut self, method: &'static str) {
         self.quantised = Some(method);
         self.host_only = self.host_only.or(Some("weights, which other programs quantised"));
     }
 
-    /// The settings nearly every decoder shares, under their Hugging Face names, checked.
+    /// The settings that nearly every decoder shares, under their Hugging Face names, checked.
     pub fn from_fields(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelError> {
         let hidden_size = fields.size("hidden_size")?;
         let heads = fields.size("num_attention_heads")?;
@@ -265,7 +269,8 @@ impl ModelConfig {
         Ok(())
     }
 
-    /// Which layers slide and how far they see: `layer_types` where config.json lists them, else as `slides` says.
+    /// Sets which layers have a window and how long it is: from `layer_types` if config.json has it, otherwise from
+    /// `slides`.
     pub fn set_windows(&mut self, fields: &Fields, slides: impl Fn(usize) -> bool) -> Result<(), ModelError> {
         let window = fields.optional_size("sliding_window")?;
         let types = fields.texts("layer_types")?;
@@ -290,7 +295,7 @@ impl ModelConfig {
         Ok(())
     }
 
-    /// Gives all layers the window of `sliding_window`, where there is one: for classes that read no `layer_types`.
+    /// Gives all layers the window of `sliding_window`, if there is one, for classes that ignore `layer_types`.
     pub fn set_window(&mut self, fields: &Fields) -> Result<(), ModelError> {
         let window = fields.optional_size("sliding_window")?;
         self.windows = window.map(|window| vec![Some(window); self.layers]).unwrap_or_default();
@@ -311,50 +316,51 @@ impl ModelConfig {
         self.attention.get(layer).copied().unwrap_or(alike)
     }
 
-    /// True if all layers have the same heads of one width, with keys of their own and without sinks: devices compute no others.
+    /// True if all layers have the same heads of one width, with their own keys and without sinks: devices support no
+    /// others.
     pub fn is_uniform(&self) -> bool {
         self.attention.is_empty()
     }
 
-    /// Layers that hold keys and values.
+    /// Number of layers with keys and values.
     pub fn attention_layers(&self) -> usize {
         self.cached_layers().count()
     }
 
-    /// The layers that hold keys and values, in the order of their caches.
+    /// The layers with keys and values, in the order of their caches.
     pub fn cached_layers(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.layers).filter(|layer| self.is_attention(*layer) && self.attention_of(*layer).shares.is_none())
     }
 
-    /// The place among the layers that hold keys and values of the one whose keys a layer reads; `None` for a layer without attention.
+    /// Cache index of the layer whose keys a layer reads; `None` for a layer without attention.
     pub fn cache_layer(&self, layer: usize) -> Option<usize> {
         let owner = self.attention_of(layer).shares.unwrap_or(layer);
         self.is_attention(layer)
             .then(|| self.cached_layers().take_while(|cached| *cached < owner).count())
     }
 
-    /// The indexer that chooses what the queries of a layer read; `None` where they read everything.
+    /// The indexer that selects the tokens for a layer's queries; `None` if they read everything.
     pub fn indexer_of(&self, layer: usize) -> Option<IndexerShape> {
         self.indexers.get(layer).copied().flatten()
     }
 
-    /// The layers that have an indexer of their own, whose keys a cache holds.
+    /// The layers with their own indexer, whose keys a cache holds.
     pub fn indexing_layers(&self) -> impl Iterator<Item = usize> + '_ {
         let is_own = |layer: &usize| self.indexer_of(*layer).is_some_and(|indexer| indexer.chooser == *layer);
         (0..self.indexers.len()).filter(is_own)
     }
 
-    /// The place of the keys of a layer's own indexer in a cache: behind those of all layers.
+    /// Cache index of the keys of a layer's own indexer: after those of all layers.
     pub fn indexer_cache_layer(&self, layer: usize) -> Option<usize> {
         let place = self.indexing_layers().position(|indexing| indexing == layer)?;
         Some(self.attention_layers() + place)
     }
 
-    /// Checks what the attention of layers says of each other.
+    /// Checks that the attention of layers is consistent.
     ///
     /// # Errors
-    /// [`ModelError::Config`] for heads that do not divide, and for a layer that shares the keys of one that has none of its own, of
-    /// other widths or of another window.
+    /// [`ModelError::Config`] for heads that do not divide, and for a layer that reads keys of a layer without its
+    /// own, with other widths or with another window.
     pub(crate) fn check_attention(&self, fields: &Fields) -> Result<(), ModelError> {
         let refuse = |layer: usize, problem: &str| Err(fields.error("layers", format!("layer {layer} {problem}")));
         if !self.attention.is_empty() && self.attention.len() != self.layers {
@@ -393,7 +399,7 @@ impl ModelConfig {
     /// Checks the states of layers.
     ///
     /// # Errors
-    /// [`ModelError::Config`] for a list of another length than the model's, and for sizes that disagree.
+    /// [`ModelError::Config`] for a list with the wrong length, and for sizes that disagree.
     pub(crate) fn check_states(&self, fields: &Fields) -> Result<(), ModelError> {
         for (length, list) in [(self.states.len(), "states"), (self.attends.len(), "attention")] {
             if length != 0 && length != self.layers {
@@ -409,12 +415,12 @@ impl ModelConfig {
         Ok(())
     }
 
-    /// The state that a layer keeps besides keys and values.
+    /// The recurrent state of a layer.
     pub fn state_of(&self, layer: usize) -> Option<StateShape> {
         self.states.get(layer).copied().flatten()
     }
 
-    /// The layers that keep a state, with its shape.
+    /// The layers with a recurrent state, with its shape.
     pub fn state_layers(&self) -> impl Iterator<Item = (usize, StateShape)> + '_ {
         let layers = self.states.iter().enumerate();
         layers.filter_map(|(layer, shape)| Some((layer, (*shape)?)))
@@ -425,8 +431,8 @@ impl ModelConfig {
         self.state_layers().next().is_some()
     }
 
-    /// The sizes of a model's Gated DeltaNet layers: of a model in which all layers with a state are such, of one size, and have no
-    /// attention. Devices compute no other states.
+    /// The sizes of a model's Gated DeltaNet layers, if all layers with a state are of this kind and size, and have
+    /// no attention. Devices support no other states.
     pub fn gated_delta_net(&self) -> Option<GatedDeltaNetShape> {
         let mut shapes = self.state_layers().map(|(layer, shape)| match shape {
             StateShape::GatedDeltaNet(shape) if !self.is_attention(layer) => Some(shape),
@@ -436,7 +442,7 @@ impl ModelConfig {
         shapes.all(|shape| shape == Some(first)).then_some(first)
     }
 
-    /// Values of scratch that a token of a row block takes in the widest mixer, gate or attention.
+    /// Scratch values per token of a row block in the widest mixer, gate or attention.
     pub(crate) fn mixer_width(&self) -> usize {
         let widths = self.state_layers().map(|(_, shape)| shape.scratch_width());
         widths
@@ -446,12 +452,13 @@ impl ModelConfig {
             .max(self.attention_scratch)
     }
 
-    /// Bytes of a [`RecurrentState`](crate::RecurrentState) of this model, whatever the context; 0 where no layer keeps a state.
+    /// Bytes of a [`RecurrentState`](crate::RecurrentState) of this model, for any context; 0 if no layer has a
+    /// state.
     pub fn recurrent_bytes(&self) -> u64 {
         self.state_layers().map(|(_, shape)| shape.bytes()).sum()
     }
 
-    /// Bytes of the inputs that a [`RecurrentState`](crate::RecurrentState) records at most.
+    /// The most bytes of recorded inputs in a [`RecurrentState`](crate::RecurrentState).
     pub fn recorded_bytes(&self) -> u64 {
         let layers = self.state_layers();
         layers.map(|(_, shape)| recorded::layer_bytes(&shape)).sum()
@@ -468,7 +475,7 @@ impl ModelConfig {
         self.heads * self.head_dim
     }
 
-    /// Values of all key heads of a token, the same for values.
+    /// Values of all key heads per token; values have the same number.
     pub fn kv_width(&self) -> usize {
         self.kv_heads * self.head_dim
     }

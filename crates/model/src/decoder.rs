@@ -12,49 +12,49 @@ use crate::weights::Checkpoint;
 use crate::workspace::{CUT_GRID, ROW_BLOCK, Workspace};
 use crate::{Batch, ExpertCache, ModelConfig, ModelError, ModelOutline, Predictor, SegmentPart};
 
-/// A whole model: weights and the order of work. A [`Forward`](crate::Forward) takes batches through it.
+/// A complete model: weights and the order of its steps. A [`Forward`](crate::Forward) runs batches through it.
 pub struct Decoder {
     /// Sizes and settings.
     pub config: ModelConfig,
     /// `[vocab_size, hidden_size]`.
     pub embedding: PackedMatrix,
-    /// Factor on embeddings, where a family has one.
+    /// Factor on embeddings, if the family has one.
     pub embedding_scale: Option<f32>,
-    /// The norm of embeddings, where a family has one.
+    /// The norm of embeddings, if the family has one.
     pub embedding_norm: Option<Norm>,
-    /// The embeddings of positions, where a family has such in place of rotations.
+    /// Learned embeddings of positions, if the family has them in place of rotations.
     pub positions: Option<PositionTable>,
-    /// Inputs of all layers that follow from a token, where a family has such.
+    /// Inputs of all layers that depend only on the token, if the family has them.
     pub layer_inputs: Option<LayerInputs>,
-    /// The residual streams that layers work on, where there are several.
+    /// The residual streams of layers, if there are several.
     pub streams: Option<Arc<Streams>>,
     /// The layers, first to last.
     pub layers: Vec<Layer>,
-    /// The norm before the head.
+    /// The norm before the output head.
     pub final_norm: Norm,
-    /// `[vocab_size, hidden_size]`; `None` where the embedding serves.
+    /// `[vocab_size, hidden_size]`; `None` if the embedding is the output head.
     pub head: Option<PackedMatrix>,
     /// `[vocab_size]`.
     pub head_bias: Option<Vec<f32>>,
     /// `[outputs, hidden_size]`: the head of a model that scores a text by the state of its last token.
     pub score_head: Option<PackedMatrix>,
-    /// Logits are bent to cap · tanh(logit / cap), where a family does so.
+    /// Logits become cap · tanh(logit / cap), if the family does this.
     pub logit_cap: Option<f32>,
-    /// The layer that predicts further tokens, where it was asked for at load.
+    /// The layer that predicts further tokens, if it was requested at load.
     pub predictor: Option<Box<Predictor>>,
-    /// Sums over the inputs of linear layers, where they were asked for at load.
+    /// Sums over the inputs of linear layers, if requested at load.
     pub input_sums: Vec<Arc<InputSums>>,
-    /// The cache of experts that stay in the model's files, where that was asked for at load.
+    /// The cache of experts that stay in the model's files, if requested at load.
     pub expert_cache: Option<Arc<ExpertCache>>,
 }
 
 impl Decoder {
-    /// Embedding and head under their usual names, around layers to come. They are the largest tensors: taken first,
-    /// their file pages and their packed weights stand in memory together before the rest does.
+    /// Loads embedding and head under their usual names, before the layers. They are the largest tensors: loaded
+    /// first, their file pages and packed weights share memory before the rest is loaded.
     pub fn new(config: &ModelConfig, weights: &mut Checkpoint, final_norm: Norm) -> Result<Decoder, ModelError> {
         let (vocab_size, hidden) = (config.vocab_size, config.hidden_size);
         let embedding = weights.matrix("model.embed_tokens.weight", vocab_size, hidden)?;
-        // As in transformers, a head with weights of its own is not tied, whatever the settings say.
+        // As in transformers, a head with its own weights is not tied, despite the settings.
         let has_own = weights.info("lm_head.weight").is_some()
             && !weights.are_equal(["model.embed_tokens.weight", "lm_head.weight"])?;
         let head = if config.tied_embeddings && !has_own {
@@ -85,12 +85,12 @@ impl Decoder {
         })
     }
 
-    /// Its outline, without its weights.
+    /// The model's outline, without weights.
     pub fn outline(&self) -> ModelOutline {
         ModelOutline::new(&self.config, &self.layers)
     }
 
-    /// Bytes the weights take in memory, but for those of a cache of experts.
+    /// Bytes of the weights in memory, without a cache of experts.
     pub(crate) fn bytes(&self) -> u64 {
         let head = self.head.as_ref().map_or(0, |head| head.bytes() as u64);
         let bias = self.head_bias.as_ref().map_or(0, |bias| 4 * bias.len() as u64);
@@ -105,7 +105,7 @@ impl Decoder {
         self.embedding.bytes() as u64 + inputs + layers + self.final_norm.bytes() + head + bias + score + predictor
     }
 
-    /// Refuses layers that are built with other attention or states than the configuration says.
+    /// Refuses layers whose attention or states differ from the configuration.
     ///
     /// # Errors
     /// [`ModelError::Config`].
@@ -140,7 +140,7 @@ impl Decoder {
         })
     }
 
-    /// Writes the embeddings of `tokens`, which are checked, to `hidden`, `[tokens, hidden_size]`.
+    /// Writes the embeddings of `tokens`, which must be valid, to `hidden`, `[tokens, hidden_size]`.
     pub(crate) fn embed(&self, tokens: &[u32], hidden: &mut [f32]) {
         let rows = hidden.chunks_exact_mut(self.config.hidden_size);
         for (&token, row) in tokens.iter().zip(rows) {
@@ -154,7 +154,7 @@ impl Decoder {
         }
     }
 
-    /// Computes the inputs of all layers for the rows of a batch, where the model has such.
+    /// Computes the inputs of all layers for the rows of a batch, if the model has them.
     pub(crate) fn prepare_layer_inputs(&self, batch: &Batch, workspace: &mut Workspace) {
         let Some(inputs) = &self.layer_inputs else { return };
         let width = self.config.hidden_size;
@@ -172,8 +172,8 @@ impl Decoder {
         }
     }
 
-    /// Makes the residual streams of a batch from its embeddings, `[rows, hidden_size]`, where there are several; `hidden` becomes the one
-    /// that the first layer reads.
+    /// Computes the residual streams of a batch from its embeddings, `[rows, hidden_size]`, if there are several;
+    /// `hidden` becomes the first layer's stream.
     pub(crate) fn begin_streams(&self, batch: &Batch, hidden: &mut [f32], workspace: &mut Workspace) {
         let Some(streams) = &self.streams else { return };
         for rows in batch.row_blocks(0..batch.rows(), ROW_BLOCK, CUT_GRID) {

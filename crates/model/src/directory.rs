@@ -1,4 +1,4 @@
-//! Models as Hugging Face stores them: a directory of JSON files and safetensors.
+//! Models in Hugging Face form: a directory of JSON files and safetensors.
 
 use std::path::Path;
 use std::time::Instant;
@@ -15,7 +15,7 @@ use crate::{
 
 pub(crate) const CONFIG_FILE: &str = "config.json";
 
-/// The sizes that the settings at `path`, a `config.json`, describe. Nothing beside them is read.
+/// The sizes of the model with the settings at `path`, a `config.json`. Only this file is read.
 ///
 /// # Errors
 /// As [`inspect`](crate::inspect), of the settings.
@@ -25,7 +25,7 @@ pub fn configure(path: &Path, options: &LoadOptions) -> Result<ModelConfig, Mode
     Ok(config)
 }
 
-/// The settings of the text model in a `config.json`; `None` where there is no such file.
+/// The settings of the text model in a `config.json`; `None` if there is no such file.
 fn text_settings(path: &Path, options: &LoadOptions) -> Result<Option<Fields>, ModelError> {
     let Some(value) = read_json(path)? else {
         return Ok(None);
@@ -34,7 +34,7 @@ fn text_settings(path: &Path, options: &LoadOptions) -> Result<Option<Fields>, M
     RopeScaling::apply(options.rope_scaling.as_ref(), fields).map(Some)
 }
 
-/// Reads everything of a directory but its weights' data.
+/// Reads everything of a directory except its weights' data.
 pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelError> {
     let Some(mut fields) = text_settings(&path.join(CONFIG_FILE), options)? else {
         return Err(ModelError::MissingFile {

@@ -1,4 +1,4 @@
-//! Everything that can go wrong between a path and a logit.
+//! Errors of loading and running a model.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -8,33 +8,33 @@ use riffle_files::FileError;
 use crate::TemplateLimit;
 use crate::weights::TensorType;
 
-/// One problem with a model, its files or a call: what was wrong and what to do, in one line.
+/// One problem with a model, its files or a call: the fault and the remedy, in one line.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
     /// The path does not exist.
     #[error("{}: no such file or directory; give a Hugging Face model directory or a GGUF file", path.display())]
     NotFound {
-        /// The path as it was given.
+        /// The path as given.
         path: PathBuf,
     },
     /// The path exists but is no model this crate can read.
     #[error("{}: not a model ({problem}); give a GGUF file or a directory that holds config.json and model.safetensors", path.display())]
     NotAModel {
-        /// The path as it was given.
+        /// The path as given.
         path: PathBuf,
-        /// Why it is none.
+        /// The reason it is not a model.
         problem: String,
     },
-    /// A stretching of positions that does not exist or does not fit the model.
+    /// An unknown scaling of positions, or one that does not fit the model.
     #[error("`rope_scaling={text}`: {problem}")]
     RopeScaling {
-        /// The stretching as it was given.
+        /// The scaling as given.
         text: String,
         /// The fault of the file.
         problem: String,
     },
-    /// A file the model needs is not in its directory.
+    /// A required file is missing from the model's directory.
     #[error("{}: {file} is missing; {hint}", directory.display())]
     MissingFile {
         /// The model's directory.
@@ -52,15 +52,15 @@ pub enum ModelError {
         /// The names of the files.
         files: Vec<String>,
     },
-    /// A folder holds an adapter (LoRA) alone.
+    /// A folder contains only an adapter (LoRA).
     #[error("{}: holds an adapter for {base} and no model; give a model, and add this with `adapters`", directory.display())]
     Adapter {
         /// The folder.
         directory: PathBuf,
-        /// The model that the adapter changes, as its settings name it.
+        /// The adapter's base model, as named in its settings.
         base: String,
     },
-    /// An adapter (LoRA) that is not supported, or that belongs to another model.
+    /// An adapter (LoRA) that is unsupported or belongs to another model.
     #[error("adapter {}: {problem}", path.display())]
     AdapterRefused {
         /// The adapter.
@@ -81,15 +81,15 @@ pub enum ModelError {
     NotRegular {
         /// The path.
         path: PathBuf,
-        /// The thing that it names, such as `a pipe`.
+        /// The kind of the existing entry, such as `a pipe`.
         found: &'static str,
     },
-    /// A file holds more bytes than files of its kind may.
+    /// A file is larger than files of its kind may be.
     #[error("{}: it holds more than {limit_bytes} bytes, the limit for this file; download it again", path.display())]
     FileTooLarge {
         /// The file.
         path: PathBuf,
-        /// Bytes that are allowed.
+        /// Allowed bytes.
         limit_bytes: u64,
     },
     /// A JSON file does not parse.
@@ -100,12 +100,12 @@ pub enum ModelError {
         /// The parser's words, with line and column.
         problem: String,
     },
-    /// The architecture is not one of those this crate knows.
+    /// The architecture is unknown to this crate.
     #[error("architecture {found:?} is not supported; supported are {}", short_names(known))]
     UnknownArchitecture {
-        /// The architecture that the file names.
+        /// The architecture in the file.
         found: String,
-        /// The architectures that this crate knows.
+        /// The architectures of this crate.
         known: Vec<&'static str>,
     },
     /// A setting of the model is missing, of the wrong type, or contradicts another.
@@ -115,7 +115,7 @@ pub enum ModelError {
         path: PathBuf,
         /// The setting.
         field: String,
-        /// The fault, and the values that would be right.
+        /// The fault and the allowed values.
         problem: String,
     },
     /// A weight file is truncated or damaged.
@@ -126,7 +126,7 @@ pub enum ModelError {
         /// The part that contradicts the format.
         problem: String,
     },
-    /// A tensor has an element type that its format has removed, or that is newer than this program.
+    /// A tensor has an element type that its format has removed, or one newer than this program.
     #[error(
         "{}: tensor {tensor} has the type {found}; choose another quantisation of the model, or a newer version of this program",
         path.display()
@@ -136,36 +136,36 @@ pub enum ModelError {
         path: PathBuf,
         /// The first such tensor.
         tensor: String,
-        /// Its type: the number, and the name of a removed type.
+        /// Its type number, and the name of a removed type.
         found: String,
     },
-    /// A shard that the index names is not there.
+    /// A shard listed in the index is missing.
     #[error("{}: shard {shard} is missing (it holds {tensor}); download every file the index names", index.display())]
     MissingShard {
         /// The index file.
         index: PathBuf,
         /// The shard's file name.
         shard: String,
-        /// One of the tensors it should hold.
+        /// One of its tensors.
         tensor: String,
     },
-    /// Two files, or one file twice, hold a tensor of the same name.
+    /// A tensor name occurs twice, in two files or in one.
     #[error("tensor {tensor} stands twice: in {} and in {}; remove one of them", first.display(), second.display())]
     DuplicateTensor {
         /// The tensor.
         tensor: String,
-        /// The file that was read first.
+        /// The first file with it.
         first: PathBuf,
-        /// The file that holds it again.
+        /// The second file with it.
         second: PathBuf,
     },
-    /// The architecture needs a tensor that no file holds.
+    /// A required tensor is in no file.
     #[error("tensor {tensor} is missing; the weights do not belong to this configuration or are incomplete")]
     MissingTensor {
         /// The tensor.
         tensor: String,
     },
-    /// The weights hold tensors that the configured model has no use for.
+    /// The weights contain tensors that the configured model does not use.
     #[error(
         "{}: {} are not used by a model of this configuration ({count} such tensors); the weights do not belong to this configuration",
         path.display(),
@@ -176,10 +176,10 @@ pub enum ModelError {
         path: PathBuf,
         /// Tensors without a use.
         count: usize,
-        /// The first of them by name.
+        /// The first of their names.
         tensors: Vec<String>,
     },
-    /// A file is not as it was when the model was loaded, and more of its weights are needed.
+    /// A file changed after the model was loaded, and more of its weights are needed.
     #[error(
         "{}: it was changed or cut off while its weights were in use (tensor {tensor}); load the model again",
         path.display()
@@ -187,10 +187,10 @@ pub enum ModelError {
     ChangedWeights {
         /// The file.
         path: PathBuf,
-        /// The tensor that was to be read.
+        /// The tensor to read.
         tensor: String,
     },
-    /// Experts of a form that has to be changed before it is computed with.
+    /// Experts in a layout that needs conversion, so they cannot stay in the files.
     #[error(
         "experts cannot stay in the files of this model, because of the form of tensor {tensor}; give memory for all of its weights"
     )]
@@ -198,7 +198,7 @@ pub enum ModelError {
         /// The tensor.
         tensor: String,
     },
-    /// Too little memory for experts that stay in the files, or none that can.
+    /// Too little memory for experts that stay in the files, or no such experts.
     #[error(
         "{}: {given} of memory are too little for experts that stay in its files, {least} is the least (0 B: no experts of it can stay there); give more, or memory for all of its weights",
         path.display()
@@ -206,18 +206,18 @@ pub enum ModelError {
     FewExpertBytes {
         /// The model.
         path: PathBuf,
-        /// Bytes given, for people.
+        /// The given bytes, formatted.
         given: String,
         /// Bytes needed, for people.
         least: String,
     },
-    /// A thread that reads weights could not be started.
+    /// A reading thread failed to start.
     #[error("cannot start a thread that reads weights: {source}; end other programs")]
     Thread {
         /// The system's reason.
         source: std::io::Error,
     },
-    /// A tensor's shape is not the one the configuration asks for.
+    /// A tensor's shape differs from the configuration.
     #[error(
         "tensor {tensor} has shape {found:?}, the configuration asks for {expected:?}; the weights do not belong to this configuration"
     )]
@@ -234,7 +234,7 @@ pub enum ModelError {
     WrongType {
         /// The tensor.
         tensor: String,
-        /// The types that would do.
+        /// The allowed types.
         expected: &'static str,
         /// From the weight file.
         found: TensorType,
@@ -247,7 +247,7 @@ pub enum ModelError {
         /// Positions of the model.
         positions: usize,
     },
-    /// Tensors that are computed as one matrix have different formats.
+    /// Tensors of one matrix have different formats.
     #[error(
         "tensor {tensor} has another format than {first}, and both are one matrix; convert the weights to one format"
     )]
@@ -269,7 +269,7 @@ pub enum ModelError {
         /// NaN, inf or -inf.
         value: f32,
     },
-    /// The packed weights could not be made.
+    /// Packing the weights failed.
     #[error("tensor {tensor} cannot be packed: {source}")]
     Pack {
         /// The tensor.
@@ -277,12 +277,12 @@ pub enum ModelError {
         /// The reason.
         source: riffle_linear::LinearError,
     },
-    /// The tokenizer is of a kind that is not read.
+    /// The kind of tokenizer is not supported.
     #[error("{}: {kind} is not supported; {advice}", path.display())]
     UnsupportedTokenizer {
         /// The file.
         path: PathBuf,
-        /// The kind, by the name that the file gives it.
+        /// The kind, as named in the file.
         kind: String,
         /// The advice to the user.
         advice: &'static str,
@@ -295,7 +295,7 @@ pub enum ModelError {
         /// The fault of the file.
         problem: String,
     },
-    /// The tokenizer can produce ids for which the model has no embedding.
+    /// The tokenizer can produce ids without an embedding in the model.
     #[error("{}: the tokenizer knows {tokens} tokens but the model embeds only {embedded}; use the tokenizer the model was trained with", path.display())]
     VocabularyTooLarge {
         /// The tokenizer file.
@@ -308,42 +308,42 @@ pub enum ModelError {
     /// A token the configuration names is not in the vocabulary.
     #[error("{}: {role} is {token:?}, which the tokenizer does not know; use the tokenizer the model was trained with", path.display())]
     MissingToken {
-        /// The file that names it.
+        /// The file with the setting.
         path: PathBuf,
-        /// The role that needs it, such as `bos_token`.
+        /// The token's role, such as `bos_token`.
         role: &'static str,
         /// The token's text or id.
         token: String,
     },
-    /// Text could not be turned into tokens or back.
+    /// Converting text to tokens or back failed.
     #[error("text cannot be tokenized: {0}")]
     Tokenize(String),
-    /// The caller asked to stop while text was turned into tokens.
+    /// The caller stopped the conversion of text to tokens.
     #[error("interrupted while the text was turned into tokens")]
     TokenizeInterrupted,
     /// The chat template is broken or refuses the messages.
     #[error("{}: chat template: {problem}", file.display())]
     Template {
-        /// The file that holds the template.
+        /// The template's file.
         file: PathBuf,
         /// The fault, or the template's own message.
         problem: String,
     },
-    /// The chat template is too long, or takes too much time or memory.
+    /// The chat template is too long, or needs too much time or memory.
     #[error("{}: chat template: {limit}; correct the template or use the original model's", file.display())]
     TemplateLimit {
-        /// The file that holds the template.
+        /// The template's file.
         file: PathBuf,
-        /// The limit that was passed.
+        /// The exceeded limit.
         limit: TemplateLimit,
     },
-    /// The caller asked to stop while the chat template was rendered.
+    /// The caller stopped the rendering of the chat template.
     #[error("{}: interrupted while the chat template was rendered", file.display())]
     TemplateInterrupted {
-        /// The file that holds the template.
+        /// The template's file.
         file: PathBuf,
     },
-    /// A token id lies outside the vocabulary.
+    /// A token id is outside the vocabulary.
     #[error("token id {token} is outside the vocabulary of {vocab_size}; tokenize with the model's own tokenizer")]
     TokenOutOfRange {
         /// The id.
@@ -351,10 +351,10 @@ pub enum ModelError {
         /// Rows of the embedding.
         vocab_size: usize,
     },
-    /// A buffer handed in does not have the length the call needs.
+    /// A buffer has the wrong length.
     #[error("{buffer} holds {found} values, {expected} are needed")]
     BufferLength {
-        /// Which one.
+        /// Name of the buffer.
         buffer: &'static str,
         /// Values needed.
         expected: usize,
@@ -370,7 +370,7 @@ pub enum ModelError {
         /// Number of the segment.
         segment: usize,
     },
-    /// A segment of a batch whose positions cannot be counted.
+    /// A position in a segment overflows.
     #[error("segment {segment} of a batch begins at position {position}, which is too large to count on from")]
     PositionTooLarge {
         /// Number of the segment.
@@ -378,17 +378,17 @@ pub enum ModelError {
         /// Position of its first token.
         position: usize,
     },
-    /// More tokens in one batch than there is memory for.
+    /// More tokens in a batch than the scratch memory allows.
     #[error(
         "a batch of {tokens} tokens does not fit memory made for {batch_tokens}; make room for more or pass fewer tokens"
     )]
     BatchTooLarge {
         /// Tokens of the batch.
         tokens: usize,
-        /// Tokens there is memory for.
+        /// The most tokens of a batch.
         batch_tokens: usize,
     },
-    /// Recurrent states that are not one for each segment of a batch.
+    /// The number of recurrent states differs from the number of segments.
     #[error("{states} recurrent states were given for {segments} segments of a batch; give one for each")]
     WrongStates {
         /// Segments of the batch.
@@ -396,10 +396,10 @@ pub enum ModelError {
         /// States given.
         states: usize,
     },
-    /// A recurrent state that was made for another model.
+    /// A recurrent state of another model.
     #[error("the recurrent state was made for another model; make it from this model's configuration")]
     WrongRecurrentState,
-    /// A recurrent state that has not read the tokens before a batch, or has read more.
+    /// A recurrent state that has not read exactly the tokens before a batch.
     #[error(
         "layer {layer} is to read from token {start_position} on, but its recurrent state has read {tokens}; restore the state of that position or read again from the start"
     )]
@@ -411,7 +411,7 @@ pub enum ModelError {
         /// Position of the batch's first token.
         start_position: usize,
     },
-    /// A stored recurrent state is not as long as the model's.
+    /// A stored recurrent state has another length than the model's.
     #[error(
         "a stored recurrent state holds {found} bytes, this model's takes {expected}; it is cut off or of another model"
     )]
@@ -421,7 +421,7 @@ pub enum ModelError {
         /// Bytes found.
         found: u64,
     },
-    /// Rows of a batch that are not the next ones of a layer.
+    /// Rows of a batch that are not the next rows of a layer.
     #[error(
         "layer {layer} was given rows {rows:?} of its batch, and {expected:?} are next; take blocks of rows in order"
     )]
@@ -430,27 +430,27 @@ pub enum ModelError {
         layer: usize,
         /// The rows given.
         rows: Range<usize>,
-        /// The rows that may come next, empty where none may.
+        /// The expected next rows; empty if none.
         expected: Range<usize>,
     },
     /// A layer the model does not have.
     #[error("layer {layer} does not exist; the model has {layers}")]
     NoSuchLayer {
-        /// The layer asked for.
+        /// The requested layer.
         layer: usize,
         /// Layers of the model.
         layers: usize,
     },
-    /// The device that computes failed or lacks something.
+    /// The device failed or lacks something.
     #[error("{0}")]
     Device(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
 impl ModelError {
-    /// Checks the length of a buffer that a caller handed in.
+    /// Checks the length of a caller's buffer.
     ///
     /// # Errors
-    /// [`ModelError::BufferLength`] when it holds `found` values and not `expected`.
+    /// [`ModelError::BufferLength`] if `found` differs from `expected`.
     pub fn check_length(buffer: &'static str, expected: usize, found: usize) -> Result<(), ModelError> {
         if found == expected {
             Ok(())
@@ -488,10 +488,10 @@ impl ModelError {
     }
 }
 
-/// Most architectures that an error names.
+/// The most architectures listed in an error.
 const MOST_NAMED: usize = 36;
 
-/// Names of architectures without the end that most of them share; of many the first.
+/// Names of architectures without their common suffix; of many, the first ones.
 fn short_names(names: &[&str]) -> String {
     let short = names
         .iter()

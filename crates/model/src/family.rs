@@ -1,11 +1,12 @@
-//! The parts that a model family is made with, for families of other crates.
+//! Building blocks of model families, for families of other crates.
 //!
-//! A [`Family`] has two functions. `configure` reads the sizes of a model from its config.json ([`Fields`]); `build` takes the weights
-//! ([`Checkpoint`]) and puts a [`Decoder`](crate::Decoder) together from parts: [`Attention`](crate::Attention), [`Mlp`](crate::Mlp),
-//! [`Norm`](crate::Norm), [`Projection`](crate::Projection), as [`Step`](crate::Step)s of [`Layer`](crate::Layer)s. The layers are data, so the CPU,
-//! a device, the cache and every policy read them without knowing the family.
+//! A [`Family`] has two functions. `configure` reads the sizes of a model from its config.json ([`Fields`]); `build`
+//! takes the weights ([`Checkpoint`]) and builds a [`Decoder`](crate::Decoder) from parts:
+//! [`Attention`](crate::Attention), [`Mlp`](crate::Mlp), [`Norm`](crate::Norm), [`Projection`](crate::Projection), as
+//! [`Step`](crate::Step)s of [`Layer`](crate::Layer)s. The layers are data, so the CPU, a device, the cache and every
+//! policy work without knowing the family.
 //!
-//! A relative of Llama is a [`Style`]:
+//! A family related to Llama is a [`Style`]:
 //!
 //! ```
 //! use riffle_model::family::{Checkpoint, Fields, Style, build_llama, configure_llama};
@@ -24,10 +25,10 @@
 //! assert!(error.to_string().contains("no/such/model"));
 //! ```
 //!
-//! The crate in `examples/outside-family` of the repository is a family that is none of these, from config.json to logits that equal
-//! those of Python's `transformers`. A family of another crate reads Hugging Face directories; names in GGUF files are known for the
-//! families of this crate alone. Settings in config.json that change what a model computes and that no family reads are refused:
-//! [`Family::with_settings`] names those that yours does read.
+//! `examples/outside-family` in the repository is a crate with another kind of family, whose logits equal those of
+//! Python's `transformers`. A family of another crate reads Hugging Face directories; GGUF names exist only for the
+//! families of this crate. Settings in config.json that change the computation and that no family reads are refused:
+//! [`Family::with_settings`] lists the settings that yours reads.
 
 pub use crate::blocks::{DeltaNetStorage, Mamba2Norm, Mamba2Settings, RotarySettings};
 pub use crate::families::llama::{Style, build_with as build_llama, configure as configure_llama};

@@ -1,4 +1,4 @@
-//! Settings of a JSON object, read by name with errors that name file, setting and remedy.
+//! Reads settings of a JSON object by name; errors give file, setting and remedy.
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
@@ -14,14 +14,13 @@ use crate::python_json::without_python_numbers;
 /// Largest plausible summand of a norm. Models have 1e-12 to 1e-5.
 const LARGEST_EPSILON: f64 = 1e-2;
 
-/// No single size of a model is larger: beyond it a file is hostile or damaged.
+/// Largest plausible size; a file with a larger one is hostile or damaged.
 const LARGEST_SIZE: u64 = 1 << 31;
 
-/// Most bytes of a tokenizer file; the largest take a quarter.
+/// Largest tokenizer file; the largest known takes a quarter.
 pub(crate) const LARGEST_TOKENIZER_BYTES: u64 = 128 << 20;
 
-/// Most bytes of the text files of a model, several times those of the largest known; parsed JSON takes up to 40 times
-/// as many.
+/// Largest text files of a model, several times the largest known. Parsed JSON takes up to 40 times as much memory.
 const LARGEST_BYTES: &[(&str, u64)] = &[
     ("config.json", 1 << 20),
     ("generation_config.json", 1 << 20),
@@ -34,7 +33,7 @@ const LARGEST_BYTES: &[(&str, u64)] = &[
     ("tekken.json", LARGEST_TOKENIZER_BYTES),
 ];
 
-/// Reads a text file of a model whole, if it is a regular file of plausible length; a missing file is `None`.
+/// Reads a complete text file of a model, if it is a regular file of plausible length; a missing file is `None`.
 pub(crate) fn read_text_file(path: &Path) -> Result<Option<Vec<u8>>, ModelError> {
     let known = |(name, _): &&(&str, u64)| path.file_name().is_some_and(|found| found == *name);
     let limit_bytes = LARGEST_BYTES.iter().find(known).map_or(1 << 20, |(_, limit)| *limit);
@@ -45,7 +44,7 @@ pub(crate) fn read_text_file(path: &Path) -> Result<Option<Vec<u8>>, ModelError>
     }
 }
 
-/// Reads a JSON file whole; a missing file is `None`.
+/// Reads a complete JSON file; a missing file is `None`.
 pub(crate) fn read_json(path: &Path) -> Result<Option<Value>, ModelError> {
     let Some(bytes) = read_text_file(path)? else {
         return Ok(None);
@@ -60,15 +59,15 @@ pub(crate) fn read_json(path: &Path) -> Result<Option<Value>, ModelError> {
     })
 }
 
-/// An object of settings and where it was read from: config.json, with the settings of a text model that it nests.
+/// A settings object and its source: config.json, with the nested settings of a text model.
 ///
-/// Settings are read by name. Errors name the file, the setting and what is wrong with it; an explicit null counts as absent.
+/// Settings are read by name. Errors name the file, the setting and the fault; an explicit null counts as absent.
 #[derive(Debug, Clone)]
 pub struct Fields {
     path: PathBuf,
     prefix: String,
     values: Map<String, Value>,
-    /// The names that the file gives to settings, where they differ from the names they are read by.
+    /// The file's names for settings, if they differ from the names used here.
     source_names: Arc<HashMap<String, String>>,
 }
 
@@ -97,7 +96,7 @@ impl Fields {
         self.values.get(name).filter(|value| !value.is_null())
     }
 
-    /// The same settings with `value` for a setting that does not occur; an explicit null stays.
+    /// Adds `value` for a setting that is missing; an explicit null stays.
     pub fn with_default(&self, name: &str, value: impl Into<Value>) -> Fields {
         let mut fields = self.clone();
         if !self.values.contains_key(name) {
@@ -106,25 +105,25 @@ impl Fields {
         fields
     }
 
-    /// The same settings with `value` in place of what stood under `name`.
+    /// Replaces the value of `name`.
     pub(crate) fn with(mut self, name: &str, value: impl Into<Value>) -> Fields {
         self.values.insert(name.to_owned(), value.into());
         self
     }
 
-    /// The settings of these names alone.
+    /// Keeps only these settings.
     pub(crate) fn with_only(mut self, names: &[&str]) -> Fields {
         self.values.retain(|name, _| names.contains(&name.as_str()));
         self
     }
 
-    /// The same settings without the one under `name`.
+    /// Removes the setting `name`.
     pub(crate) fn without(mut self, name: &str) -> Fields {
         self.values.remove(name);
         self
     }
 
-    /// The same settings with the names that the file has for them, which errors tell.
+    /// Sets the file's names for settings, for errors.
     pub(crate) fn with_source_names<'a>(mut self, names: impl Iterator<Item = (&'a str, String)>) -> Fields {
         self.source_names = Arc::new(names.map(|(setting, name)| (setting.to_owned(), name)).collect());
         self
@@ -135,7 +134,7 @@ impl Fields {
         self.values.clone()
     }
 
-    /// The settings of a text model, which multi-modal models nest in `text_config`.
+    /// The settings of a text model, which multimodal models nest in `text_config`.
     pub(crate) fn of_text_model(self) -> Result<Fields, ModelError> {
         let Some(text) = self.object("text_config")? else {
             return Ok(self);
@@ -165,7 +164,7 @@ impl Fields {
         }
     }
 
-    /// The object under `name`, with errors that name the whole way to a setting.
+    /// The object `name`; its errors give the full path to a setting.
     pub fn object(&self, name: &str) -> Result<Option<Fields>, ModelError> {
         match self.get(name) {
             None => Ok(None),
@@ -179,12 +178,12 @@ impl Fields {
         }
     }
 
-    /// A positive whole number of plausible size.
+    /// A positive integer of plausible size.
     pub fn optional_size(&self, name: &str) -> Result<Option<usize>, ModelError> {
         self.whole(name, 1)
     }
 
-    /// A whole number of plausible size, zero included.
+    /// An integer of plausible size, or zero.
     pub fn optional_count(&self, name: &str) -> Result<Option<usize>, ModelError> {
         self.whole(name, 0)
     }
@@ -209,7 +208,7 @@ impl Fields {
         }
     }
 
-    /// A positive whole number that must be there.
+    /// A required positive integer.
     pub fn size(&self, name: &str) -> Result<usize, ModelError> {
         self.optional_size(name)?
             .ok_or_else(|| self.error(name, "is missing; the model cannot be built without it"))
@@ -226,7 +225,7 @@ impl Fields {
         }
     }
 
-    /// A number that must be above zero.
+    /// A number above zero.
     pub fn optional_positive(&self, name: &str) -> Result<Option<f64>, ModelError> {
         match self.optional_number(name)? {
             Some(number) if number <= 0.0 => Err(self.error(name, format!("must be above 0, found {number}"))),
@@ -234,7 +233,7 @@ impl Fields {
         }
     }
 
-    /// The term that a norm adds to the mean square of its input.
+    /// A norm's epsilon.
     pub fn optional_epsilon(&self, name: &str) -> Result<Option<f64>, ModelError> {
         match self.optional_positive(name)? {
             Some(found) if found > LARGEST_EPSILON => Err(self.error(
@@ -261,7 +260,7 @@ impl Fields {
         }
     }
 
-    /// A number above zero that must be there.
+    /// A required number above zero.
     pub fn positive(&self, name: &str) -> Result<f64, ModelError> {
         self.optional_positive(name)?
             .ok_or_else(|| self.error(name, "is missing; the model cannot be built without it"))
@@ -276,7 +275,7 @@ impl Fields {
         }
     }
 
-    /// True or false, `default` where it is absent.
+    /// True or false; `default` if absent.
     pub fn flag(&self, name: &str, default: bool) -> Result<bool, ModelError> {
         Ok(self.optional_flag(name)?.unwrap_or(default))
     }
@@ -290,7 +289,7 @@ impl Fields {
         }
     }
 
-    /// A list of strings; absent is empty.
+    /// A list of strings; empty if absent.
     pub fn texts(&self, name: &str) -> Result<Vec<String>, ModelError> {
         match self.get(name) {
             None => Ok(Vec::new()),
@@ -305,7 +304,7 @@ impl Fields {
         }
     }
 
-    /// A list of numbers above zero; absent is `None`.
+    /// A list of numbers above zero; `None` if absent.
     pub(crate) fn positive_numbers(&self, name: &str) -> Result<Option<Vec<f64>>, ModelError> {
         match self.get(name) {
             None => Ok(None),
@@ -321,7 +320,7 @@ impl Fields {
         }
     }
 
-    /// One token id; a list may hold one.
+    /// One token id, or a list with one.
     pub(crate) fn optional_token_id(&self, name: &str) -> Result<Option<u32>, ModelError> {
         match self.token_ids(name)?.as_slice() {
             [] => Ok(None),
@@ -330,7 +329,7 @@ impl Fields {
         }
     }
 
-    /// One token id or a list of them; absent is empty.
+    /// One token id or a list; empty if absent.
     pub(crate) fn token_ids(&self, name: &str) -> Result<Vec<u32>, ModelError> {
         let items = match self.get(name) {
             None => return Ok(Vec::new()),
@@ -351,7 +350,7 @@ impl Fields {
     }
 }
 
-/// A value as an error shows it: whole when short, else its beginning.
+/// A value for an error: complete if short, otherwise its start.
 pub(crate) fn show(value: &Value) -> String {
     let text = value.to_string();
     if text.chars().count() <= 60 {

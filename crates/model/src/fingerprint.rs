@@ -1,4 +1,4 @@
-//! A number that tells one model from another.
+//! A hash that identifies a model.
 
 use std::path::Path;
 
@@ -9,13 +9,13 @@ use crate::fields::read_text_file;
 use crate::load::open;
 use crate::{LoadOptions, ModelError};
 
-/// Bytes hashed in one piece; pieces are hashed on all threads.
+/// Bytes per piece; pieces are hashed on all threads.
 const PIECE_BYTES: usize = 16 << 20;
 
-/// A hash of a model's settings and of every byte of its weights, for what is kept from one run to the next. The
-/// tokenizer is not part of it: it is text that depends on it, not keys and values.
+/// A hash of a model's settings and of every byte of its weights, for data kept between runs. The tokenizer is
+/// excluded, because keys and values do not depend on it.
 ///
-/// It reads the weight files once: a matter of seconds for many gigabytes.
+/// It reads the weight files once, which takes seconds for many gigabytes.
 ///
 /// # Errors
 /// As [`inspect`](crate::inspect).
@@ -23,7 +23,7 @@ pub fn fingerprint(path: impl AsRef<Path>) -> Result<u128, ModelError> {
     fingerprint_with(path, &LoadOptions::default())
 }
 
-/// As [`fingerprint`], for a model that needs the families of `options`; nothing else of them is part of the hash.
+/// As [`fingerprint`], for a model that needs the families of `options`. Other options do not affect the hash.
 pub fn fingerprint_with(path: impl AsRef<Path>, options: &LoadOptions) -> Result<u128, ModelError> {
     let path = path.as_ref();
     let parts = open(path, &LoadOptions::default().with_families(options.families))?;

@@ -1,4 +1,4 @@
-//! A batch on its way through a model, wherever the model computes.
+//! Runs a batch through a model, on the CPU or on a device.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,25 +7,25 @@ use crate::blocks::{RotaryTable, for_rows};
 use crate::workspace::{CUT_GRID, Workspace};
 use crate::{Batch, Decoder, LayerProgress, ModelError, RecurrentState};
 
-/// Hidden states of one batch after another, kept where the model computes: in main memory ([`HostForward`]) or on a
-/// device.
+/// Runs batches through a model. Hidden states are in main memory ([`HostForward`]) or on a device.
 ///
-/// A batch begins with [`embed`](Self::embed). Then for each layer in order the model [projects](Self::project), the caller
-/// attends, the model [finishes](Self::finish) the layer. Last come the [`logits`](Self::logits) of the rows that are wanted.
+/// A batch begins with [`embed`](Self::embed). Then, for each layer in order, the model [projects](Self::project),
+/// the caller attends, and the model [finishes](Self::finish) the layer. Finally [`logits`](Self::logits) computes
+/// the logits of chosen rows.
 ///
-/// A layer may be cut by rows: either step takes one of the [`row_blocks`](Self::row_blocks) after the other, so that the caller
-/// can do other work in between. A block may be finished before the next is projected. Cuts change no bit.
+/// A layer may be split by rows: both steps accept one of the [`row_blocks`](Self::row_blocks) at a time, so that the
+/// caller can do other work in between. A block may be finished before the next is projected. Splits change no bits.
 ///
-/// Results of a segment are the same to the bit for every number of threads and whatever other segments are in the batch, and
-/// for every split of a text into batches, as far as the caller's attention is. Recurrent layers read a prompt in chunks of 64 tokens:
-/// with them, splits elsewhere than at multiples of 64 tokens change results by rounding. Tokens that are generated are read
-/// one by one ([`SegmentTokens::generated`](crate::SegmentTokens::generated)), so several that are verified at once get the bits that each
-/// gets alone.
+/// A segment's results have the same bits for any number of threads, any other segments in the batch, and any split
+/// of a text into batches, if the caller's attention does. Recurrent layers read a prompt in chunks of 64 tokens: for
+/// them, splits at other positions change results by rounding. Generated tokens are read one by one
+/// ([`SegmentTokens::generated`](crate::SegmentTokens::generated)), so verified tokens have the same bits together
+/// and alone.
 ///
-/// A device rounds products of more than eight rows otherwise than those of few: there, rows have the bits that they have alone in
+/// A device rounds products of more than eight rows differently: there, rows have the same bits as alone only in
 /// batches of up to eight rows.
 pub trait Forward: Send {
-    /// The longest batch there is memory for, in rows.
+    /// The largest batch, in rows.
     fn batch_tokens(&self) -> usize;
 
     /// Begins a batch with the embeddings of its tokens.
@@ -34,30 +34,32 @@ pub trait Forward: Send {
     /// [`ModelError::TokenOutOfRange`], [`ModelError::BatchTooLarge`], a device that fails.
     fn embed(&mut self, batch: &Batch) -> Result<(), ModelError>;
 
-    /// Rows of the batch in blocks of about `most` rows that may be projected and finished one after the other; a batch of no
-    /// more rows is one block. `most` is raised to the fewest rows between which a batch can be cut without a change of bits:
-    /// 64 on the CPU.
+    /// Splits the rows of the batch into blocks of about `most` rows that may be projected and finished one by one; a
+    /// smaller batch is one block. `most` is raised to the smallest number of rows at which splits change no bits: 64
+    /// on the CPU.
     fn row_blocks(&self, most: usize) -> Vec<Range<usize>>;
 
-    /// Projects `rows` of the batch, one of the [`row_blocks`](Self::row_blocks) or several beside each other, in order. False for
-    /// a recurrent layer, which has nothing to attend to.
+    /// Projects `rows` of the batch: one of the [`row_blocks`](Self::row_blocks) or several adjacent ones, in order.
+    /// Returns false for a recurrent layer, which needs no attention.
     ///
     /// # Errors
     /// [`ModelError::NoSuchLayer`], [`ModelError::RowsOutOfOrder`]; a device that fails.
     fn project(&mut self, layer: usize, rows: Range<usize>) -> Result<bool, ModelError>;
 
-    /// The queries, keys and values of the layer under way, of all rows projected so far: the same values at every call, with what the caller
-    /// changed. `None` before rows are projected, for a recurrent layer, and when all rows are finished.
+    /// The queries, keys and values of the current layer, for all rows projected so far. Every call returns the same
+    /// values, including the caller's changes. `None` before rows are projected, for a recurrent layer, and after all
+    /// rows are finished.
     fn projected(&mut self) -> Option<Projected<'_>>;
 
-    /// Takes projected rows through the rest of a layer, blocks in order, from what was written to [`Projected::attended`] for
-    /// them. A recurrent layer reads and renews its part of `states`, one for each segment of the whole batch, which must have
-    /// seen the tokens before the segment when its first rows come; after an error, and between the blocks of a segment, that
-    /// part is undefined.
+    /// Runs projected rows through the rest of a layer, blocks in order, starting from [`Projected::attended`]. A
+    /// recurrent layer updates its part of `states`, one for each segment of the batch. A segment's state must have
+    /// read the tokens before the segment. After an error, and between the blocks of a segment, this part of the
+    /// state is undefined.
     ///
     /// # Errors
     /// [`ModelError::NoSuchLayer`], [`ModelError::RowsOutOfOrder`], [`ModelError::WrongStates`],
-    /// [`ModelError::WrongRecurrentState`], [`ModelError::RecurrentPosition`]; weights that cannot be read, a device that fails.
+    /// [`ModelError::WrongRecurrentState`], [`ModelError::RecurrentPosition`]; unreadable weights, a device that
+    /// fails.
     fn finish(
         &mut self,
         layer: usize,
@@ -65,8 +67,8 @@ pub trait Forward: Send {
         states: &mut [&mut RecurrentState],
     ) -> Result<(), ModelError>;
 
-    /// As [`finish`](Self::finish), a piece of it: false where work that goes over all rows of the batch is left, which a further call with the
-    /// same rows goes on with.
+    /// As [`finish`](Self::finish), in pieces. Returns false if work over all rows of the batch remains; another call
+    /// with the same rows continues it.
     ///
     /// # Errors
     /// As [`finish`](Self::finish).
@@ -93,30 +95,30 @@ pub trait Forward: Send {
     fn logits(&mut self, rows: &[usize], out: &mut [f32]) -> Result<(), ModelError>;
 }
 
-/// Queries, keys and values of one layer for the first rows of a batch, and room for what attention makes of them. The caller
-/// may change all of them.
+/// Queries, keys and values of one layer for the first rows of a batch, and the buffer for attention's result. The
+/// caller may change all of them.
 #[derive(Debug)]
 pub struct Projected<'a> {
-    /// `[rows, heads, key_width]`, turned to their positions.
+    /// `[rows, heads, key_width]`, rotated to their positions.
     pub queries: &'a mut [f32],
-    /// `[rows, kv_heads, key_width]`, turned to their positions; empty in a layer that reads the keys of another.
+    /// `[rows, kv_heads, key_width]`, rotated to their positions; empty in a layer that reads another layer's keys.
     pub keys: &'a mut [f32],
-    /// `[rows, kv_heads, value_width]`; empty in a layer that reads the values of another.
+    /// `[rows, kv_heads, value_width]`; empty in a layer that reads another layer's values.
     pub values: &'a mut [f32],
     /// `[rows, heads, value_width]`: the caller writes the attention result here.
     pub attended: &'a mut [f32],
-    /// What the layer's own indexer computed of the rows, where it has one.
+    /// The layer's own indexer's results for the rows, if it has one.
     pub index: Option<ProjectedIndex<'a>>,
 }
 
 /// Queries, weights and keys of a layer's own indexer ([`IndexerShape`](crate::IndexerShape)) for the first rows of a batch.
 #[derive(Debug, Clone, Copy)]
 pub struct ProjectedIndex<'a> {
-    /// `[rows, heads, width]`, turned to their positions.
+    /// `[rows, heads, width]`, rotated to their positions.
     pub queries: &'a [f32],
     /// `[rows, heads]`.
     pub weights: &'a [f32],
-    /// `[rows, width]`, turned to their positions.
+    /// `[rows, width]`, rotated to their positions.
     pub keys: &'a [f32],
 }
 
@@ -128,7 +130,7 @@ pub struct HostForward {
     // [rows, hidden_size]
     hidden: Vec<f32>,
     workspace: Workspace,
-    /// The last rows of the layer under way are finished up to its experts, and these are not done.
+    /// True if the last rows of the current layer are finished up to its experts, and these are still to compute.
     is_in_experts: bool,
 }
 
@@ -145,12 +147,13 @@ impl HostForward {
         }
     }
 
-    /// Hidden states of the batch after the layers that it has been through, `[rows, hidden_size]`.
+    /// Hidden states of the batch after its latest layer, `[rows, hidden_size]`.
     pub fn hidden(&self) -> &[f32] {
         &self.hidden
     }
 
-    /// Appends hidden states of some rows to `out`, `[rows, hidden_size]`, as the head gets them: after the final norm.
+    /// Appends hidden states of some rows to `out`, `[rows, hidden_size]`, in the form of the output head's input:
+    /// after the final norm.
     pub fn append_normed(&self, rows: Range<usize>, out: &mut Vec<f32>) {
         let (width, first) = (self.model.config.hidden_size, out.len());
         out.extend_from_slice(&self.hidden[rows.start * width..rows.end * width]);
@@ -159,8 +162,8 @@ impl HostForward {
         });
     }
 
-    /// Begins a batch with hidden states, `[rows, hidden_size]`, that [`hidden`](Self::hidden) gave for its tokens. It goes on at
-    /// the layer after those that they have been through.
+    /// Begins a batch with hidden states, `[rows, hidden_size]`, from [`hidden`](Self::hidden) for its tokens.
+    /// Continue with the next layer after theirs.
     ///
     /// # Errors
     /// As [`Forward::embed`]; [`ModelError::BufferLength`] for states of another length.
@@ -181,7 +184,7 @@ impl HostForward {
         self.is_in_experts = false;
     }
 
-    /// Bytes it holds beside the hidden states: those that [`scratch_bytes`](crate::scratch_bytes) says.
+    /// Bytes of scratch without the hidden states, as given by [`scratch_bytes`](crate::scratch_bytes).
     pub fn scratch_bytes(&self) -> u64 {
         self.workspace.bytes()
     }
@@ -274,7 +277,7 @@ impl Forward for HostForward {
         }
         let behind = self.model.layers.get(layer + 1);
         let is_done = own.advance_experts(batch, &mut self.hidden, &mut self.workspace, behind);
-        // After an error the batch cannot go on.
+        // After an error the batch cannot continue.
         self.is_in_experts = matches!(is_done, Ok(false));
         is_done
     }

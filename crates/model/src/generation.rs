@@ -1,21 +1,21 @@
-//! How a model wants to be sampled and where it stops.
+//! A model's sampling defaults and end tokens.
 
 use std::path::Path;
 
 use crate::ModelError;
 use crate::fields::{Fields, read_json};
 
-/// Largest temperature and penalty that are taken seriously.
+/// Largest plausible temperature and penalty.
 const LARGEST_FACTOR: f64 = 1e6;
 
-/// The defaults of generation_config.json, with ids from config.json where it has none.
+/// The defaults of generation_config.json; missing ids come from config.json.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GenerationDefaults {
-    /// Tokens any of which ends a generation.
+    /// Tokens that end a generation.
     pub eos: Vec<u32>,
-    /// The token that begins a text.
+    /// The token at the start of a text.
     pub bos: Option<u32>,
-    /// True to sample; `Some(false)` asks for the likeliest token.
+    /// True to sample; `Some(false)` means greedy decoding.
     pub sample: Option<bool>,
     /// Divides logits.
     pub temperature: Option<f32>,
@@ -25,7 +25,7 @@ pub struct GenerationDefaults {
     pub top_p: Option<f32>,
     /// Least probability, relative to the likeliest token's.
     pub min_p: Option<f32>,
-    /// Penalty on tokens that occurred.
+    /// Penalty on repeated tokens.
     pub repeat_penalty: Option<f32>,
 }
 
@@ -59,7 +59,7 @@ impl GenerationDefaults {
             bos,
             sample: fields.optional_flag("do_sample")?,
             temperature: number("temperature", LARGEST_FACTOR)?,
-            // 0 switches it off in Hugging Face's files.
+            // In Hugging Face's files 0 disables it.
             top_k: fields.optional_count("top_k")?.filter(|top_k| *top_k > 0),
             top_p: number("top_p", 1.0)?,
             min_p: number("min_p", 1.0)?,

@@ -1,26 +1,27 @@
-//! The facts that a model's files state.
+//! Facts from a model's files.
 
 use std::path::PathBuf;
 
 use crate::{AdapterInfo, GenerationDefaults, ModelConfig, TensorInfo};
 
-/// A model as its headers describe it.
+/// A model as described by its headers.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct ModelInfo {
-    /// The path that it was read from.
+    /// The path of the model.
     pub path: PathBuf,
-    /// How it is stored: `safetensors` or `gguf`.
+    /// Storage form: `safetensors` or `gguf`.
     pub format: &'static str,
-    /// Sizes and settings. `weight_bytes` is what the files hold; after loading it is what memory holds.
+    /// Sizes and settings. `weight_bytes` is the size in the files; after loading, the size in memory.
     pub config: ModelConfig,
-    /// Every tensor of every file, by name. Those of a matrix that another program quantised stand as one, in the format that memory holds.
+    /// Every tensor of every file, by name. The parts of a matrix that another program quantised count as one tensor,
+    /// in the format in memory.
     pub tensors: Vec<TensorInfo>,
     /// Bytes of all tensors in the files.
     pub tensor_bytes: u64,
-    /// Tensors the architecture has no use for; known after loading, empty before.
+    /// Tensors that the architecture does not use; known after loading, empty before.
     pub unused_tensors: Vec<String>,
-    /// The tokenizer, where there is one.
+    /// The tokenizer, if there is one.
     pub tokenizer: Option<TokenizerInfo>,
     /// Stop tokens and sampling defaults.
     pub generation: GenerationDefaults,
@@ -28,7 +29,7 @@ pub struct ModelInfo {
     pub chat_templates: Vec<String>,
     /// True if the vocabulary has tokens for filling in the middle of a text.
     pub has_infill_tokens: bool,
-    /// The adapters beside the weights; [`ModelConfig::weight_bytes`] counts them.
+    /// The adapters beside the weights, which [`ModelConfig::weight_bytes`] includes.
     pub adapters: Vec<AdapterInfo>,
 }
 
@@ -40,12 +41,12 @@ pub struct TokenizerInfo {
     pub kind: String,
     /// Highest token id + 1.
     pub vocab_size: usize,
-    /// Bytes of the longest token as the vocabulary spells it: no token stands for more bytes of a text.
+    /// Bytes of the longest token in the vocabulary's spelling, an upper bound of a token's text.
     pub longest_token_bytes: usize,
-    /// The text of the token that begins a text.
+    /// The text of the token at the start of a text.
     pub bos: Option<String>,
-    /// The text of the token that ends a text.
+    /// The text of the token at the end of a text.
     pub eos: Option<String>,
-    /// Memory the tokenizer's tables take, about, in bytes.
+    /// Approximate memory of the tokenizer's tables, in bytes.
     pub memory_bytes: u64,
 }

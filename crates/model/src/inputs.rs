@@ -1,8 +1,8 @@
-//! Sums over the inputs of linear layers: which channels are large, and so which weights matter.
+//! Sums over the inputs of linear layers: they show which channels are large, and so which weights matter.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Sums of squares of the inputs of a linear layer, one for each input channel.
+/// Sums of squares of a linear layer's inputs, one per input channel.
 pub struct InputSums {
     name: String,
     totals: Mutex<InputTotals>,
@@ -13,7 +13,7 @@ pub struct InputSums {
 pub struct InputTotals {
     /// By input channel.
     pub squares: Vec<f64>,
-    /// Rows that were summed.
+    /// Number of summed rows.
     pub rows: u64,
 }
 

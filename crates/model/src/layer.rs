@@ -1,7 +1,7 @@
-//! A layer as data: what happens to a batch's rows, in order.
+//! A layer as data: the steps on a batch's rows, in order.
 //!
-//! Families describe their layers and compute nothing. The description is carried out here on the CPU, in blocks of
-//! rows, and by `riffle-cuda` in a device's memory; a family is therefore written once.
+//! Families describe their layers and compute nothing. This module runs the description on the CPU, in blocks of
+//! rows, and `riffle-cuda` runs it on a device; a family is therefore written once.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -15,59 +15,59 @@ use crate::recurrent::LayerState;
 use crate::workspace::{CUT_GRID, ROW_BLOCK, RowBlock, Workspace};
 use crate::{Batch, ModelError, SegmentPart, StateShape};
 
-/// Values of a batch's rows that steps read and write.
+/// Values of a batch's rows, which steps read and write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rows {
     /// The residual stream, `[rows, hidden_size]`.
     Hidden,
     /// The attention result, `[rows, heads, value_width]`.
     Attended,
-    /// Scratch, `[rows, hidden_size]`: as a rule what goes into a block.
+    /// Scratch, `[rows, hidden_size]`: usually the input of a block.
     Normed,
-    /// Scratch, `[rows, hidden_size]`: as a rule what comes out of a block.
+    /// Scratch, `[rows, hidden_size]`: usually the output of a block.
     Branch,
 }
 
-/// Work on rows, each row by itself but for the memory of [`Step::Recur`], where each segment has its own.
+/// Work on rows. Rows are independent, except in [`Step::Recur`], which has a state for each segment.
 pub enum Step {
     /// `to = norm(from)`.
     Normalise {
         /// The norm.
         norm: Arc<Norm>,
-        /// The rows that it reads.
+        /// Input rows.
         from: Rows,
-        /// The rows that it writes.
+        /// Output rows.
         to: Rows,
     },
     /// `to = projection(from)`.
     Project {
         /// The linear layer.
         projection: Projection,
-        /// The rows that it reads.
+        /// Input rows.
         from: Rows,
-        /// The rows that it writes.
+        /// Output rows.
         to: Rows,
     },
-    /// `to = projection(heads(Attended))`: the result of each head through a matrix of its own, and all of them through one.
+    /// `to = projection(heads(Attended))`: a separate matrix for each head, then a linear layer over all.
     ProjectHeads {
         /// From the value width of the attention, for each head.
         heads: HeadProjection,
-        /// The linear layer behind it.
+        /// The linear layer after it.
         projection: Projection,
-        /// The rows that it writes: [`Rows::Normed`] or [`Rows::Branch`].
+        /// Output rows: [`Rows::Normed`] or [`Rows::Branch`].
         to: Rows,
     },
     /// `Branch = feed_forward(Normed)`.
     FeedForward(Mlp),
-    /// `Branch = experts(Normed)`: a mixture of experts. A router with a norm of its own reads `Hidden`.
+    /// `Branch = experts(Normed)`: a mixture of experts. A router with its own norm reads `Hidden`.
     Experts(Box<Experts>),
-    /// `Branch = mixer(Normed)`, reading and renewing the recurrent state of each segment in order of its rows.
+    /// `Branch = mixer(Normed)`, which updates the recurrent state of each segment in the order of its rows.
     Recur(Mixer),
     /// `Normed = norm(Hidden)`, then `Attended *= opening(gate(Normed))`.
     OpenGate {
         /// The norm before the gate.
         norm: Arc<Norm>,
-        /// Linear layer to the width of the attention result, or to one value for each head.
+        /// Linear layer to the width of attention's result, or to one value per head.
         gate: Projection,
         /// Factors from the values of the gate.
         opening: Opening,
@@ -78,13 +78,13 @@ pub enum Step {
     LayerInput(LayerInput),
     /// `Branch = Normed + norm(right(left(Normed)))`.
     Laurel(Laurel),
-    /// Work on all residual streams of the rows, of which `Hidden` is one.
+    /// Work on all residual streams of the rows; `Hidden` is one of them.
     Streams(StreamStep),
     /// `Hidden *= factor`.
     Scale(f32),
 }
 
-/// How the values of a gate become factors.
+/// Conversion of a gate's values to factors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Opening {
@@ -96,15 +96,15 @@ pub enum Opening {
 
 /// One layer of a decoder.
 pub struct Layer {
-    /// Attention, done before the steps; `None` for a layer without. A layer may have attention and a [`Step::Recur`].
+    /// Attention before the steps; `None` for a layer without. A layer may have both attention and a [`Step::Recur`].
     pub attention: Option<Attention>,
-    /// The steps that the rows go through then.
+    /// The steps after attention.
     pub steps: Vec<Step>,
 }
 
 impl Layer {
-    /// Takes some rows of `hidden`, `[batch rows, hidden]`, through the steps on the CPU, up to experts if the layer has some; `states`
-    /// are those of a recurrent layer, one for each segment that has such rows.
+    /// Runs some rows of `hidden`, `[batch rows, hidden]`, through the steps on the CPU, up to experts if the layer
+    /// has some. `states` are those of a recurrent layer, one for each segment with such rows.
     pub(crate) fn finish(
         &self,
         batch: &Batch,
@@ -128,15 +128,15 @@ impl Layer {
         }
     }
 
-    /// Begins with the experts of a batch whose rows are all finished up to them.
+    /// Begins the experts of a batch whose rows are all finished up to them.
     pub(crate) fn begin_experts(&self, batch: &Batch, workspace: &mut Workspace) {
         if let Some((_, experts)) = self.experts() {
             experts.begin(&mut workspace.experts, batch.rows());
         }
     }
 
-    /// Takes all rows of a batch, which are finished up to the layer's experts, through these and the steps behind them, a piece at each
-    /// call; true when no piece is left. `behind` is the next layer.
+    /// Runs all rows of a batch, finished up to the layer's experts, through these and the later steps, one piece per
+    /// call. Returns true after the last piece. `behind` is the following layer.
     pub(crate) fn advance_experts(
         &self,
         batch: &Batch,
@@ -163,7 +163,7 @@ impl Layer {
         Ok(true)
     }
 
-    /// The experts of a layer that has some, and their place among the steps.
+    /// The experts of a layer, and their index among the steps.
     pub(crate) fn experts(&self) -> Option<(usize, &Experts)> {
         let mut steps = self.steps.iter().enumerate();
         steps.find_map(|(at, step)| match step {
@@ -172,7 +172,7 @@ impl Layer {
         })
     }
 
-    /// The layer as one that comes behind another: its experts, and the norm that gives them their input.
+    /// The layer as the next one after another: its experts, and the norm of their input.
     fn as_behind(&self) -> Option<Behind<'_>> {
         let (at, experts) = self.experts()?;
         let norm = self.steps[..at].iter().rev().find_map(|step| match step {
@@ -199,10 +199,10 @@ impl Layer {
         })
     }
 
-    /// Bytes its weights take in memory.
+    /// Bytes of its weights in memory.
     pub(crate) fn bytes(&self) -> u64 {
         let mut seen = BTreeSet::new();
-        // A norm that several parts share is held once.
+        // A shared norm is counted once.
         let mut once = |norm: &Arc<Norm>| {
             if seen.insert(Arc::as_ptr(norm)) {
                 norm.bytes()
@@ -230,7 +230,7 @@ impl Layer {
 }
 
 impl Step {
-    /// The state that the step reads and renews.
+    /// The state that the step updates.
     pub(crate) fn state(&self) -> Option<StateShape> {
         match self {
             Step::Recur(mixer) => Some(mixer.state()),
@@ -262,7 +262,7 @@ impl Step {
                 projection.apply(values, output, parts);
             }
             Step::FeedForward(mlp) => mlp.apply(rows.normed, rows.inner, rows.inner_gate, rows.branch, parts),
-            // A layer takes them for a whole batch.
+            // Experts run for a whole batch, not here.
             Step::Experts(_) => {}
             Step::Recur(mixer) => mixer.apply(parts, states, rows.normed, rows.mixer, rows.branch),
             Step::OpenGate {
@@ -291,7 +291,7 @@ impl Step {
 }
 
 impl RowBlock<'_> {
-    /// Calls `work(from, to)`; they must be different rows.
+    /// Calls `work(from, to)`, which must be different rows.
     fn with(&mut self, from: Rows, to: Rows, work: impl FnOnce(&[f32], &mut [f32])) {
         let output = std::mem::take(self.rows_mut(to));
         work(self.rows_mut(from), &mut *output);

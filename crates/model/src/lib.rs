@@ -1,13 +1,14 @@
 //! Language models: files, architectures, tokenizers, chat templates.
 //!
-//! [`inspect`] describes a Hugging Face directory or a GGUF file from its headers, [`load`] makes a [`LoadedModel`] of
-//! it. The weights are memory-mapped while they are packed and held once afterwards.
+//! [`inspect`] describes a Hugging Face directory or a GGUF file from its headers; [`load`] turns it into a
+//! [`LoadedModel`]. The weights are memory-mapped while they are packed and held once afterwards.
 //!
-//! A model is driven layer by layer over a [`Batch`], segments of one or more sequences: [`Forward::embed`], then for each
-//! layer [`Forward::project`] and [`Forward::finish`], then [`Forward::logits`]. Attention between the two is not the model's
-//! affair: the caller takes queries, keys and values, stores what it wants, attends to what it chooses, and writes the result to
-//! where the model goes on from. Either step takes all rows of the batch, or one block of them after the other. Linear and element-wise work runs in blocks of rows, so a [`HostForward`] grows with the batch
-//! only by what attention needs, and [`scratch_bytes`] says beforehand by how much.
+//! A model is driven layer by layer over a [`Batch`], segments of one or more sequences: [`Forward::embed`], then for
+//! each layer [`Forward::project`] and [`Forward::finish`], then [`Forward::logits`]. The caller does attention
+//! between the two: it takes queries, keys and values, stores keys and values, attends to the tokens of its choice,
+//! and writes the result for the next step. Both steps accept all rows of the batch, or one block at a time. Linear
+//! and element-wise work runs in blocks of rows, so only attention's buffers in a [`HostForward`] grow with the
+//! batch; [`scratch_bytes`] computes their size beforehand.
 //!
 //! ```no_run
 //! use std::sync::Arc;
@@ -23,7 +24,7 @@
 //! for layer in 0..model.config.layers {
 //!     forward.project(layer, 0..batch.rows())?;
 //!     if let Some(projected) = forward.projected() {
-//!         // Every token sees only itself: with one query head per key/value head its result is its value.
+//!         // Every token sees only itself: with one query head per KV head its result is its value.
 //!         projected.attended.copy_from_slice(projected.values);
 //!     }
 //!     forward.finish(layer, 0..batch.rows(), &mut states.each_mut())?;
@@ -33,16 +34,16 @@
 //! # Ok::<(), riffle_model::ModelError>(())
 //! ```
 //!
-//! Layers with a [`Mixer`] (Gated DeltaNet, short convolution, Mamba2) keep a state of fixed size, in place of keys and values or beside
-//! them. The states of all layers are one [`RecurrentState`], which the caller owns for each sequence, copies to roll back to, and hands
-//! to every layer.
+//! Layers with a [`Mixer`] (Gated DeltaNet, short convolution, Mamba2) have a state of fixed size, instead of keys
+//! and values or in addition to them. The states of all layers form one [`RecurrentState`] per sequence. The caller
+//! owns it, copies it for rollbacks, and passes it to every layer.
 //!
-//! The work of a layer is spread over the current rayon pool in many small pieces. Calling it from within the pool,
-//! by `rayon::scope` or `ThreadPool::install` around the whole pass, saves waking the pool for each of them.
+//! The work of a layer is spread over the current rayon pool in many small pieces. Call it from within the pool, with
+//! `rayon::scope` or `ThreadPool::install` around the whole pass, to avoid waking the pool for each piece.
 //!
-//! An architecture is a [`Family`], put together from parts such as [`Attention`] and [`Mlp`]. It describes its layers as data
-//! ([`Layer`], [`Step`]); a [`HostForward`] carries the description out on the CPU, and whoever computes elsewhere reads it.
-//! A family of your own stands in your own crate ([`mod@family`]).
+//! An architecture is a [`Family`], built from parts such as [`Attention`] and [`Mlp`]. It describes its layers as
+//! data ([`Layer`], [`Step`]); a [`HostForward`] runs this description on the CPU, and device crates run it
+//! elsewhere. Other crates can define families ([`mod@family`]).
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! From a path to a model.
+//! Loads a model from a path.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -27,9 +27,9 @@ use crate::{
 pub struct LoadedModel {
     /// The decoder.
     pub model: Decoder,
-    /// Text to tokens and back, where the model brings a tokenizer.
+    /// Converts text to tokens and back, if the model has a tokenizer.
     pub tokenizer: Option<Tokenizer>,
-    /// Messages to text, where the model brings a template.
+    /// Converts messages to text, if the model has a template.
     pub chat_template: Option<ChatTemplate>,
     /// Stop tokens and sampling defaults.
     pub generation: GenerationDefaults,
@@ -57,7 +57,7 @@ pub struct LoadTimes {
     pub weights_ms: f64,
 }
 
-/// A model whose headers, settings and tokenizer are read, and whose weights are neither read nor given memory.
+/// A model with its headers, settings and tokenizer. Its weights are neither read nor allocated.
 pub struct OpenedModel {
     parts: Parts,
     times: LoadTimes,
@@ -67,36 +67,36 @@ pub struct OpenedModel {
     expert_bytes: Option<u64>,
 }
 
-/// How a model is to be read and to compute, beside what its files say.
+/// Options for reading and computing a model, in addition to its files.
 #[derive(Debug, Clone, Copy, Default)]
 #[non_exhaustive]
 pub struct LoadOptions {
-    /// Positions stretched in place of the model's own stretching.
+    /// Scaling of positions, replacing the model's own.
     pub rope_scaling: Option<RopeScaling>,
     /// Rounding of the input of linear layers with bf16 weights on the CPU.
     pub activations: Activations,
-    /// Families beside those of this crate, for models in Hugging Face directories.
+    /// Additional families, for models in Hugging Face directories.
     pub families: &'static [Family],
-    /// Load the layer that predicts further tokens, where the files hold one ([`ModelConfig::predicting_layers`]).
+    /// Load the layer that predicts further tokens, if the files have one ([`ModelConfig::predicting_layers`]).
     pub predictor: bool,
     /// Sum the squares of the inputs of every linear layer ([`Decoder::input_sums`]).
     pub input_sums: bool,
 }
 
 impl LoadOptions {
-    /// With positions stretched in place of the model's own stretching.
+    /// Sets the scaling of positions, replacing the model's own.
     pub fn with_rope_scaling(mut self, scaling: Option<RopeScaling>) -> Self {
         self.rope_scaling = scaling;
         self
     }
 
-    /// With linear layers of bf16 weights that round their input on the CPU, or not.
+    /// Sets if linear layers of bf16 weights round their input on the CPU.
     pub fn with_activations(mut self, activations: Activations) -> Self {
         self.activations = activations;
         self
     }
 
-    /// With families beside those of this crate. A family of the same architecture as one of this crate is asked in its place.
+    /// Adds families. They take precedence over this crate's families of the same architecture.
     pub fn with_families(mut self, families: &'static [Family]) -> Self {
         self.families = families;
         self
@@ -108,29 +108,29 @@ impl LoadOptions {
         self
     }
 
-    /// With the layer that predicts further tokens, where the files hold one, or without it.
+    /// Sets if the layer that predicts further tokens is loaded, if the files have one.
     pub fn with_predictor(mut self, predictor: bool) -> Self {
         self.predictor = predictor;
         self
     }
 }
 
-/// Describes the model at `path`, a directory or a GGUF file, from its headers; weights are neither read nor given
-/// memory.
+/// Describes the model at `path`, a directory or a GGUF file, from its headers. Weights are neither read nor
+/// allocated.
 pub fn inspect(path: impl AsRef<Path>) -> Result<ModelInfo, ModelError> {
     inspect_with(path, &LoadOptions::default())
 }
 
-/// As [`inspect`], as `options` say.
+/// As [`inspect`], with `options`.
 pub fn inspect_with(path: impl AsRef<Path>, options: &LoadOptions) -> Result<ModelInfo, ModelError> {
     Ok(OpenedModel::open(path, options)?.info())
 }
 
-/// The tokenizer of the model at `path`, a directory or a GGUF file; `None` where it brings none. Neither weights nor
-/// settings of the architecture are looked at, so a directory may hold a tokenizer alone.
+/// The tokenizer of the model at `path`, a directory or a GGUF file; `None` if it has none. Weights and architecture
+/// settings are not read, so a directory may contain only a tokenizer.
 ///
 /// # Errors
-/// [`ModelError::NotFound`], and whatever is wrong with the tokenizer's files.
+/// [`ModelError::NotFound`], and errors of the tokenizer's files.
 pub fn load_tokenizer(path: impl AsRef<Path>) -> Result<Option<Tokenizer>, ModelError> {
     let path = path.as_ref();
     if tokenizer_file(path).exists() {
@@ -142,12 +142,12 @@ pub fn load_tokenizer(path: impl AsRef<Path>) -> Result<Option<Tokenizer>, Model
     }
 }
 
-/// Loads the model at `path`, a directory or a GGUF file, weights packed for computing and held once.
+/// Loads the model at `path`, a directory or a GGUF file. Weights are packed for computing and stored once.
 pub fn load(path: impl AsRef<Path>) -> Result<LoadedModel, ModelError> {
     load_with(path, &LoadOptions::default())
 }
 
-/// As [`load`], as `options` say.
+/// As [`load`], with `options`.
 pub fn load_with(path: impl AsRef<Path>, options: &LoadOptions) -> Result<LoadedModel, ModelError> {
     OpenedModel::open(path, options)?.load()
 }
@@ -171,15 +171,16 @@ impl OpenedModel {
         })
     }
 
-    /// With experts that stay in the model's files and so many bytes of memory for those that are used; with `None`, all are loaded. Layers whose
-    /// experts cannot be read so ([`ModelConfig::streamable`]) are loaded in any case.
+    /// Keeps experts in the model's files, with `expert_bytes` of memory for those in use; with `None`, all are
+    /// loaded. Layers whose experts cannot stay there ([`ModelConfig::streamable`]) are always loaded.
     #[must_use]
     pub fn with_expert_bytes(mut self, expert_bytes: Option<u64>) -> OpenedModel {
         self.expert_bytes = expert_bytes;
         self
     }
 
-    /// With adapters beside the weights, at most [`MOST_ADAPTERS`](crate::MOST_ADAPTERS). Their headers are checked against the model.
+    /// Adds adapters beside the weights, at most [`MOST_ADAPTERS`](crate::MOST_ADAPTERS). Their headers are checked
+    /// against the model.
     ///
     /// # Errors
     /// [`ModelError::AdapterRefused`]; errors of their files.
@@ -202,7 +203,7 @@ impl OpenedModel {
         self.parts.info()
     }
 
-    /// Bytes a second at which experts are read from the model's files, measured for a moment; `None` where none can stay there.
+    /// Measured rate of reading experts from the model's files, in bytes per second; `None` if none can stay there.
     ///
     /// # Errors
     /// [`ModelError::Io`], [`ModelError::ChangedWeights`].
@@ -214,7 +215,7 @@ impl OpenedModel {
         read_rate(&forms, &self.parts.weights.reopened()?).map(Some)
     }
 
-    /// Loads the weights, packed for computing and held once.
+    /// Loads the weights, packed for computing and stored once.
     pub fn load(self) -> Result<LoadedModel, ModelError> {
         let start = Instant::now();
         let OpenedModel {
@@ -252,7 +253,7 @@ impl OpenedModel {
         info.config.weight_bytes = decoder.bytes() + embedding.bytes();
         match &decoder.expert_cache {
             None => info.config.streamable = Vec::new(),
-            // A later plan may give the cache more or less.
+            // A later plan may resize the cache.
             Some(_) => {
                 let in_files = info.config.streamable.iter().map(ExpertClass::all_file_bytes);
                 info.config.weight_bytes += in_files.sum::<u64>();
@@ -282,13 +283,13 @@ pub(crate) fn milliseconds_since(start: Instant) -> f64 {
     start.elapsed().as_secs_f64() * 1e3
 }
 
-/// Beginnings of the names of tensors that belong to a layer which predicts further tokens.
+/// Prefix of tensor names of the layer that predicts further tokens.
 const PREDICTOR: &str = "mtp.";
 
-/// The beginning of the names of layers in models of the GPT-2 kind, which families here rename where they know them.
+/// Prefix of layer names in GPT-2-like models, which families rename if they support them.
 const FOREIGN_LAYERS: &str = "transformer.h.";
 
-/// Tensors that no family computes and that take no memory: pictures, sound.
+/// Unsupported tensors that take no memory: pictures, sound.
 const NOT_COMPUTED: [&str; 9] = [
     "model.visual.",
     "visual.",
@@ -302,7 +303,7 @@ const NOT_COMPUTED: [&str; 9] = [
     "mm.",
 ];
 
-/// Ends of the names of tensors that were stored although they follow from the settings.
+/// Suffixes of stored tensors that follow from the settings.
 const DERIVED: [&str; 5] = [
     ".rotary_emb.inv_freq",
     ".attn_rot_embd",
@@ -312,10 +313,10 @@ const DERIVED: [&str; 5] = [
     ".attn.masked_bias",
 ];
 
-/// Most names in an error about unused tensors.
+/// The most names in an error about unused tensors.
 const LARGEST_NAME_COUNT: usize = 3;
 
-/// Everything of a model but its weights' data.
+/// Everything of a model except its weights' data.
 pub(crate) struct Parts {
     pub(crate) path: PathBuf,
     pub(crate) format: &'static str,
@@ -381,7 +382,7 @@ impl Parts {
         self.weights.matrix(NAME, rows, config.hidden_size).map(Some)
     }
 
-    /// Lets experts stay in the files, with so many bytes of memory for those that are used.
+    /// Lets experts stay in the files, with `bytes` of memory for those in use.
     fn stream_experts(&mut self, bytes: u64) -> Result<(), ModelError> {
         let forms = expert_forms(&self.weights, &self.config);
         let least = least_expert_cache_bytes(&expert_classes(&forms));
@@ -443,7 +444,8 @@ impl Parts {
         }
     }
 
-    /// Notes which layers predict further tokens. One is known how to compute; whether the next of several is fed as the first is, no file says.
+    /// Records which layers predict further tokens. Only the first is supported: files do not define the input of
+    /// further ones.
     fn find_predictor(&mut self, options: &LoadOptions) {
         let layers: BTreeSet<&str> = self.weights.names().filter_map(|name| predicting_layer(name)).collect();
         let has_join = self.weights.info("mtp.fc.weight").is_some();
@@ -465,12 +467,12 @@ impl Parts {
         }
     }
 
-    /// Layers behind the model's own that predict further tokens and are counted with them.
+    /// Number of predicting layers after the model's own that the files count with them.
     fn predicting_layers(&self) -> Result<usize, ModelError> {
         Ok(self.fields.optional_count("num_nextn_predict_layers")?.unwrap_or(0))
     }
 
-    /// The weights must not hold more layers than are configured: the model would be another, shorter one.
+    /// Checks that the weights have no more layers than configured: otherwise it would be another, shorter model.
     fn check_layers(&self) -> Result<(), ModelError> {
         let end = self.config.layers + self.predicting_layers()?;
         let beyond = |name: &&String| layer_of(name).is_some_and(|layer| layer >= end);
@@ -500,11 +502,11 @@ impl Parts {
         }
     }
 
-    /// Tensors without a use mean settings of another model, but for those that are known to be of no use.
+    /// Unused tensors mean settings of another model, except for known unused ones.
     fn refuse_unused(&self, unused: &[String]) -> Result<(), ModelError> {
         let tied = self.config.tied_embeddings;
         let known = |name: &str| {
-            // `check_layers` counts layers behind the model's own.
+            // `check_layers` counts layers after the model's own.
             !self.is_computed(name)
                 || DERIVED.iter().any(|suffix| name.ends_with(suffix))
                 || (tied && name == "lm_head.weight")
@@ -558,7 +560,7 @@ fn layer_of(name: &str) -> Option<usize> {
     below.split_once('.')?.0.parse().ok()
 }
 
-/// The number of the layer that predicts further tokens and that a tensor belongs to.
+/// The number of the predicting layer to which a tensor belongs.
 fn predicting_layer(name: &str) -> Option<&str> {
     Some(name.strip_prefix("mtp.layers.")?.split_once('.')?.0)
 }

@@ -1,4 +1,4 @@
-//! The parts of a model that are known without its weights.
+//! The parts of a model that are independent of its weights.
 
 use std::sync::Arc;
 
@@ -6,11 +6,11 @@ use crate::ModelConfig;
 use crate::blocks::{Rotary, for_rows};
 use crate::layer::Layer;
 
-/// A model's sizes and how its keys carry positions: what an engine needs wherever the weights are.
+/// A model's sizes and the position encoding of its keys: the facts that an engine needs on any device.
 #[derive(Debug, Clone)]
 pub struct ModelOutline {
     config: ModelConfig,
-    // by layer; `None` where there are no keys
+    // by layer; `None` for layers without keys
     rotations: Vec<Option<Arc<Rotary>>>,
     // by layer
     sinks: Vec<Option<Arc<[f32]>>>,
@@ -37,24 +37,24 @@ impl ModelOutline {
         &self.config
     }
 
-    /// Tokens layer `layer` looks back, counting the token itself; `None` where it sees everything.
+    /// The window of layer `layer` in tokens, including the token itself; `None` without a window.
     pub fn window(&self, layer: usize) -> Option<usize> {
         *self.config.windows.get(layer)?
     }
 
-    /// A logit of each query head of a layer that takes part in its softmax and has no value, where the layer has such.
+    /// The attention sinks of a layer, one logit per query head, if it has them.
     pub fn sinks(&self, layer: usize) -> Option<&Arc<[f32]>> {
         self.sinks.get(layer)?.as_ref()
     }
 
-    /// The length of a sequence beyond which its keys turn otherwise than below (LongRoPE): keys of the two kinds do not go
-    /// together. `None` for models whose keys do not depend on the length.
+    /// The sequence length beyond which its keys rotate differently (LongRoPE); keys of the two kinds do not mix.
+    /// `None` if keys do not depend on the length.
     pub fn rotation_changes_at(&self) -> Option<usize> {
         self.rotation_changes_at
     }
 
-    /// Turns keys of a layer, `[tokens, kv_heads, key_width]`, that stand at positions from `from` on as if they stood at
-    /// positions from `to` on, in a sequence of `length` tokens. As exact as the turn by a position is itself.
+    /// Rotates keys of a layer, `[tokens, kv_heads, key_width]`, from positions `from` and on to positions `to` and
+    /// on, in a sequence of `length` tokens. It is as exact as the rotation to a position.
     pub fn move_keys(&self, layer: usize, keys: &mut [f32], from: usize, to: usize, length: usize) {
         let rotary = self.rotations.get(layer).and_then(Option::as_ref);
         if let Some(rotary) = rotary.filter(|_| from != to) {

@@ -1,4 +1,4 @@
-//! The place of a model's files: a directory as of Hugging Face, or a GGUF file, named itself or alone in its folder.
+//! Locates a model's files: a Hugging Face directory, or a GGUF file, given directly or alone in its folder.
 
 use std::path::{Path, PathBuf};
 
@@ -9,18 +9,18 @@ use crate::directory::CONFIG_FILE;
 use crate::fields::read_json;
 use crate::tokenizer::tokenizer_file;
 
-/// The settings of an adapter, as PEFT names them.
+/// The settings file of a PEFT adapter.
 pub(crate) const ADAPTER_FILE: &str = "adapter_config.json";
 
 pub(crate) enum ModelPlace {
-    /// `config.json`, weights and tokenizer lie side by side.
+    /// `config.json`, weights and tokenizer in one directory.
     Directory(PathBuf),
     /// A GGUF file.
     File(PathBuf),
 }
 
 impl ModelPlace {
-    /// The place of the model that `path` names. A folder without settings that holds one GGUF model stands for its file.
+    /// The files of the model at `path`. A folder without settings but with one GGUF model means that file.
     ///
     /// # Errors
     /// [`ModelError::NotFound`], [`ModelError::Io`], [`ModelError::SeveralModels`], [`ModelError::Adapter`].
@@ -63,14 +63,14 @@ impl ModelPlace {
     }
 }
 
-/// True for a GGUF file of a language model, or for the first shard of one.
+/// True for a language model's GGUF file, or its first shard.
 fn is_model(file: &Path) -> bool {
     let name = file.file_name().map(|name| name.to_string_lossy());
     let stem = name.as_deref().and_then(gguf_stem);
     stem.is_some_and(|stem| gguf_shard(stem).is_none_or(|shard| shard.number == 1))
 }
 
-/// The error for a folder of an adapter, with the name of the model that it belongs to.
+/// The error for an adapter's folder, with the name of its base model.
 fn adapter(path: &Path) -> Result<ModelError, ModelError> {
     let settings = read_json(&path.join(ADAPTER_FILE))?;
     let base = settings

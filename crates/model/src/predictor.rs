@@ -1,8 +1,8 @@
-//! The layer behind a model's own that predicts the token after the next one.
+//! The layer after a model's own that predicts the token after the next one.
 //!
-//! For a position it takes the embedding of the next token and the hidden state that the model gave the output head here (after the final
-//! norm), and computes what the model might give the head at the next position. Fed with its own result it goes on from there. It attends
-//! to keys and values of its own, one for each position, which the caller keeps.
+//! Its inputs at a position are the embedding of the next token and the hidden state for the output head (after the
+//! final norm). It predicts the hidden state of the next position, and can continue from its own result. It attends
+//! to its own keys and values, one pair per position, which the caller stores.
 
 use std::sync::Arc;
 
@@ -11,21 +11,21 @@ use crate::layer::Layer;
 use crate::workspace::Workspace;
 use crate::{Batch, Decoder, ModelConfig, ModelError, Projected, scratch_bytes};
 
-/// The weights of the layer, beside the embedding and the head, which are the model's.
+/// The weights of the layer. Embedding and head are the model's.
 pub struct Predictor {
     /// Of the embedding of the next token.
     pub embedding_norm: Norm,
     /// Of the hidden state.
     pub hidden_norm: Norm,
-    /// From the normalised embedding and the normalised state behind it, `[hidden_size, 2 * hidden_size]`.
+    /// From the normalised embedding followed by the normalised state, `[hidden_size, 2 * hidden_size]`.
     pub join: Projection,
-    /// A layer of attention, as the model's own.
+    /// An attention layer, as in the model.
     pub layer: Layer,
-    /// The norm before the head, and before the result is a hidden state again.
+    /// The norm before the head, which also gives the next hidden state.
     pub final_norm: Norm,
 }
 
-/// Rows on their way through a [`Predictor`] on the CPU: [`project`](Self::project), attend, [`finish`](Self::finish), then
+/// Runs a [`Predictor`] on the CPU: [`project`](Self::project), attend, [`finish`](Self::finish), then
 /// [`hidden`](Self::hidden) and [`logits`](Self::logits).
 pub struct PredictorForward {
     model: Arc<Decoder>,
@@ -38,7 +38,7 @@ pub struct PredictorForward {
 }
 
 impl Predictor {
-    /// Bytes its weights take in memory.
+    /// Bytes of its weights in memory.
     pub(crate) fn bytes(&self) -> u64 {
         let norms = [&self.embedding_norm, &self.hidden_norm, &self.final_norm].map(Norm::bytes);
         norms.iter().sum::<u64>() + self.join.bytes() + self.layer.bytes()
@@ -46,7 +46,7 @@ impl Predictor {
 }
 
 impl PredictorForward {
-    /// Memory for up to `rows` rows at a time; `None` for a model without a predictor.
+    /// Scratch for up to `rows` rows at a time; `None` for a model without a predictor.
     pub fn new(model: &Arc<Decoder>, rows: usize) -> Option<PredictorForward> {
         model.predictor.as_ref()?;
         Some(PredictorForward {
@@ -58,22 +58,24 @@ impl PredictorForward {
         })
     }
 
-    /// Bytes that one for `rows` rows takes.
+    /// Bytes of scratch for `rows` rows.
     pub fn scratch_bytes(config: &ModelConfig, rows: usize) -> u64 {
         let floats = 3 * (rows as u64).saturating_mul(config.hidden_size as u64);
         scratch_bytes(config, rows).saturating_add(4 * floats)
     }
 
-    /// Rows there is memory for.
+    /// Most rows at a time.
     pub fn most_rows(&self) -> usize {
         self.workspace.batch_tokens()
     }
 
-    /// Joins each token of `batch` with the hidden state at the position before it, `[rows, hidden_size]`, and projects the rows. Positions
-    /// of the batch are those of the states. Keys and values go to the caller's rows; what is to be finished attends to these.
+    /// Joins each token of `batch` with the hidden state at the position before it, `[rows, hidden_size]`, and
+    /// projects the rows. Positions of the batch are the states' positions. The caller stores keys and values, and
+    /// attends to them before [`finish`](Self::finish).
     ///
     /// # Errors
-    /// [`ModelError::TokenOutOfRange`], [`ModelError::BatchTooLarge`], [`ModelError::BufferLength`] for states of another length.
+    /// [`ModelError::TokenOutOfRange`], [`ModelError::BatchTooLarge`], [`ModelError::BufferLength`] for states of
+    /// another length.
     pub fn project(&mut self, batch: &Batch, hidden: &[f32]) -> Result<Projected<'_>, ModelError> {
         let (model, workspace) = (&*self.model, &mut self.workspace);
         let Some(predictor) = &model.predictor else {
@@ -104,7 +106,7 @@ impl PredictorForward {
         Ok(workspace.projected(&shape, None, rows))
     }
 
-    /// Takes the projected rows through the rest of the layer, from what was written to [`Projected::attended`].
+    /// Runs the projected rows through the rest of the layer, starting from [`Projected::attended`].
     ///
     /// # Errors
     /// [`ModelError`] for experts that cannot be read.
@@ -123,7 +125,7 @@ impl PredictorForward {
         Ok(())
     }
 
-    /// The hidden states of the finished rows, `[rows, hidden_size]`: those that the next rows are joined with.
+    /// The hidden states of the finished rows, `[rows, hidden_size]`: the input for the next rows.
     pub fn hidden(&self) -> &[f32] {
         &self.hidden
     }

@@ -1,11 +1,11 @@
-//! How far the rows of a batch have come in a layer.
+//! Progress of a batch's rows within a layer.
 
 use std::ops::Range;
 
 use crate::ModelError;
 
-/// Rows of a batch that a [`Forward`](crate::Forward) has projected and finished in the layer under way. Blocks of rows come in
-/// order in either step, and no row is finished before it is projected.
+/// Rows of a batch that a [`Forward`](crate::Forward) has projected and finished in the current layer. Blocks of rows
+/// come in order in both steps, and rows are projected before they are finished.
 #[derive(Debug, Clone, Default)]
 pub struct LayerProgress {
     /// Rows of the batch.
@@ -16,7 +16,7 @@ pub struct LayerProgress {
 }
 
 impl LayerProgress {
-    /// Of a batch of `rows` rows that no layer has seen.
+    /// Progress of a new batch of `rows` rows.
     pub fn new(rows: usize) -> LayerProgress {
         LayerProgress {
             rows,
@@ -24,12 +24,13 @@ impl LayerProgress {
         }
     }
 
-    /// The layer under way and its rows projected so far; none before the first block and when all rows are finished.
+    /// The current layer and its rows projected so far; `None` before the first block and after all rows are
+    /// finished.
     pub fn under_way(&self) -> Option<(usize, usize)> {
         (self.projected > 0 && self.finished < self.rows).then_some((self.layer, self.projected))
     }
 
-    /// Takes note that `rows` of a layer are to be projected. A layer begins with row 0.
+    /// Records the projection of `rows` of a layer. A layer begins with row 0.
     ///
     /// # Errors
     /// [`ModelError::RowsOutOfOrder`].
@@ -49,7 +50,7 @@ impl LayerProgress {
         self.finished = self.finished.max(row.min(self.projected));
     }
 
-    /// Takes note that `rows` of a layer are to be finished.
+    /// Records that `rows` of a layer are finished.
     ///
     /// # Errors
     /// [`ModelError::RowsOutOfOrder`].
@@ -65,7 +66,7 @@ impl LayerProgress {
     }
 }
 
-/// Refuses rows that are not the `next` ones of those up to `end`.
+/// Checks that the rows are the `next` ones, up to `end`.
 fn check(layer: usize, rows: &Range<usize>, next: usize, end: usize) -> Result<(), ModelError> {
     if rows.start == next && !rows.is_empty() && rows.end <= end {
         Ok(())

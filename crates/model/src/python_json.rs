@@ -1,6 +1,6 @@
 //! JSON as Python writes it: with `Infinity` and `NaN` for numbers that JSON does not have.
 
-/// The same text with null for each of these numbers, or `None` where there is none of them.
+/// Replaces each of these numbers by null; `None` if there is none.
 pub(crate) fn without_python_numbers(json: &[u8]) -> Option<Vec<u8>> {
     let mut replaced = Vec::with_capacity(json.len());
     let (mut rest, mut is_text, mut found) = (json, false, false);
@@ -15,7 +15,7 @@ pub(crate) fn without_python_numbers(json: &[u8]) -> Option<Vec<u8>> {
             continue;
         }
         let taken = match (is_text, first, after) {
-            // A backslash takes the next character with it.
+            // A backslash escapes the next character.
             (true, b'\\', [_, ..]) => 2,
             _ => 1,
         };

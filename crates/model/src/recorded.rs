@@ -1,25 +1,25 @@
-//! The inputs of a recurrent layer from the latest rows, so that the layer can be taken back to any of them.
+//! Records the inputs of a recurrent layer's latest rows, so that the layer can return to any of them.
 //!
-//! A state of a recurrent layer cannot forget a token. Where drafted tokens are verified, a copy of the state is taken once, before them,
-//! and each row's inputs are recorded. The inputs of the rows that are kept are then replayed into the copy: far less work than the rows
-//! were, and the same bits.
+//! A recurrent state cannot remove a token. Before drafted tokens are verified, the state is copied once, and each
+//! row's inputs are recorded. The inputs of accepted rows are then replayed into the copy, which is much less work
+//! than the rows themselves and gives the same bits.
 
 use crate::{SegmentPart, StateShape};
 
-/// Rows that can be recorded: those of a pass of answers.
+/// Most recorded rows: the rows of a decode pass.
 pub(crate) const MOST_ROWS: usize = 16;
 
 /// The inputs of one layer since [`begin`](Self::begin).
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Recorded {
-    /// True if every row since is here.
+    /// True if every row since then is recorded.
     is_whole: bool,
     rows: usize,
     /// `[rows, channels]`, before the convolution.
     raw: Vec<f32>,
-    /// `[rows, heads]`, how much of a value is written.
+    /// `[rows, heads]`: the write strength.
     strength: Vec<f32>,
-    /// `[rows, decays]`, the logarithm of what remains of the memory.
+    /// `[rows, decays]`: the logarithm of the memory's decay factor.
     decay: Vec<f32>,
 }
 
@@ -33,19 +33,19 @@ pub(crate) struct RecordedRows<'a> {
 }
 
 impl Recorded {
-    /// Records from here on.
+    /// Starts recording.
     pub(crate) fn begin(&mut self) {
         self.is_whole = true;
         self.truncate(0);
     }
 
-    /// Records nothing more, until it is begun again.
+    /// Stops recording until the next [`begin`](Self::begin).
     pub(crate) fn end(&mut self) {
         self.is_whole = false;
         self.truncate(0);
     }
 
-    /// Takes the inputs of a part of a segment. Tokens of prompts, and more rows than can be recorded, end it.
+    /// Records the inputs of a part of a segment. Prompt tokens, and too many rows, stop the recording.
     pub(crate) fn take(&mut self, part: &SegmentPart, inputs: RecordedRows<'_>) {
         if !self.is_whole {
             return;
@@ -61,13 +61,13 @@ impl Recorded {
             (&mut self.decay, inputs.decay),
         ];
         for (recorded, values) in values {
-            // Once, for all rows that can be recorded: the memory that is planned.
+            // Allocated once, for the most rows: the planned memory.
             recorded.reserve_exact(MOST_ROWS * (values.len() / inputs.rows) - recorded.len());
             recorded.extend_from_slice(values);
         }
     }
 
-    /// Rows that are recorded; `None` where any since the beginning is missing.
+    /// Number of recorded rows; `None` if any row since the start is missing.
     pub(crate) fn rows(&self) -> Option<usize> {
         self.is_whole.then_some(self.rows)
     }
@@ -83,7 +83,7 @@ impl Recorded {
         }
     }
 
-    /// Forgets the rows behind the first `rows`.
+    /// Drops the rows after the first `rows`.
     pub(crate) fn truncate(&mut self, rows: usize) {
         for values in [&mut self.raw, &mut self.strength, &mut self.decay] {
             values.truncate(values.len() / self.rows.max(1) * rows);
@@ -92,7 +92,7 @@ impl Recorded {
     }
 }
 
-/// Bytes of the recorded rows of one layer at most.
+/// Most bytes of the recorded rows of one layer.
 pub(crate) fn layer_bytes(shape: &StateShape) -> u64 {
     (MOST_ROWS * shape.input_width() * size_of::<f32>()) as u64
 }

@@ -1,4 +1,5 @@
-//! The state of recurrent layers: of fixed size whatever the context, copied to roll back to, stored as bytes.
+//! The state of recurrent layers: its size is independent of the context; it can be copied for rollbacks and stored
+//! as bytes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,10 +9,11 @@ use crate::recorded::Recorded;
 use crate::state_shape::MemoryShape;
 use crate::{Decoder, ModelConfig, ModelError, StateShape};
 
-/// The states of the layers of one sequence, in f32: for each layer with a [`StateShape`] the last inputs of its convolution and the
-/// memories of its heads. Empty for a model without such layers. All kinds have one form, in memory and as bytes.
+/// The states of the layers of one sequence, in f32: for each layer with a [`StateShape`] the last inputs of its
+/// convolution and the memories of its heads. It is empty for a model without such layers. All kinds use the same
+/// form, in memory and as bytes.
 ///
-/// A copy is a snapshot: [`copy_from`](Self::copy_from) restores it to the bit.
+/// A copy is a snapshot: [`copy_from`](Self::copy_from) restores it exactly.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RecurrentState {
     // by layer of the model; `None` for a layer without a state
@@ -30,13 +32,13 @@ pub(crate) struct LayerState {
     pub(crate) convolution: Vec<f32>,
     /// `[head, column piece, row]`.
     pub(crate) memory: Vec<Columns>,
-    /// Inputs since [`RecurrentState::record`], which copies do not have.
+    /// Inputs since [`RecurrentState::record`]; copies have none.
     pub(crate) recorded: Recorded,
 }
 
 impl PartialEq for LayerState {
     fn eq(&self, other: &Self) -> bool {
-        // Not the version: what is held may be equal wherever it came from.
+        // Versions are not compared: states of different origin may be equal.
         self.shape == other.shape
             && self.tokens == other.tokens
             && self.convolution == other.convolution
@@ -44,12 +46,12 @@ impl PartialEq for LayerState {
     }
 }
 
-/// One layer's part of a [`RecurrentState`], for who computes the layer elsewhere than in main memory.
+/// One layer's part of a [`RecurrentState`], for devices that compute the layer outside main memory.
 pub struct RecurrentLayer<'a> {
     state: &'a mut LayerState,
 }
 
-/// Before the first token.
+/// Version before the first token.
 const EMPTY: u64 = 0;
 
 fn next_version() -> u64 {
@@ -70,7 +72,7 @@ impl LayerState {
         }
     }
 
-    /// Takes over tokens, convolution and memories of a state of the same shape.
+    /// Copies tokens, convolution and memories from a state of the same shape.
     pub(crate) fn copy_from(&mut self, other: &LayerState) {
         self.tokens = other.tokens;
         self.convolution.copy_from_slice(&other.convolution);
@@ -79,8 +81,8 @@ impl LayerState {
 }
 
 impl RecurrentLayer<'_> {
-    /// A number that what the layer holds has alone: while it stays, so does the rest. Copies have the number of what they
-    /// were copied from.
+    /// Version of this layer's state. It changes whenever the state changes; two layers with equal versions hold
+    /// equal state, so a device copy with the same version is up to date.
     pub fn version(&self) -> u64 {
         self.state.version
     }
@@ -104,8 +106,8 @@ impl RecurrentLayer<'_> {
         }
     }
 
-    /// Takes over what reading `tokens` more tokens left: the convolution's inputs and the memories in the shapes of
-    /// [`convolution`](Self::convolution) and [`copy_memory`](Self::copy_memory). Returns the version.
+    /// Replaces the state after `tokens` more tokens. The convolution's inputs and the memories have the shapes of
+    /// [`convolution`](Self::convolution) and [`copy_memory`](Self::copy_memory). Returns the new version.
     ///
     /// # Panics
     /// When either holds another number of values.
@@ -125,7 +127,7 @@ impl RecurrentLayer<'_> {
         self.state.version
     }
 
-    /// The place in the state's memory of a piece of row `at` of all heads' rows.
+    /// Index in the state's memory of a piece of row `at`, counted over all heads.
     fn place(&self, at: usize, piece: usize) -> usize {
         let memory = self.state.shape.memory();
         let (head, row) = (at / memory.rows, at % memory.rows);
@@ -142,7 +144,7 @@ impl RecurrentState {
         }
     }
 
-    /// True if the model has no layers with a state, so that there is nothing to keep.
+    /// True if no layer of the model has a state.
     pub fn is_empty(&self) -> bool {
         self.layers.iter().all(Option::is_none)
     }
@@ -152,20 +154,21 @@ impl RecurrentState {
         self.layers.iter().map(|layer| layer.as_ref().map(|layer| layer.shape))
     }
 
-    /// Tokens every layer has read; `None` where layers disagree, as after a batch that failed half way, or where the
-    /// state is empty.
+    /// Tokens that every layer has read; `None` if layers disagree, as after a failed batch, or if the state is
+    /// empty.
     pub fn tokens(&self) -> Option<usize> {
         let mut tokens = self.layers.iter().flatten().map(|layer| layer.tokens);
         let first = tokens.next()?;
         tokens.all(|other| other == first).then_some(first)
     }
 
-    /// Bytes of the state in memory and as [`to_bytes`](Self::to_bytes) stores it: [`ModelConfig::recurrent_bytes`].
+    /// Bytes of the state in memory, and in the form of [`to_bytes`](Self::to_bytes):
+    /// [`ModelConfig::recurrent_bytes`].
     pub fn bytes(&self) -> u64 {
         self.shapes().flatten().map(|shape| shape.bytes()).sum()
     }
 
-    /// Goes back to the state before the first token.
+    /// Resets to the state before the first token.
     pub fn reset(&mut self) {
         for layer in self.layers.iter_mut().flatten() {
             (layer.version, layer.tokens) = (EMPTY, 0);
@@ -175,7 +178,7 @@ impl RecurrentState {
         }
     }
 
-    /// Becomes a copy of another state of the same model, in the memory it has.
+    /// Copies another state of the same model, without allocation.
     ///
     /// # Errors
     ///
@@ -193,7 +196,7 @@ impl RecurrentState {
         Ok(())
     }
 
-    /// Records the inputs of the generated tokens that are read from here on, so that [`replay`](Self::replay) can go back to any of them.
+    /// Starts to record the inputs of generated tokens, so that [`replay`](Self::replay) can return to any of them.
     pub fn record(&mut self) {
         self.layers
             .iter_mut()
@@ -201,19 +204,20 @@ impl RecurrentState {
             .for_each(|layer| layer.recorded.begin());
     }
 
-    /// Tokens that have been recorded; `None` where the state is empty, or where not all tokens could be.
+    /// Number of recorded tokens; `None` if the state is empty, or not all tokens were recorded.
     pub fn recorded(&self) -> Option<usize> {
         let mut rows = self.layers.iter().flatten().map(|layer| layer.recorded.rows());
         let first = rows.next()??;
         rows.all(|other| other == Some(first)).then_some(first)
     }
 
-    /// Goes back to the state behind the first `tokens` recorded tokens: `start`, which is the state where recording began, reads them again.
-    /// The state has the bits that it had there, and the tokens behind are forgotten.
+    /// Returns to the state after the first `tokens` recorded tokens: `start`, the state at the start of the
+    /// recording, reads them again. The state then has exactly the same bits as at that point, and later tokens are
+    /// removed.
     ///
     /// # Errors
-    /// [`ModelError::WrongRecurrentState`] for a state of another model or another place, and where fewer tokens have been recorded; it is as
-    /// it was then.
+    /// [`ModelError::WrongRecurrentState`] for a state of another model or position, and if fewer tokens were
+    /// recorded. The state is then unchanged.
     pub fn replay(&mut self, model: &Decoder, start: &RecurrentState, tokens: usize) -> Result<(), ModelError> {
         let begins = |recorded: usize| self.tokens() == start.tokens().map(|start| start + recorded);
         let reaches = self
@@ -235,8 +239,8 @@ impl RecurrentState {
         Ok(())
     }
 
-    /// The state as little-endian bytes: for each layer with a state, of whatever kind, the tokens it has read as u64, the convolution's
-    /// inputs and the memories as f32.
+    /// The state as little-endian bytes: for each layer with a state of any kind, the number of tokens read as u64,
+    /// then the convolution's inputs and the memories as f32.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.bytes() as usize);
         for layer in self.layers.iter().flatten() {
@@ -248,12 +252,11 @@ impl RecurrentState {
         bytes
     }
 
-    /// The state that [`to_bytes`](Self::to_bytes) stored, equal to the bit.
+    /// Restores a state from [`to_bytes`](Self::to_bytes), with the same bits.
     ///
     /// # Errors
     ///
-    /// [`ModelError::RecurrentBytes`] when there are not exactly as many bytes as a state of this model takes; nothing
-    /// is allocated then.
+    /// [`ModelError::RecurrentBytes`] if the number of bytes differs from this model's; nothing is then allocated.
     pub fn from_bytes(config: &ModelConfig, bytes: &[u8]) -> Result<RecurrentState, ModelError> {
         if bytes.len() as u64 != config.recurrent_bytes() {
             return Err(ModelError::RecurrentBytes {
@@ -276,12 +279,12 @@ impl RecurrentState {
         Ok(state)
     }
 
-    /// The part of a layer that is to read from `start_position` on; `None` for a layer without a state.
+    /// The part of a layer that reads next from `start_position` on; `None` for a layer without a state.
     ///
     /// # Errors
     ///
-    /// [`ModelError::WrongRecurrentState`] for a state of another model, [`ModelError::RecurrentPosition`] where the layer
-    /// has read other tokens than those before.
+    /// [`ModelError::WrongRecurrentState`] for a state of another model, [`ModelError::RecurrentPosition`] if the
+    /// layer has not read exactly the tokens before it.
     pub fn layer(
         &mut self,
         config: &ModelConfig,
@@ -292,7 +295,7 @@ impl RecurrentState {
         Ok(state.map(|state| RecurrentLayer { state }))
     }
 
-    /// As [`layer`](Self::layer), to be written to.
+    /// As [`layer`](Self::layer), writable.
     pub(crate) fn layer_mut(
         &mut self,
         config: &ModelConfig,

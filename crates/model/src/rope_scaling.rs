@@ -1,4 +1,4 @@
-//! A stretching of positions that takes the place of the model's own.
+//! A scaling of positions that replaces the model's own.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use crate::ModelError;
 use crate::fields::Fields;
 
-/// Largest factor that is taken seriously.
+/// Largest plausible factor.
 const LARGEST_FACTOR: f64 = 4096.0;
 
-/// How a model is read beyond the tokens it was made for: `yarn:factor=4,original=32768`, `linear:factor=2`, `own:factor=8`.
+/// Extends a model beyond its trained context: `yarn:factor=4,original=32768`, `linear:factor=2`, `own:factor=8`.
 ///
 /// ```
 /// use riffle_model::{RopeMethod, RopeScaling};
@@ -22,22 +22,22 @@ const LARGEST_FACTOR: f64 = 4096.0;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RopeScaling {
-    /// How angles change.
+    /// The change of angles.
     pub method: RopeMethod,
-    /// The context becomes this many times as long.
+    /// Factor on the length of the context.
     pub factor: f64,
-    /// Tokens of the first training; `None` takes what the model says of itself.
+    /// Length of the first training in tokens; `None` uses the model's setting.
     pub original_tokens: Option<usize>,
 }
 
-/// How angles change with a longer context.
+/// The change of angles for a longer context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RopeMethod {
-    /// YaRN, Peng et al. 2023, arXiv:2309.00071: slow pairs are stretched, quick ones stay.
+    /// YaRN, Peng et al. 2023, arXiv:2309.00071: slowly rotating pairs are scaled, fast ones stay.
     Yarn,
     /// Position interpolation, Chen et al. 2023, arXiv:2306.15595: every angle is divided by the factor.
     Linear,
-    /// The model's own angles, at positions it was not made for.
+    /// The model's own angles, at positions beyond its training.
     Own,
 }
 
@@ -117,7 +117,7 @@ impl FromStr for RopeScaling {
 }
 
 impl RopeScaling {
-    /// Settings of a model with a stretching, where one is given, in place of its own.
+    /// The settings of a model with `scaling`, if given, in place of its own.
     pub(crate) fn apply(scaling: Option<&Self>, fields: Fields) -> Result<Fields, ModelError> {
         match scaling {
             Some(scaling) => scaling.stretch(fields),
@@ -151,7 +151,7 @@ impl RopeScaling {
         let mut rotation = own.as_ref().map(Fields::values).unwrap_or_default();
         let original = match self.method {
             RopeMethod::Own => {
-                // Some stretchings follow from the longest context, which is about to change.
+                // Some scalings depend on the longest context, which is about to change.
                 if let (Some(trained), Some(own)) = (trained, &own)
                     && own.get("factor").is_none()
                 {

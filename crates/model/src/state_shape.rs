@@ -1,9 +1,9 @@
-//! Kinds and sizes of the states that layers keep besides keys and values.
+//! Kinds and sizes of layers' recurrent states.
 
 use riffle_linear::Columns;
 
-/// The state of a layer: of fixed size, whatever the context. All kinds keep the last inputs of a causal convolution; a kind with heads
-/// keeps a matrix for each head as well.
+/// The recurrent state of a layer. Its size is independent of the context. All kinds store the last inputs of a
+/// causal convolution; kinds with heads also store a matrix for each head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StateShape {
     /// State of a [`GatedDeltaNet`](crate::GatedDeltaNet).
@@ -23,55 +23,55 @@ pub enum StateShape {
 pub struct GatedDeltaNetShape {
     /// Query and key heads.
     pub key_heads: usize,
-    /// Value heads, a multiple of the key heads; each has a memory of its own.
+    /// Value heads, a multiple of the key heads; each has its own memory.
     pub value_heads: usize,
     /// Width of a query or key head.
     pub key_dim: usize,
     /// Width of a value head.
     pub value_dim: usize,
-    /// Tokens that the causal convolution reads, the token itself included.
+    /// Tokens that the causal convolution reads, including the current one.
     pub kernel: usize,
 }
 
 /// The sizes of a [`ShortConvolution`](crate::ShortConvolution).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShortConvolutionShape {
-    /// Values of a token that pass the convolution.
+    /// Values per token in the convolution.
     pub channels: usize,
-    /// Tokens that the convolution reads, the token itself included.
+    /// Tokens that the convolution reads, including the current one.
     pub kernel: usize,
 }
 
 /// The sizes of a [`Mamba2`](crate::Mamba2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mamba2Shape {
-    /// Heads, a multiple of the groups; each has a memory of its own.
+    /// Heads, a multiple of the groups; each has its own memory.
     pub heads: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// Values of the state for each element of a head.
+    /// State values per element of a head.
     pub state_width: usize,
     /// Groups of heads that share `B` and `C`.
     pub groups: usize,
-    /// Tokens that the causal convolution reads, the token itself included.
+    /// Tokens that the causal convolution reads, including the current one.
     pub kernel: usize,
 }
 
 /// The sizes of a [`KimiDeltaAttention`](crate::KimiDeltaAttention).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KimiDeltaShape {
-    /// Heads of queries, keys and values; each has a memory of its own.
+    /// Heads of queries, keys and values; each has its own memory.
     pub heads: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// Tokens that the causal convolution reads, the token itself included.
+    /// Tokens that the causal convolution reads, including the current one.
     pub kernel: usize,
 }
 
 /// The sizes of a [`LightningAttention`](crate::LightningAttention).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LightningShape {
-    /// Heads of queries, keys and values; each has a memory of its own.
+    /// Heads of queries, keys and values; each has its own memory.
     pub heads: usize,
     /// Width of a head.
     pub head_dim: usize,
@@ -83,7 +83,7 @@ impl KimiDeltaShape {
         self.heads * self.head_dim
     }
 
-    /// Values of a token that pass the convolution: queries, keys, values.
+    /// Values per token in the convolution: queries, keys, values.
     pub fn channels(&self) -> usize {
         3 * self.width()
     }
@@ -95,7 +95,7 @@ impl LightningShape {
         self.heads * self.head_dim
     }
 
-    /// Values of a token that the rule reads: queries, keys, values.
+    /// Values per token that the rule reads: queries, keys, values.
     pub fn channels(&self) -> usize {
         3 * self.width()
     }
@@ -107,7 +107,7 @@ impl Mamba2Shape {
         self.heads * self.head_dim
     }
 
-    /// Values of a token that pass the convolution: those of all heads, `B` and `C`.
+    /// Values per token in the convolution: the values of all heads, `B` and `C`.
     pub fn channels(&self) -> usize {
         self.inner_width() + 2 * self.groups * self.state_width
     }
@@ -119,7 +119,7 @@ impl GatedDeltaNetShape {
         self.value_heads * self.value_dim
     }
 
-    /// Values of a token that pass the convolution: queries, keys, values.
+    /// Values per token in the convolution: queries, keys, values.
     pub fn channels(&self) -> usize {
         2 * self.key_heads * self.key_dim + self.value_width()
     }
@@ -141,12 +141,12 @@ impl MemoryShape {
         self.heads * self.columns
     }
 
-    /// Pieces of 64 columns that hold the values of a head.
+    /// Pieces of 64 columns for a head's values.
     pub(crate) fn column_pieces(&self) -> usize {
         self.columns.div_ceil(Columns::COUNT)
     }
 
-    /// Pieces of the memory of one head, `[column piece, rows]`.
+    /// Memory pieces of one head, `[column piece, rows]`.
     pub(crate) fn head_pieces(&self) -> usize {
         self.column_pieces() * self.rows
     }
@@ -177,7 +177,7 @@ impl StateShape {
         }
     }
 
-    /// Values of a token that pass the convolution.
+    /// Values per token in the convolution.
     pub(crate) fn channels(&self) -> usize {
         match self {
             StateShape::GatedDeltaNet(shape) => shape.channels(),
@@ -226,13 +226,13 @@ impl StateShape {
         (self.kernel() - 1) * self.channels()
     }
 
-    /// Bytes of one layer's state, its position included.
+    /// Bytes of one layer's state, including its position.
     pub(crate) fn bytes(&self) -> u64 {
         let values = self.convolution_values() + self.memory().pieces() * Columns::COUNT;
         size_of::<u64>() as u64 + (values * size_of::<f32>()) as u64
     }
 
-    /// Decays of a token: one for each head, or for each row of its memory.
+    /// Decays per token: one for each head, or for each row of its memory.
     pub(crate) fn decays(&self) -> usize {
         let memory = self.memory();
         match self {
@@ -241,12 +241,12 @@ impl StateShape {
         }
     }
 
-    /// Values that a token brings to the state: inputs of the convolution, strengths of heads, and decays.
+    /// Input values per token: the convolution's inputs, the heads' strengths, and decays.
     pub(crate) fn input_width(&self) -> usize {
         self.channels() + self.memory().heads + self.decays()
     }
 
-    /// Values of scratch that a token takes in the layer's mixer.
+    /// Scratch values per token in the layer's mixer.
     pub(crate) fn scratch_width(&self) -> usize {
         match self {
             StateShape::ShortConvolution(shape) => 3 * shape.channels,
@@ -257,7 +257,7 @@ impl StateShape {
         }
     }
 
-    /// A problem with the sizes, where they disagree.
+    /// A problem with the sizes, if they disagree.
     pub(crate) fn problem(&self) -> Option<&'static str> {
         let heads = match self {
             StateShape::GatedDeltaNet(shape) => (shape.value_heads, shape.key_heads),

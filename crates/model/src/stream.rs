@@ -1,32 +1,32 @@
-//! Text of tokens that arrive one by one.
+//! Decodes tokens one by one.
 
 use crate::{ModelError, Tokenizer};
 
 const REPLACEMENT: char = '\u{fffd}';
 
-/// Turns tokens into text as they come.
+/// Decodes tokens to text as they arrive.
 ///
-/// Bytes of an unfinished character are held back until the character is whole. The pieces, joined, are exactly
-/// [`Tokenizer::decode`] of all tokens.
+/// Bytes of an incomplete character are held back until it is complete. The joined pieces equal [`Tokenizer::decode`]
+/// of all tokens.
 #[derive(Debug, Clone, Default)]
 pub struct StreamDecoder {
-    /// The last tokens: one whose text is out already, as context, then those that are held back.
+    /// The last tokens: one whose text is already returned, as context, then the held-back ones.
     window: Vec<u32>,
-    /// Bytes of the window's text that are out already.
+    /// Bytes of the window's text already returned.
     emitted: usize,
 }
 
 impl StreamDecoder {
-    /// Takes the next token and returns the text that is certain now, often empty.
+    /// Adds a token and returns the text that is now certain, often empty.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String, ModelError> {
-        // As context a special token would look like the beginning of the text.
+        // As context, a special token would look like the start of the text.
         if tokenizer.is_special(id) {
             return Ok(String::new());
         }
         self.window.push(id);
         let text = tokenizer.decode(&self.window)?;
         if tokenizer.is_open(id, &text) {
-            // Only the last replacement character can stand for a character that is still unfinished.
+            // Only the last replacement character can belong to an incomplete character.
             let certain = if tokenizer.has_byte_runs() {
                 self.emitted
             } else {
@@ -43,7 +43,7 @@ impl StreamDecoder {
         Ok(piece)
     }
 
-    /// Returns what is still held back; the decoder is as new afterwards.
+    /// Returns the held-back text and resets the decoder.
     pub fn finish(&mut self, tokenizer: &Tokenizer) -> Result<String, ModelError> {
         let text = tokenizer.decode(&self.window)?;
         let rest = self.take(&text, text.len());
@@ -52,7 +52,7 @@ impl StreamDecoder {
         Ok(rest)
     }
 
-    /// The text from what is out already up to byte `end`.
+    /// Returns the text up to byte `end` that was not returned before.
     fn take(&mut self, text: &str, end: usize) -> String {
         let piece = text.get(self.emitted..end).unwrap_or_default().to_owned();
         self.emitted = self.emitted.max(end);

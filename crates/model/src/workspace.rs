@@ -1,4 +1,4 @@
-//! Scratch memory of a forward pass, allocated once and of known size.
+//! Scratch memory of a forward pass, allocated once with a known size.
 
 use std::ops::Range;
 
@@ -9,8 +9,7 @@ use crate::config::IndexerShape;
 use crate::layer::Rows;
 use crate::{AttentionShape, CutGrid, ModelConfig, Projected, ProjectedIndex};
 
-/// Tokens whose linear work is done at a time: enough rows to read each weight once for many, few enough that scratch
-/// stays small.
+/// Tokens per block of linear work: enough rows to read each weight once for many, few enough to keep scratch small.
 pub(crate) const ROW_BLOCK: usize = 256;
 
 /// Recurrent layers read chunks that end at multiples of 64 positions; blocks of rows end with them.
@@ -18,7 +17,8 @@ pub(crate) const CUT_GRID: CutGrid = CutGrid::Positions(Columns::COUNT);
 
 /// Scratch for batches of up to a fixed number of tokens.
 ///
-/// Queries, keys, values, attention results, and inputs and sums of experts are as long as the batch; everything else is as long as a row block.
+/// Queries, keys, values, attention results, and inputs and sums of experts have the batch's length; all other
+/// buffers have a row block's.
 pub(crate) struct Workspace {
     batch_tokens: usize,
     sizes: Sizes,
@@ -43,14 +43,14 @@ pub(crate) struct Workspace {
     pub(crate) mixer: Vec<f32>,
     // [tokens, layers, width of a layer's input]
     pub(crate) layer_inputs: Vec<f32>,
-    // [tokens, streams, hidden]; nothing where there is one stream
+    // [tokens, streams, hidden]; empty with one stream
     streams: Vec<f32>,
     pub(crate) experts: ExpertScratch,
     // one for each rotation of the model
     pub(crate) rotary_tables: Vec<RotaryTable>,
 }
 
-/// What indexers compute of a batch.
+/// Results of indexers for a batch.
 pub(crate) struct Indexed {
     // [tokens, heads, width]
     queries: Vec<f32>,
@@ -60,7 +60,7 @@ pub(crate) struct Indexed {
     keys: Vec<f32>,
 }
 
-/// Values per token of each kind of buffer, in the layer that takes most of it.
+/// Values per token of each kind of buffer, in the layer that needs most.
 #[derive(Clone, Copy)]
 struct Sizes {
     queries: usize,
@@ -143,7 +143,7 @@ impl Workspace {
         self.batch_tokens
     }
 
-    /// Bytes it holds, equal to [`scratch_bytes`] of its configuration.
+    /// Bytes in memory, equal to [`scratch_bytes`] of its configuration.
     pub(crate) fn bytes(&self) -> u64 {
         let buffers = [
             &self.queries,
@@ -165,7 +165,7 @@ impl Workspace {
         4 * buffers.iter().map(|buffer| buffer.len() as u64).sum::<u64>() + tables + self.experts.bytes()
     }
 
-    /// Queries, keys and values of the first `rows` rows of a layer, and room for the attention result.
+    /// Queries, keys and values of the first `rows` rows of a layer, and the buffer for attention's result.
     pub(crate) fn projected(
         &mut self,
         layer: &AttentionShape,
@@ -181,7 +181,7 @@ impl Workspace {
         }
     }
 
-    /// Some rows of a batch, with the `attended_width` values that attention returned for each and scratch.
+    /// Some rows of a batch, with the `attended_width` values of attention's result per row, and scratch.
     pub(crate) fn row_block<'a>(
         &'a mut self,
         hidden: &'a mut [f32],
@@ -205,7 +205,7 @@ impl Workspace {
     }
 }
 
-/// Bytes of scratch a [`HostForward`](crate::HostForward) for batches of `batch_tokens` takes, known before anything is allocated.
+/// Bytes of scratch of a [`HostForward`](crate::HostForward) for batches of `batch_tokens`, known before allocation.
 pub fn scratch_bytes(config: &ModelConfig, batch_tokens: usize) -> u64 {
     let sizes = Sizes::for_model(config);
     let indexed: usize = sizes.indexed.iter().sum();
@@ -228,7 +228,7 @@ impl IndexerShape {
         [self.heads * self.width, self.heads, self.width]
     }
 
-    /// The most that a layer of a model has of each of [`widths`](Self::widths).
+    /// The largest of each of [`widths`](Self::widths) over the model's layers.
     fn largest(config: &ModelConfig) -> [usize; 3] {
         let widths = config.indexers.iter().flatten().map(IndexerShape::widths);
         widths.fold([0; 3], |most, own| [0, 1, 2].map(|part| most[part].max(own[part])))
@@ -241,7 +241,7 @@ impl Indexed {
         Indexed { queries, weights, keys }
     }
 
-    /// Room for some rows of a batch.
+    /// Buffers for some rows of a batch.
     pub(crate) fn rows(&mut self, indexer: &IndexerShape, rows: Range<usize>) -> IndexedRows<'_> {
         let [queries, weights, keys] = indexer.widths().map(|width| rows.start * width..rows.end * width);
         IndexedRows {
@@ -265,7 +265,7 @@ impl Indexed {
 pub(crate) struct RowBlock<'a> {
     // [rows, hidden], the residual stream
     pub(crate) hidden: &'a mut [f32],
-    // [rows, heads, value_width], what attention returned
+    // [rows, heads, value_width], attention's result
     pub(crate) attended: &'a mut [f32],
     // [rows, hidden]
     pub(crate) normed: &'a mut [f32],
@@ -275,7 +275,7 @@ pub(crate) struct RowBlock<'a> {
     pub(crate) inner: &'a mut [f32],
     // [rows, intermediate]
     pub(crate) inner_gate: &'a mut [f32],
-    // [rows, mixer], for the parts of a token mixer to share out
+    // [rows, mixer], which the parts of a token mixer split among themselves
     pub(crate) mixer: &'a mut [f32],
     pub(crate) experts: &'a mut ExpertScratch,
     // [rows, streams, hidden]

@@ -1,4 +1,4 @@
-//! Which policy each layer and KV head has.
+//! The policy of each layer and KV head.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -6,11 +6,11 @@ use std::str::FromStr;
 
 use crate::{KeyUse, Phase, PolicyError, PolicyShape, PolicySpec};
 
-/// Which policy each layer and KV head has in one phase: one for all, and rules for some. If several rules match, the
+/// The policies of all layers and KV heads in one phase: one for all, and rules for some. If several rules match, the
 /// last one decides.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PolicyRules {
-    /// The policy where no rule matches.
+    /// The policy if no rule matches.
     pub base: PolicySpec,
     /// Exceptions, in order.
     pub rules: Vec<PolicyRule>,
@@ -19,9 +19,9 @@ pub struct PolicyRules {
 /// A policy for some layers and KV heads.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PolicyRule {
-    /// Layers it holds for; empty for all.
+    /// Layers of the rule; empty for all.
     pub layers: Vec<RangeInclusive<usize>>,
-    /// KV heads it holds for; empty for all.
+    /// KV heads of the rule; empty for all.
     pub kv_heads: Vec<RangeInclusive<usize>>,
     /// Their policy.
     pub policy: PolicySpec,
@@ -45,7 +45,7 @@ impl PolicyRules {
         })
     }
 
-    /// Refuses rules that name a layer, or a KV head in all its layers, that is not there: they were written for another model.
+    /// Refuses rules with a layer or KV head that the model does not have.
     ///
     /// # Errors
     /// [`PolicyError::NoSuchPlace`].
@@ -71,7 +71,7 @@ impl PolicyRules {
         Ok(())
     }
 
-    /// The chunk length that the policies prefer, the largest of them; `None` where none has a preference.
+    /// The largest chunk length that a policy prefers; `None` if none has a preference.
     pub fn preferred_chunk_tokens(&self) -> Option<usize> {
         let needs = self.specs().filter_map(|spec| spec.info().traits.chunk);
         needs.map(|need| need.preferred).max()
@@ -87,22 +87,23 @@ impl PolicyRules {
         self.specs().all(|spec| spec.info().traits.dense)
     }
 
-    /// True if all policies choose from keys and current queries alone. Then keys that another sequence or process computed serve as well.
+    /// True if all policies select from keys and current queries alone. Keys from another sequence or process can
+    /// then be reused.
     pub fn follows_from_keys(&self) -> bool {
         self.specs().all(|spec| spec.info().traits.follows_from_keys)
     }
 
-    /// True if selections of a policy depend on where chunks begin and end ([`Traits::depends_on_chunks`](crate::Traits)).
+    /// True if selections of a policy depend on chunk boundaries ([`Traits::depends_on_chunks`](crate::Traits)).
     pub fn depends_on_chunks(&self) -> bool {
         self.specs().any(|spec| spec.info().traits.depends_on_chunks)
     }
 
-    /// True if a policy looks through the keys of the whole sequence.
+    /// True if a policy scans the keys of the whole sequence.
     pub fn scans_keys(&self) -> bool {
         self.specs().any(|spec| spec.info().traits.keys == KeyUse::Scanned)
     }
 
-    /// An upper bound of the bytes that the policies of all layers and KV heads hold for `tokens` tokens.
+    /// An upper bound of the bytes that the policies of all layers and KV heads store for `tokens` tokens.
     pub fn stored_bytes(&self, layers: &[PolicyShape], tokens: usize) -> u64 {
         let of_layer = |shape: &PolicyShape| {
             let of_head = self
@@ -114,7 +115,7 @@ impl PolicyRules {
         (most * tokens as f64) as u64
     }
 
-    /// Every policy that is named, the base first, then those of the rules.
+    /// Every policy: the base first, then the policies of the rules.
     pub fn specs(&self) -> impl Iterator<Item = &PolicySpec> {
         std::iter::once(&self.base).chain(self.rules.iter().map(|rule| &rule.policy))
     }

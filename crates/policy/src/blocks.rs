@@ -9,13 +9,13 @@ pub struct BlockRows {
     pub block: usize,
     /// Number of the first query block.
     pub first: usize,
-    /// The key blocks of each query block, ascending.
+    /// The key blocks that each query block reads, ascending.
     pub chosen: Vec<Vec<usize>>,
 }
 
 impl BlockRows {
-    /// Selects for a tile the key blocks of every query block that holds one of its queries. Query blocks outside these
-    /// rows read nothing.
+    /// Selects for a tile the key blocks of every query block that overlaps it. Query blocks outside these rows read
+    /// nothing.
     pub fn select(&self, tile: &QueryTile<'_>, tokens: usize) -> Selection {
         let numbers = query_blocks(tile, self.block);
         let from = numbers.start.saturating_sub(self.first).min(self.chosen.len());
@@ -30,7 +30,7 @@ pub fn block_span(number: usize, block: usize, tokens: usize) -> Span {
     Span::new(number * block, ((number + 1) * block).min(tokens))
 }
 
-/// Numbers of the blocks that hold the tile's queries.
+/// Numbers of the blocks that contain the tile's queries.
 pub fn query_blocks(tile: &QueryTile<'_>, block: usize) -> std::ops::Range<usize> {
     tile.start / block..(tile.start + tile.rows).div_ceil(block)
 }

@@ -1,4 +1,4 @@
-//! The smallest and the largest value of the keys of each block, channel by channel.
+//! Bounds of each block's keys: the smallest and the largest value per channel.
 
 use riffle_attention::{LANES, PageView, Plane, QueryTile, Scorer, Span};
 
@@ -7,9 +7,9 @@ use crate::state;
 
 /// Channel bounds of the keys `0..tokens`.
 ///
-/// A block is stored as a key of twice the width: its largest values, then its smallest. The bound of a query,
-/// Σ max(q·smallest, q·largest), is then one product with the query's positive elements followed by its negative ones, and
-/// the bound summed over many queries is one product as well.
+/// A block is stored as a key of twice the width: its largest values, then its smallest. The bound of a query, Σ
+/// max(q·smallest, q·largest), is then one product with the query's positive elements followed by its negative ones,
+/// and the bound summed over many queries is also one product.
 #[derive(Clone, Default)]
 pub(crate) struct Bounds {
     tokens: usize,
@@ -51,21 +51,21 @@ impl Bounds {
         }
     }
 
-    /// The end of the page, where the page continues the keys that are bounded and brings new ones. A page farther ahead
-    /// has to wait for the pages between.
+    /// The new end of the bounded keys if the page continues them with new keys. A page farther ahead must wait for
+    /// the pages between.
     pub(crate) fn continued_by(&self, page: &PageView<'_>) -> Option<usize> {
         let end = page.start + page.tokens;
         (page.start <= self.tokens && end > self.tokens).then_some(end)
     }
 
-    /// Tokens whose keys are bounded.
+    /// Number of tokens with bounded keys.
     pub(crate) fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// Forgets keys at and after `tokens`.
+    /// Removes keys at and after `tokens`.
     pub(crate) fn truncate(&mut self, block: usize, tokens: usize) {
-        // A block that is cut in the middle is added again: its bounds may come from keys that were cut off.
+        // A block that is cut in the middle is added again: its bounds may come from removed keys.
         let blocks = tokens / block;
         if blocks * block < self.tokens {
             self.values.truncate(blocks.div_ceil(LANES) * 2 * self.head_dim * LANES);
@@ -160,7 +160,7 @@ mod tests {
             keys in proptest::collection::vec(proptest::collection::vec(-9i8..9, 16), 1..90),
             queries in proptest::collection::vec(proptest::collection::vec(-9i8..9, 16), 1..4),
         ) {
-            // Small whole numbers: every product and sum is exact.
+            // Small integers: every product and sum is exact.
             let floats = |rows: &[Vec<i8>]| -> Vec<f32> { rows.iter().flatten().map(|x| f32::from(*x)).collect() };
             let (count, keys) = (keys.len(), floats(&keys));
             let mut plane = vec![0.0; 96 * 16];

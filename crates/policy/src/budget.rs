@@ -1,30 +1,30 @@
-//! The parameter of a policy that decides how much it reads.
+//! The parameter that decides how much a policy reads.
 
-/// The parameter that decides how much a policy reads, for a search of the value at which it reads a given share.
+/// The parameter that decides how much a policy reads. A search adjusts it until the policy reads a given share.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BudgetParameter {
     /// The parameter's name.
     pub name: &'static str,
     /// The lowest value to try.
     pub low: f64,
-    /// The highest value to try; infinite where the length of the context limits it.
+    /// The highest value to try; infinite if the context length limits it.
     pub high: f64,
-    /// How values are spread.
+    /// Scale of the values.
     pub scale: BudgetScale,
     /// True if a higher value reads more.
     pub rising: bool,
 }
 
-/// How a parameter's values are spread: equal steps on this scale change what is read by about as much.
+/// The scale of a parameter: equal steps on it change the amount read by similar factors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BudgetScale {
     /// Evenly.
     Linear,
     /// By the logarithm.
     Logarithm,
-    /// By the logarithm, in whole numbers.
+    /// Logarithmic, in integers.
     Whole,
-    /// By the logarithm of what is missing to 1.
+    /// Logarithmic in the distance from 1.
     LeftOut,
 }
 
@@ -60,7 +60,7 @@ impl BudgetParameter {
         }
     }
 
-    /// A number that reads less the higher it is.
+    /// A number for which higher values read less.
     pub const fn falling(name: &'static str, low: f64, high: f64) -> Self {
         Self {
             name,
@@ -71,7 +71,7 @@ impl BudgetParameter {
         }
     }
 
-    /// The same for contexts of so many tokens: the highest value is finite.
+    /// The parameter for contexts of `context_tokens`: the highest value is finite.
     pub fn at(self, context_tokens: usize) -> Self {
         if self.high.is_finite() {
             self
@@ -85,7 +85,7 @@ impl BudgetParameter {
 }
 
 impl BudgetScale {
-    /// The value half-way between two.
+    /// The value half-way between two, on the scale.
     pub fn middle(self, low: f64, high: f64) -> f64 {
         match self {
             Self::Linear => f64::midpoint(low, high),
@@ -95,7 +95,7 @@ impl BudgetScale {
         }
     }
 
-    /// The value as a [`PolicySpec`](crate::PolicySpec) spells it.
+    /// The value in the spelling of a [`PolicySpec`](crate::PolicySpec).
     pub fn text(self, value: f64) -> String {
         match self {
             Self::Whole => format!("{value:.0}"),

@@ -1,30 +1,30 @@
-//! The catalogue: every policy that can be named.
+//! The catalogue: every named policy.
 
 use crate::parameter::Parameters;
 use crate::policies::CATALOGUE;
 use crate::{ParameterInfo, Phase, PolicyError, SparsePolicy, Traits};
 
-/// A policy that can be named: an entry of the [`catalogue`], or one from outside for
+/// A named policy: an entry of the [`catalogue`], or one from another crate for
 /// [`PolicySpec::parse_among`](crate::PolicySpec::parse_among).
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct PolicyInfo {
     /// Its name in a [`PolicySpec`](crate::PolicySpec), in lower case and unique.
     pub name: &'static str,
-    /// Publication or project that the method comes from.
+    /// Publication or project of the method.
     pub source: &'static str,
-    /// Savings of the policy: compute, traffic, memory, or nothing.
+    /// Resources that the policy saves: compute, traffic, memory, or nothing.
     pub saves: &'static str,
     /// Traits of the policy.
     pub traits: Traits,
     /// Its parameters.
     pub parameters: &'static [ParameterInfo],
-    /// Makes it from the values of its parameters.
+    /// Builds the policy from the values of its parameters.
     pub build: fn(&Parameters) -> Box<dyn SparsePolicy>,
 }
 
 impl PolicyInfo {
-    /// A policy from another crate, for a `static` that [`PolicySpec::parse_among`](crate::PolicySpec::parse_among) takes.
+    /// A policy from another crate, as a `static` for [`PolicySpec::parse_among`](crate::PolicySpec::parse_among).
     ///
     /// `name` is lower case and in no catalogue; `traits` start from [`Traits::PLAIN`], [`Traits::PREFILL`] or
     /// [`Traits::DECODE`]; `build` makes the policy from the values of its parameters.
@@ -44,7 +44,7 @@ impl PolicyInfo {
         }
     }
 
-    /// With where the method comes from, for lists and reports.
+    /// Sets the source of the method, for lists and reports.
     pub const fn with_source(mut self, source: &'static str) -> Self {
         self.source = source;
         self

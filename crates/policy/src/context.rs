@@ -1,4 +1,4 @@
-//! Context of a selection: the phase, the place of a chunk, and the attention mass that keys received.
+//! Context of a selection: the phase, the position of a chunk, and the attention mass of keys.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// How attention of the phase multiplies keys and values, whatever the number of rows.
+    /// Arithmetic of attention in this phase, independent of the number of rows.
     pub fn arithmetic(self) -> Arithmetic {
         match self {
             Self::Prefill => Arithmetic::Expanded,
@@ -32,7 +32,7 @@ impl fmt::Display for Phase {
     }
 }
 
-/// The chunk whose queries select, and the keys they select from. Positions count from the first token that the KV head
+/// The chunk whose queries select, and the keys to select from. Positions count from the first token that the KV head
 /// holds.
 #[derive(Debug, Clone, Copy)]
 pub struct SelectContext<'a> {
@@ -46,9 +46,9 @@ pub struct SelectContext<'a> {
     pub kv_head: usize,
     /// Position of the chunk's first query.
     pub chunk_start: usize,
-    /// Tokens whose keys may be read: all up to the end of the chunk.
+    /// Tokens whose keys may be read: all until the end of the chunk.
     pub tokens: usize,
-    /// Tokens the layer holds at the end of the prompt. In decode, and where the end is unknown, this is `tokens`.
+    /// Tokens of the layer at the end of the prompt. In decode, and if the end is unknown, this is `tokens`.
     pub total_tokens: usize,
     /// Tokens in a page of the cache.
     pub page_tokens: usize,
@@ -56,23 +56,23 @@ pub struct SelectContext<'a> {
     pub scale: f32,
     /// Logits become cap·tanh(logit / cap).
     pub soft_cap: Option<f32>,
-    /// The pages of this layer and KV head, in order. A policy that never looks at keys may get none.
+    /// The pages of this layer and KV head, in order. It may be empty for a policy that never reads keys.
     pub pages: &'a [PageView<'a>],
 }
 
 /// Softmax mass that keys received from some queries.
 #[derive(Debug, Clone, Copy)]
 pub struct ColumnMass<'a> {
-    /// Positions of the queries. The mass is summed over them.
+    /// Positions of the queries over which the mass is summed.
     pub queries: Span,
-    /// Query heads of the KV head. The mass is summed over them as well.
+    /// Query heads of the KV head; the mass is summed over them too.
     pub group: usize,
-    /// Mass of the key at each position, under the softmax over everything the queries read: `[tokens]`.
+    /// Mass of the key at each position, under the softmax over everything that the queries read: `[tokens]`.
     pub mass: &'a [f32],
 }
 
 impl ColumnMass<'_> {
-    /// How many (query, head) pairs can see the key at this position.
+    /// Number of (query, head) pairs that can see the key at this position.
     pub(crate) fn voters(&self, position: usize) -> f32 {
         let first_query = self.queries.start.max(position);
         (self.queries.end.saturating_sub(first_query) * self.group) as f32

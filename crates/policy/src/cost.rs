@@ -1,4 +1,4 @@
-//! Compares a policy's cost with its savings, from constants that were measured once.
+//! Compares a policy's cost with its savings, using constants measured once.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use riffle_attention::{
 use crate::ranking::top_share;
 use crate::{Phase, PolicySpec};
 
-/// The layer that policies are built for.
+/// The layer for which policies are built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PolicyShape {
     /// KV heads of the layer.
@@ -24,18 +24,18 @@ pub struct PolicyShape {
     pub chunk_tokens: usize,
 }
 
-/// Nanoseconds of the operations that attention and estimates are made of, on one thread.
+/// Nanoseconds of the operations of attention and estimates, on one thread.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CostModel {
-    /// Attending: one channel of one (query, key) pair, where many queries share the keys.
+    /// Attention: one channel of one (query, key) pair, when many queries share the keys.
     pub attend_ns: f64,
-    /// Attending with one query position: one channel of one key and value.
+    /// Attention of one query position: one channel of one key and value.
     pub decode_ns: f64,
-    /// Estimating: one channel of one (vector, key) product.
+    /// Estimate: one channel of one (vector, key) product.
     pub score_ns: f64,
-    /// Estimating: one logit through a softmax and into sums.
+    /// Estimate: one logit through a softmax and into sums.
     pub weigh_ns: f64,
-    /// Estimating: one score among those that the best are chosen of.
+    /// Estimate: one score in the ranking.
     pub rank_ns: f64,
 }
 
@@ -64,15 +64,15 @@ pub struct ChunkSize {
     pub tokens: usize,
 }
 
-/// The operations that a policy makes of one chunk of one KV head, estimate included.
+/// The operations of a policy for one chunk of one KV head, including the estimate.
 #[derive(Debug, Clone, Copy, Default)]
 #[non_exhaustive]
 pub struct ChunkWork {
-    /// Share of the causal pairs that are read.
+    /// Share of the causal pairs that the policy reads.
     pub share: f64,
     /// (vector, key) products of the estimate.
     pub scored: f64,
-    /// Logits of the estimate that go through a softmax.
+    /// Logits of the estimate that pass a softmax.
     pub weighed: f64,
     /// Scores of the estimate that are ranked.
     pub ranked: f64,
@@ -109,10 +109,10 @@ impl ChunkWork {
 }
 
 impl CostModel {
-    /// The shortest sequence from which on the policy is faster than reading everything; `None` where it never is.
+    /// The shortest sequence for which the policy is faster than reading everything; `None` if it never is.
     ///
-    /// It follows from the policy, the shape and these constants: nothing is timed, so the same prompt is always read in
-    /// the same way.
+    /// It depends only on the policy, the shape and these constants. Nothing is timed, so the same prompt always gets
+    /// the same selections.
     pub fn break_even_tokens(&self, policy: &PolicySpec, phase: Phase, shape: &PolicyShape) -> Option<usize> {
         let longest = ChunkSize {
             rows: 1,
@@ -135,9 +135,9 @@ impl CostModel {
         }
     }
 
-    /// The cost of a chunk (or a decode step) at the end of `tokens` under the policy, estimate included, as a share of
-    /// the cost of reading everything. `share` is the share of the pairs that the policy reads, where it was measured;
-    /// queries that read everything to correct others are among them.
+    /// The cost of a chunk (or a decode step) at the end of `tokens` under the policy, as a share of the cost of
+    /// reading everything. It includes the estimate. `share` is the measured share of pairs that the policy reads,
+    /// including correcting queries that read everything.
     pub fn relative_cost(
         &self,
         policy: &PolicySpec,
@@ -161,7 +161,7 @@ impl CostModel {
             Phase::Prefill => chunk.pairs() * head_dim * self.attend_ns,
             Phase::Decode => tokens as f64 * head_dim * self.decode_ns,
         };
-        // Queries that correct others stand alone among the keys, as those of decode steps do.
+        // Correcting queries are computed one by one, like those of decode steps.
         let corrections = policy.delta().map_or(0.0, |delta| rows as f64 / delta as f64);
         let corrections_ns = corrections * tokens as f64 * head_dim * self.decode_ns;
         let dense_ns = dense_ns.max(f64::MIN_POSITIVE);
@@ -204,19 +204,19 @@ impl CostModel {
     }
 }
 
-// The chunk that is timed.
+// The timed chunk.
 const HEAD_DIM: usize = 64;
 const TOKENS: usize = 8192;
 const ROWS: usize = 32;
 const GROUP: usize = 4;
 
-/// Work of a policy; none for a policy that states none.
+/// Work of a policy; none for a policy that does not declare it.
 fn work_of(policy: &PolicySpec, chunk: &ChunkSize) -> ChunkWork {
     let work = policy.info().traits.work;
     work.map(|work| work(policy.parameters(), chunk)).unwrap_or_default()
 }
 
-/// Numbers from −1 to 1 that look random.
+/// Pseudorandom numbers from −1 to 1.
 fn sample_value(n: usize) -> f32 {
     ((n * 7919 + 13) % 1009) as f32 / 500.0 - 1.0
 }

@@ -22,7 +22,7 @@ pub enum PolicyError {
         /// The parameters that exist.
         known: String,
     },
-    /// A parameter is given twice.
+    /// A parameter occurs twice.
     #[error("policy {policy}: parameter {parameter:?} is given twice; give it once")]
     RepeatedParameter {
         /// The policy.
@@ -30,7 +30,7 @@ pub enum PolicyError {
         /// The parameter.
         parameter: String,
     },
-    /// A parameter's value cannot be read or is out of range.
+    /// A parameter's value is unreadable or out of range.
     #[error("policy {policy}: {parameter} is {value:?}, but must be {requirement}")]
     BadValue {
         /// The policy.
@@ -50,7 +50,7 @@ pub enum PolicyError {
         /// The text given.
         text: String,
     },
-    /// A rule names a layer or KV head that the model does not have.
+    /// A rule has a layer or KV head that the model does not have.
     #[error(
         "a rule names {what} {number}, but the model has {count}, counted from 0; write the profile for this model"
     )]
@@ -59,7 +59,7 @@ pub enum PolicyError {
         what: &'static str,
         /// The number named.
         number: usize,
-        /// How many there are.
+        /// Their number in the model.
         count: usize,
     },
     /// The policy does not select in this phase.
@@ -69,12 +69,12 @@ pub enum PolicyError {
     UnsupportedPhase {
         /// The policy.
         policy: &'static str,
-        /// The phase asked for.
+        /// The requested phase.
         phase: Phase,
         /// The phase it has.
         supported: Phase,
     },
-    /// A correction of attention to prompts is asked for where tokens are generated.
+    /// The parameter `delta`, which corrects attention to prompts, was given for generated tokens.
     #[error(
         "policy {policy}: the parameter delta corrects what a prompt reads, and decode reads no prompt: leave delta out of `decode`"
     )]
@@ -82,7 +82,7 @@ pub enum PolicyError {
         /// The policy.
         policy: &'static str,
     },
-    /// The policy does something that its [`Traits`](crate::Traits) do not say, or the reverse.
+    /// The policy contradicts its [`Traits`](crate::Traits).
     #[error(
         "policy {policy}: its traits say {data} is {said}, but {accessor}() says the opposite; correct its PolicyInfo or its SparsePolicy"
     )]
@@ -96,7 +96,7 @@ pub enum PolicyError {
         /// The accessor of [`SparsePolicy`](crate::SparsePolicy).
         accessor: &'static str,
     },
-    /// Saved state that no policy of this spec can have written.
+    /// The saved state does not belong to a policy of this spec.
     #[error(
         "the file holds a state of its policy that this version of riffle cannot read: read the text again into a new file"
     )]
@@ -112,7 +112,7 @@ pub enum PolicyError {
         above: usize,
         /// Tokens in a chunk.
         chunk_tokens: usize,
-        /// A length that does.
+        /// A sufficient length.
         preferred: usize,
     },
 }

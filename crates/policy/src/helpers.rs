@@ -1,11 +1,13 @@
-//! The parts that policies are made of, for policies of other crates.
+//! Building blocks of policies, for policies of other crates.
 //!
-//! - Read keys: [`read_tokens`] as f32, [`score_keys`] their logits with a few vectors, [`scan_keys`] the softmax of every query.
-//! - Choose: [`top_count`] the best of many scores, [`top_share`] the fewest that hold a share. Ties go to the lower index.
-//! - Answer: [`runs`] makes spans of positions, [`block_span`] of a block, and [`BlockRows`] a
+//! - Read keys: [`read_tokens`] returns them as f32, [`score_keys`] their logits with a few vectors, [`scan_keys`]
+//!   the softmax of every query.
+//! - Choose: [`top_count`] finds the best of many scores, [`top_share`] the fewest that reach a share. Ties go to the
+//!   lower index.
+//! - Select: [`runs`] turns positions into spans, [`block_span`] a block, and [`BlockRows`] builds a
 //!   [`Selection`](riffle_attention::Selection) of the blocks that each block of queries reads.
-//! - Keep: [`Prepared`] holds an estimate that is made once for a chunk and used by all its tiles, [`RetainedTokens`] what a policy that
-//!   evicts still reads, [`LentScan`] scratch that is used again.
+//! - Keep: [`Prepared`] holds a chunk's estimate for all its tiles, [`RetainedTokens`] the tokens that an evicting
+//!   policy still reads, [`LentScan`] reusable scratch.
 //!
 //! ```
 //! use riffle_policy::helpers::{block_span, runs, top_count};

@@ -1,4 +1,4 @@
-//! Scores of an indexer that a model was trained with (DeepSeek sparse attention, arXiv:2512.02556).
+//! Scores of a trained indexer (DeepSeek sparse attention, arXiv:2512.02556).
 
 use riffle_attention::{PageView, Scorer, Selection, Span};
 
@@ -9,8 +9,8 @@ const SOUND: &str = "pages hold the tokens they say, of the indexer's width";
 
 /// Queries of an indexer for consecutive tokens, and the weights of their heads.
 ///
-/// The score of a token is Σ weight · max(0, query · key) over the heads. Sums run in the order of the heads, and products in that of
-/// their elements, so that a score does not depend on what is computed beside it.
+/// The score of a token is Σ weight · max(0, query · key) over the heads. Sums follow the order of heads and of
+/// elements, so that a score does not depend on other computations.
 #[derive(Debug, Clone, Copy)]
 pub struct IndexerQueries<'a> {
     /// `[rows, heads, width]`.
@@ -56,12 +56,12 @@ impl IndexerQueries<'_> {
     }
 }
 
-/// The tokens of the `most` highest scores, ascending; of equal scores the earlier token is chosen.
+/// The tokens of the `most` highest scores, ascending; of equal scores the earlier token wins.
 pub fn choose_tokens(scores: &[f32], most: usize) -> Vec<usize> {
     top_count(scores, most, |_| false)
 }
 
-/// The selection of consecutive rows, the first of which lies at position `start`, from the tokens that each reads.
+/// The selection of consecutive rows from the tokens that each reads; the first row is at position `start`.
 pub fn select_tokens(start: usize, rows: &[Vec<usize>]) -> Selection {
     match rows {
         [row] => Selection::from_spans(row.iter().map(|token| Span::new(*token, token + 1))),

@@ -7,8 +7,8 @@ use crate::SelectContext;
 /// Promise of the crate's callers.
 const SOUND: &str = "pages hold the tokens they say, of the queries' head_dim";
 
-/// Writes keys `first..first + out.len() / head_dim` as f32, `[tokens, head_dim]`, with zeros where no page holds the
-/// token. Pages are those of a [`SelectContext`].
+/// Writes keys `first..first + out.len() / head_dim` as f32, `[tokens, head_dim]`, with zeros for tokens that no page
+/// holds. The pages come from a [`SelectContext`].
 pub fn read_tokens(pages: &[PageView<'_>], head_dim: usize, first: usize, out: &mut [f32]) {
     let end = first + out.len() / head_dim;
     out.fill(0.0);
@@ -21,8 +21,8 @@ pub fn read_tokens(pages: &[PageView<'_>], head_dim: usize, first: usize, out: &
     }
 }
 
-/// Fills the scan with the weight of every key for the tile's queries, in the arithmetic of the phase: the exact softmax, at the price
-/// of dense attention without its values. [`LentScan`](crate::LentScan) lends a scan.
+/// Fills the scan with the weight of every key for the tile's queries, in the arithmetic of the phase: the exact
+/// softmax, for the price of dense attention without its values. [`LentScan`](crate::LentScan) lends a scan.
 pub fn scan_keys(scan: &mut Scan, tile: &QueryTile<'_>, context: &SelectContext<'_>) {
     scan_in(context.phase.arithmetic(), scan, tile, context);
 }
@@ -43,8 +43,8 @@ fn scan_in(arithmetic: Arithmetic, scan: &mut Scan, tile: &QueryTile<'_>, contex
     scan.run(tile, &kv, context.tokens, &options).expect(SOUND);
 }
 
-/// Scans the tile's rows a few at a time with `run`, so that their weights stay in the processor's caches, and shows each
-/// part to `each`.
+/// Scans the tile's rows a few at a time with `run`, so that their weights stay in the processor's caches, and passes
+/// each part to `each`.
 pub(crate) fn scan_in_parts(
     scan: &mut Scan,
     tile: &QueryTile<'_>,
@@ -52,7 +52,7 @@ pub(crate) fn scan_in_parts(
     run: fn(&mut Scan, &QueryTile<'_>, &SelectContext<'_>),
     mut each: impl FnMut(&mut Scan),
 ) {
-    /// Queries, heads counted, that are multiplied with keys together.
+    /// Number of queries, over all heads, that are multiplied with keys together.
     const TOGETHER: usize = 12;
     let step = (TOGETHER / tile.group.max(1)).max(1);
     for first in (0..tile.rows).step_by(step) {
@@ -72,7 +72,8 @@ pub fn rows_of<'q>(tile: &QueryTile<'q>, first: usize, rows: usize) -> QueryTile
     }
 }
 
-/// Logits of vectors of `head_dim` elements with keys `0..tokens`, `[vectors, tokens]`; zero where no page holds the token.
+/// Logits of vectors of `head_dim` elements with keys `0..tokens`, `[vectors, tokens]`; zero for tokens that no page
+/// holds.
 pub fn score_keys(vectors: &[f32], head_dim: usize, context: &SelectContext<'_>) -> Vec<f32> {
     let mut scorer = Scorer::default();
     scorer

@@ -1,12 +1,12 @@
 //! Sparse attention policies: which tokens the queries of a tile read.
 //!
-//! A policy looks at queries and keys and answers with a [`Selection`](riffle_attention::Selection): plain data that
-//! every kernel reads in the same way. It does no I/O and computes no attention. Selections are deterministic: scores
-//! that choose are computed in a fixed order, and ties go to the lower index.
+//! A policy reads queries and keys and returns a [`Selection`](riffle_attention::Selection): plain data that every
+//! kernel interprets in the same way. It does no I/O and computes no attention. Selections are deterministic: scores
+//! are computed in a fixed order, and ties go to the lower index.
 //!
 //! A policy is named by a [`PolicySpec`], for example `streaming:sinks=64,window=1024`. The [`catalogue`] lists all
-//! policies with their parameters and [`Traits`]. [`build`] makes a [`Policy`], whose documentation gives the order of
-//! calls.
+//! policies with their parameters and [`Traits`]. [`build`] builds a [`Policy`], whose documentation gives the order
+//! of calls.
 //!
 //! ```
 //! use riffle_attention::{QueryTile, Span};
@@ -40,10 +40,10 @@
 //!
 //! # A policy of your own
 //!
-//! A policy from another crate is a [`PolicyInfo`] beside those of the catalogue: [`PolicyInfo::outside`] makes it,
-//! [`PolicySpec::parse_among`] knows it by name, and from there on the engine and the laboratory treat it as their own.
-//! [`helpers`] are the parts that the policies of this crate are made of. The crate in `examples/outside-policy` of the
-//! repository has one that reads keys, and compares it with others.
+//! A policy from another crate is a [`PolicyInfo`] beside the catalogue. [`PolicyInfo::outside`] creates it, and
+//! [`PolicySpec::parse_among`] finds it by name; engine and benchmarks then treat it like their own policies.
+//! [`helpers`] has the building blocks of this crate's policies. `examples/outside-policy` in the repository is a
+//! crate with a policy that reads keys, and compares it with others.
 //!
 //! ```
 //! use riffle_attention::{QueryTile, Selection, Span};
@@ -76,7 +76,7 @@
 //! # Ok::<(), riffle_policy::PolicyError>(())
 //! ```
 
-/// The code of the README, compiled and run as the rest of the documentation.
+/// Compiles and runs the code of the README as documentation tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -1,4 +1,4 @@
-//! Keys in four bits, for estimates that read a quarter of what f16 keys take.
+//! Keys in four bits, for estimates that read a quarter of the bytes of f16 keys.
 
 use riffle_attention::{Format, LANES, PageView, Plane, PlaneMut, write_keys};
 
@@ -14,7 +14,7 @@ pub(crate) struct LowBitKeys {
 impl LowBitKeys {
     /// Adds the keys `self.tokens..tokens`.
     pub(crate) fn extend(&mut self, pages: &[PageView<'_>], head_dim: usize, tokens: usize) {
-        /// Tokens that are converted together.
+        /// Tokens converted together.
         const STEP: usize = 256;
         let needed = Format::Q4_0.plane_len(tokens.next_multiple_of(LANES), head_dim);
         if self.data.len() < needed {
@@ -36,7 +36,7 @@ impl LowBitKeys {
         Plane::Q4_0(&self.data)
     }
 
-    /// Forgets keys at and after `tokens`.
+    /// Removes keys at and after `tokens`.
     pub(crate) fn truncate(&mut self, tokens: usize) {
         self.tokens = self.tokens.min(tokens);
     }

@@ -9,7 +9,7 @@ use crate::PolicyError;
 pub struct ParameterInfo {
     /// The name in a [`PolicySpec`](crate::PolicySpec).
     pub name: &'static str,
-    /// The value it has unless given.
+    /// The default value.
     pub default: &'static str,
     /// Meaning of the parameter.
     pub meaning: &'static str,
@@ -17,18 +17,18 @@ pub struct ParameterInfo {
     pub kind: ParameterKind,
 }
 
-/// The values a parameter takes. Limits are included.
+/// The values of a parameter. Limits are included.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum ParameterKind {
-    /// A whole number.
+    /// An integer.
     Count {
         /// The smallest.
         min: usize,
         /// The largest.
         max: usize,
     },
-    /// A whole number that is a power of two.
+    /// An integer that is a power of two.
     PowerOfTwo {
         /// The smallest.
         min: usize,
@@ -79,7 +79,7 @@ impl ParameterInfo {
         }
     }
 
-    /// A whole number from `min` to `max`.
+    /// An integer from `min` to `max`.
     pub const fn count(
         name: &'static str,
         default: &'static str,
@@ -158,7 +158,7 @@ pub(crate) enum Value {
 
 /// The values of all parameters of one policy, given or default, within their limits.
 ///
-/// A policy reads the parameters that it declares, each by its kind; it panics on any other.
+/// A policy may read only the parameters that it declares, with the accessor of their kind; others panic.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Parameters {
     values: Vec<(&'static str, Value)>,
@@ -204,7 +204,7 @@ impl Parameters {
         self.values.iter().map(|(name, value)| (*name, value))
     }
 
-    /// The value of a parameter that is declared as a whole number or a power of two.
+    /// The value of a parameter declared as an integer or a power of two.
     pub fn count(&self, name: &str) -> usize {
         match self.value(name) {
             Value::Count(value) => *value,
@@ -212,7 +212,7 @@ impl Parameters {
         }
     }
 
-    /// The value of a parameter that is declared as a number.
+    /// The value of a parameter declared as a number.
     pub fn number(&self, name: &str) -> f32 {
         match self.value(name) {
             Value::Number(value) => *value,
@@ -220,7 +220,7 @@ impl Parameters {
         }
     }
 
-    /// The value of a parameter that is declared as positions.
+    /// The value of a parameter declared as positions.
     pub fn positions(&self, name: &str) -> Vec<usize> {
         match self.value(name) {
             Value::Positions(value) => value.clone(),
@@ -228,7 +228,7 @@ impl Parameters {
         }
     }
 
-    /// The value of a parameter that is declared as ranges.
+    /// The value of a parameter declared as ranges.
     pub fn spans(&self, name: &str) -> Vec<Span> {
         match self.value(name) {
             Value::Spans(value) => value.clone(),

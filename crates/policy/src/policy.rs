@@ -1,4 +1,4 @@
-//! A policy in use.
+//! A policy with its state.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,14 +16,14 @@ use crate::{
 /// 1. appends the chunk's keys,
 /// 2. calls [`prepare`](Self::prepare) with all queries of the chunk,
 /// 3. calls [`select`](Self::select) for each tile of the chunk, in any order, on any thread,
-/// 4. attends, with [`take_scan`](Self::take_scan) where there is one,
+/// 4. attends, with the weights of [`take_scan`](Self::take_scan) if there are any,
 /// 5. calls [`observe`](Self::observe) with the column mass of the queries from
 ///    [`observes_from`](Self::observes_from) on.
 ///
-/// After a rollback of the cache, [`truncate`](Self::truncate) keeps the policy in step with it.
+/// After a rollback of the cache, call [`truncate`](Self::truncate).
 ///
-/// Contexts shorter than `dense_below` tokens are read densely: there a policy costs more than it saves. A policy in two
-/// phases carries votes from chunk to chunk, so for it the length of the whole prompt decides.
+/// Contexts shorter than `dense_below` tokens are read densely, because there a policy costs more than it saves. For
+/// a policy in two phases the length of the whole prompt decides, because it passes votes from chunk to chunk.
 pub struct Policy {
     info: &'static PolicyInfo,
     summary_tokens: Option<usize>,
@@ -32,7 +32,7 @@ pub struct Policy {
     method: Box<dyn SparsePolicy>,
 }
 
-/// State that a policy had learned at some point of its sequence; empty for a policy that depends on keys alone.
+/// Learned state of a policy at some point of its sequence; empty for a policy that depends on keys alone.
 #[derive(Clone, Default)]
 pub struct Learned(Option<Arc<dyn SparsePolicy>>);
 
@@ -42,7 +42,7 @@ impl fmt::Debug for Learned {
     }
 }
 
-/// Makes the policy that `spec` names, which selects at every length.
+/// Builds the policy of `spec`, which selects at every length.
 ///
 /// # Errors
 /// [`PolicyError::UnsupportedPhase`], [`PolicyError::DeltaInDecode`], [`PolicyError::WrongTraits`].
@@ -59,7 +59,7 @@ pub fn build(spec: &PolicySpec, phase: Phase) -> Result<Policy, PolicyError> {
     })
 }
 
-/// Refuses a policy that does something its catalogue entry does not say, or the reverse.
+/// Refuses a policy that contradicts its catalogue entry.
 fn check_traits(info: &PolicyInfo, method: &mut dyn SparsePolicy) -> Result<(), PolicyError> {
     let traits = &info.traits;
     let pairs = [
@@ -85,7 +85,7 @@ fn check_traits(info: &PolicyInfo, method: &mut dyn SparsePolicy) -> Result<(), 
 }
 
 impl Policy {
-    /// The same, reading contexts of fewer than `tokens` tokens densely.
+    /// Makes the policy read contexts of fewer than `tokens` tokens densely.
     pub(crate) fn dense_below(self, tokens: usize) -> Self {
         Self {
             dense_below: tokens,
@@ -103,13 +103,13 @@ impl Policy {
         &self.info.traits
     }
 
-    /// Tokens in the blocks whose means it reads; `None` where it reads none.
+    /// Tokens per block whose means it reads; `None` if it reads no means.
     pub fn summary_tokens(&self) -> Option<usize> {
         self.summary_tokens
     }
 
-    /// Distance between the queries that also read everything, at positions that are its multiples. The difference to
-    /// their sparse outputs corrects the queries after them. `None` if nothing is corrected.
+    /// Distance between queries that also read everything, at multiples of this distance. The difference to their
+    /// sparse outputs corrects the queries after them. `None` without correction.
     pub fn delta(&self, context: &SelectContext<'_>) -> Option<usize> {
         self.delta.filter(|_| !self.reads_all(context))
     }
@@ -128,8 +128,8 @@ impl Policy {
         }
     }
 
-    /// Adds a page's keys, of `head_dim` elements, to the summaries it keeps. [`prepare`](Self::prepare) does this for
-    /// the pages of its context; a page that leaves the fast tier earlier is summarized here before it goes.
+    /// Adds a page's keys, of `head_dim` elements, to the policy's summaries. [`prepare`](Self::prepare) does this
+    /// for the pages of its context; call this for a page that leaves the nearest tier earlier.
     pub fn summarize(&mut self, page: &PageView<'_>, head_dim: usize) {
         if let Some(summaries) = self.method.summarize() {
             summaries.summarize(page, head_dim);
@@ -137,7 +137,7 @@ impl Policy {
     }
 
     /// Selection of every tile of the chunk in the first of two phases: the chunk itself. The second phase,
-    /// [`select`](Self::select), names nothing of it. Policies in one phase select nothing here.
+    /// [`select`](Self::select), leaves the chunk out. Policies in one phase select nothing here.
     pub fn select_own(&self, context: &SelectContext<'_>) -> Selection {
         if !self.info.traits.two_phases || self.reads_all(context) {
             return Selection::none();
@@ -145,8 +145,8 @@ impl Policy {
         Selection::from_spans([Span::new(context.chunk_start, context.tokens)])
     }
 
-    /// Estimate that [`prepare`](Self::prepare) would compute from keys, if [`prepare_from`](Self::prepare_from) can
-    /// take it from the caller.
+    /// The estimate that [`prepare`](Self::prepare) would compute from keys, if [`prepare_from`](Self::prepare_from)
+    /// accepts it from the caller.
     pub fn estimate(&self, chunk: &QueryTile<'_>, context: &SelectContext<'_>) -> Option<Estimate> {
         if self.reads_all(context) {
             None
@@ -155,21 +155,21 @@ impl Policy {
         }
     }
 
-    /// Makes the estimate that [`select`](Self::select) uses for all tiles of the chunk.
+    /// Computes the estimate that [`select`](Self::select) uses for all tiles of the chunk.
     pub fn prepare(&mut self, chunk: &QueryTile<'_>, context: &SelectContext<'_>) {
         if !self.reads_all(context) {
             self.method.prepare(chunk, context, None);
         }
     }
 
-    /// As [`prepare`](Self::prepare), from the answer to [`estimate`](Self::estimate).
+    /// As [`prepare`](Self::prepare), with the result of [`estimate`](Self::estimate).
     pub fn prepare_from(&mut self, chunk: &QueryTile<'_>, context: &SelectContext<'_>, estimated: Estimated) {
         if !self.reads_all(context) {
             self.method.prepare(chunk, context, Some(estimated));
         }
     }
 
-    /// Selects the tokens that the tile reads. A tile of a chunk that was not prepared counts as a chunk of its own.
+    /// Selects the tokens that the tile reads. If its chunk was not prepared, the tile counts as a chunk of its own.
     pub fn select(&self, tile: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
         if self.reads_all(context) {
             Selection::full(context.tokens)
@@ -179,20 +179,21 @@ impl Policy {
     }
 
     /// Weights of all keys for the chunk prepared last, if the policy computed them.
-    /// [`attend_scanned`](riffle_attention::attend_scanned) then reads the selected keys without scoring them again.
+    /// [`attend_scanned`](riffle_attention::attend_scanned) then reads the selected tokens without scoring keys
+    /// again.
     pub fn take_scan(&mut self) -> Option<LentScan> {
         self.method.take_scan()
     }
 
-    /// Position of the first query whose mass [`observe`](Self::observe) asks for; the end of the chunk where it asks
-    /// for none.
+    /// Position of the first query whose mass [`observe`](Self::observe) needs; the end of the chunk if it needs
+    /// none.
     pub fn observes_from(&mut self, context: &SelectContext<'_>) -> usize {
         let dense = self.reads_all(context);
         let learn = self.method.learn().filter(|_| !dense);
         learn.map_or(context.tokens, |learn| learn.observes_from(context))
     }
 
-    /// Tells a policy that learns where the mass of the queries went that it asked for.
+    /// Passes the mass of the requested queries to a policy that learns.
     pub fn observe(&mut self, mass: &ColumnMass<'_>) {
         if let Some(learn) = self.method.learn() {
             learn.observe(mass);
@@ -206,22 +207,22 @@ impl Policy {
     }
 
     /// Tells the policy that the cache dropped the tokens not [retained](Self::retained). From now on positions count
-    /// the retained tokens.
+    /// only retained tokens.
     pub fn close_gaps(&mut self) {
         if let Some(evict) = self.method.evict() {
             evict.close_gaps();
         }
     }
 
-    /// Its state, for [`restore_state`](Self::restore_state); empty where it has none that keys do not give back.
+    /// The state for [`restore_state`](Self::restore_state); empty if keys alone restore the policy.
     pub fn save_state(&self) -> Vec<u8> {
         self.method.persist().map(|persist| persist.save()).unwrap_or_default()
     }
 
-    /// Replaces its state by what [`save_state`](Self::save_state) wrote, under the same spec and after the same tokens.
+    /// Restores a state that [`save_state`](Self::save_state) wrote, under the same spec and after the same tokens.
     ///
     /// # Errors
-    /// [`PolicyError::BadState`] when the bytes are not such a state. The policy has then forgotten its sequence.
+    /// [`PolicyError::BadState`] if the bytes are not such a state. The policy is then reset.
     pub fn restore_state(&mut self, state: &[u8]) -> Result<(), PolicyError> {
         self.reset();
         match self.method.persist() {
@@ -232,7 +233,7 @@ impl Policy {
         Ok(())
     }
 
-    /// Everything that it has learned of its sequence, for [`set_learned`](Self::set_learned): a rollback of a few tokens returns to it.
+    /// The learned state, for [`set_learned`](Self::set_learned) after a rollback of a few tokens.
     ///
     /// # Errors
     /// As [`Persist::copied`](crate::Persist::copied).
@@ -253,17 +254,17 @@ impl Policy {
         Ok(())
     }
 
-    /// Forgets tokens at and after `tokens`.
+    /// Removes tokens at and after `tokens`.
     pub fn truncate(&mut self, tokens: usize) {
         self.method.truncate(tokens);
     }
 
-    /// Forgets its sequence.
+    /// Resets the policy for a new sequence.
     pub fn reset(&mut self) {
         self.truncate(0);
     }
 
-    /// True if the context is too short for the policy to pay.
+    /// True if the context is too short for the policy to pay off.
     fn reads_all(&self, context: &SelectContext<'_>) -> bool {
         let length = if self.info.traits.two_phases {
             context.total_tokens

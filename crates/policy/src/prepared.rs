@@ -1,4 +1,4 @@
-//! An estimate that is made once for a chunk and used by all its tiles.
+//! An estimate that is computed once for a chunk and used by all its tiles.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -7,8 +7,9 @@ use riffle_attention::QueryTile;
 
 use crate::SelectContext;
 
-/// The estimate of the chunk prepared last: [`SparsePolicy::prepare`](crate::SparsePolicy::prepare) stores it and
-/// [`select`](crate::SparsePolicy::select) finds it. [`truncate`](crate::SparsePolicy::truncate) has to [`clear`](Self::clear) it.
+/// The estimate of the chunk prepared last. [`SparsePolicy::prepare`](crate::SparsePolicy::prepare) stores it, and
+/// [`select`](crate::SparsePolicy::select) finds it. [`truncate`](crate::SparsePolicy::truncate) must
+/// [`clear`](Self::clear) it.
 pub struct Prepared<T> {
     latest: Option<OfChunk<T>>,
 }
@@ -20,12 +21,12 @@ struct OfChunk<T> {
 }
 
 impl<T: Clone> Prepared<T> {
-    /// None yet.
+    /// Without an estimate.
     pub fn new() -> Self {
         Self { latest: None }
     }
 
-    /// Takes the estimate of a chunk in place of that of the chunk before.
+    /// Stores the estimate of a chunk, replacing the previous chunk's.
     pub fn store(&mut self, chunk: &QueryTile<'_>, context: &SelectContext<'_>, estimate: T) {
         self.latest = Some(OfChunk {
             tokens: context.tokens,
@@ -34,7 +35,7 @@ impl<T: Clone> Prepared<T> {
         });
     }
 
-    /// The estimate of the chunk that holds the tile, or the one that `make` makes of the tile.
+    /// The estimate of the chunk that contains the tile; otherwise the result of `make` for the tile.
     pub fn find_or(&self, tile: &QueryTile<'_>, context: &SelectContext<'_>, make: impl FnOnce() -> T) -> Cow<'_, T> {
         let wanted = queries(tile);
         let found = self.at(context).filter(|of_chunk| {
@@ -44,13 +45,13 @@ impl<T: Clone> Prepared<T> {
         found.map_or_else(|| Cow::Owned(make()), |found| Cow::Borrowed(&found.estimate))
     }
 
-    /// Estimate of exactly these queries; `None` if none was made.
+    /// The estimate of exactly these queries; `None` if there is none.
     pub fn get(&self, tile: &QueryTile<'_>, context: &SelectContext<'_>) -> Option<&T> {
         let found = self.at(context).filter(|of_chunk| of_chunk.queries == queries(tile));
         found.map(|found| &found.estimate)
     }
 
-    /// Forgets it.
+    /// Removes the estimate.
     pub fn clear(&mut self) {
         self.latest = None;
     }

@@ -1,6 +1,6 @@
-//! The best of many scores: ties go to the lower index, so that a choice is the same on every machine.
+//! Finds the best of many scores. Ties go to the lower index, so the choice is the same on every machine.
 
-/// Indices of the `count` highest scores, ascending; `forced` ones come first and count.
+/// Indices of the `count` highest scores, ascending; `forced` indices come first and count.
 pub fn top_count(scores: &[f32], count: usize, forced: impl Fn(usize) -> bool) -> Vec<usize> {
     let (mut chosen, mut others) = parted(scores, forced);
     let more = count.saturating_sub(chosen.len()).min(others.len());
@@ -12,8 +12,8 @@ pub fn top_count(scores: &[f32], count: usize, forced: impl Fn(usize) -> bool) -
     chosen
 }
 
-/// Indices of the fewest best scores that hold `share` of the total together with the forced ones, and
-/// at least `least` in all, ascending.
+/// Indices of the fewest best scores that reach `share` of the total together with the forced ones, at least `least`
+/// in all, ascending.
 pub fn top_share(scores: &[f32], share: f32, least: usize, forced: impl Fn(usize) -> bool) -> Vec<usize> {
     /// Entries few enough to be sorted.
     const FEW: usize = 64;
@@ -22,7 +22,7 @@ pub fn top_share(scores: &[f32], share: f32, least: usize, forced: impl Fn(usize
     let mut held: f64 = chosen.iter().map(|index| f64::from(scores[*index])).sum();
     let wanted = f64::from(share) * (held + sum(&others));
     let least = least.saturating_sub(chosen.len()).min(others.len());
-    // The end of the choice lies in `first..end`; all before `first` is chosen, `held` in sum.
+    // The choice ends within `first..end`; everything before `first` is chosen, with the sum `held`.
     let (mut first, mut end) = (0, others.len());
     while end - first > FEW {
         let middle = first + (end - first) / 2;
@@ -38,7 +38,7 @@ pub fn top_share(scores: &[f32], share: f32, least: usize, forced: impl Fn(usize
     others[first..end].sort_unstable();
     while first < others.len() && (held < wanted || first < least) {
         if first == end {
-            // Rounding alone leads here: the sum in another order was enough.
+            // Reached only by rounding: in another order the sum was large enough.
             end = others.len();
             others[first..].sort_unstable();
         }
@@ -50,17 +50,17 @@ pub fn top_share(scores: &[f32], share: f32, least: usize, forced: impl Fn(usize
     chosen
 }
 
-/// The largest threshold such that the weights below it add up to at most `allowed`, all weights being positive or zero.
+/// The largest threshold for which the weights below it sum to at most `allowed`. Weights must not be negative.
 pub(crate) fn cut(weights: &[f32], allowed: f64) -> f32 {
     cut_of(|| weights.iter(), allowed)
 }
 
-/// As [`cut`], by a sample of long rows: mostly a little lower than it could be. A sample that misses the few that hold much
-/// says too high a threshold, which the caller has to find out.
+/// As [`cut`], from a sample of long rows. The threshold is usually slightly too low. A sample that misses the few
+/// large weights gives too high a threshold; the caller must check this.
 pub(crate) fn cut_sampled(weights: &[f32], allowed: f64) -> f32 {
-    /// Weights up to which all are looked at.
+    /// Number of weights up to which no sample is used.
     const SAMPLE: usize = 4096;
-    /// Neighbours that are sampled together.
+    /// Neighbours sampled together.
     const RUN: usize = 16;
     let every = weights.len().div_ceil(SAMPLE).max(1);
     if every == 1 {
@@ -72,7 +72,7 @@ pub(crate) fn cut_sampled(weights: &[f32], allowed: f64) -> f32 {
 }
 
 fn cut_of<'w, I: Iterator<Item = &'w f32>>(sample: impl Fn() -> I, allowed: f64) -> f32 {
-    /// Bits of a number that tell its bin: exponent and three bits more.
+    /// Shift that leaves a number's bin: its exponent and three more bits.
     const SHIFT: u32 = 20;
     let mut bins = vec![0.0f64; 1 << (31 - SHIFT)];
     for weight in sample() {
@@ -99,7 +99,7 @@ fn cut_of<'w, I: Iterator<Item = &'w f32>>(sample: impl Fn() -> I, allowed: f64)
     f32::INFINITY
 }
 
-/// Forced indices, and an entry for each of the others that sorts the best first.
+/// Forced indices, and for each other index an entry that sorts the best first.
 fn parted(scores: &[f32], forced: impl Fn(usize) -> bool) -> (Vec<usize>, Vec<u64>) {
     let (mut chosen, mut others) = (Vec::new(), Vec::with_capacity(scores.len()));
     for (index, score) in scores.iter().enumerate() {

@@ -1,16 +1,16 @@
-//! The tokens that an evicting policy still reads.
+//! Tokens that an evicting policy still reads.
 
 use riffle_attention::{Selection, Span};
 
 use crate::ranking::top_count;
 use crate::spans::runs;
 
-/// The positions that are still read. An evicted position never comes back.
+/// The positions that are still read. An evicted position never returns.
 #[derive(Clone, Default)]
 pub struct RetainedTokens {
     /// Ascending.
     positions: Vec<usize>,
-    /// Tokens seen so far, retained or evicted.
+    /// Number of tokens seen so far, retained or evicted.
     seen: usize,
 }
 
@@ -20,14 +20,14 @@ impl RetainedTokens {
         &self.positions
     }
 
-    /// Retains every token up to `tokens` that was not seen before.
+    /// Retains every new token up to `tokens`.
     pub fn extend(&mut self, tokens: usize) {
         self.positions.extend(self.seen..tokens);
         self.seen = self.seen.max(tokens);
     }
 
-    /// Retains the `budget` best by score (one score for each retained position), protected ones first, and evicts the
-    /// rest. Returns the indices, among the positions retained before, that remain.
+    /// Retains the `budget` best by score (one score per retained position), protected ones first, and evicts the
+    /// rest. Returns the remaining indices into the previously retained positions.
     pub fn evict(&mut self, scores: &[f32], budget: usize, protected: impl Fn(usize, usize) -> bool) -> Vec<usize> {
         let remaining = top_count(scores, budget, |index| protected(index, self.positions[index]));
         self.positions = remaining.iter().map(|index| self.positions[*index]).collect();
@@ -40,7 +40,7 @@ impl RetainedTokens {
         Selection::from_spans(retained.chain([Span::new(self.seen, tokens)]))
     }
 
-    /// The cache has dropped the evicted tokens: the retained ones are the first positions now.
+    /// Renumbers the retained tokens from 0, after the cache dropped the evicted ones.
     pub fn close_gaps(&mut self) {
         self.seen = self.positions.len();
         self.positions = (0..self.seen).collect();
@@ -53,7 +53,7 @@ impl RetainedTokens {
             .collect()
     }
 
-    /// From what `to_numbers` returned; `None` where it cannot have returned this.
+    /// Restores from the result of `to_numbers`; `None` for invalid numbers.
     pub fn from_numbers(numbers: &[usize]) -> Option<Self> {
         let (seen, positions) = numbers.split_first()?;
         let sound = positions.is_sorted_by(|a, b| a < b) && positions.last().is_none_or(|last| last < seen);
@@ -63,7 +63,7 @@ impl RetainedTokens {
         })
     }
 
-    /// Forgets tokens at and after `tokens`; returns how many positions remain.
+    /// Removes tokens at and after `tokens`; returns the number of remaining positions.
     pub fn truncate(&mut self, tokens: usize) -> usize {
         self.seen = self.seen.min(tokens);
         self.positions

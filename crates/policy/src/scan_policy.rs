@@ -1,14 +1,14 @@
-//! Policies that weigh every key first and select by the weights.
+//! Policies that first compute the weight of every key and then select by the weights.
 
 use riffle_attention::{QueryTile, Scan, Selection, Span};
 
 use crate::prepared::Prepared;
 use crate::{Estimated, LentScan, SelectContext, SparsePolicy};
 
-/// How a policy selects by the weights of all keys.
+/// Selection by the weights of all keys.
 pub(crate) trait SelectByScan: Send + Sync {
-    /// Tokens that the tile's queries read: for consecutive ranges of query positions, the tokens of each range. The
-    /// scan is filled on the way.
+    /// Tokens that the tile's queries read: for consecutive ranges of query positions, the tokens of each range.
+    /// Fills the scan.
     fn select_by_scan(&self, scan: &mut Scan, tile: &QueryTile<'_>, context: &SelectContext<'_>) -> Vec<RangeReads>;
 }
 
@@ -17,7 +17,7 @@ pub(crate) trait SelectByScan: Send + Sync {
 pub(crate) struct RangeReads {
     /// Positions of the queries.
     pub(crate) queries: Span,
-    /// The tokens they read, ascending.
+    /// Their tokens, ascending.
     pub(crate) tokens: Vec<Span>,
 }
 

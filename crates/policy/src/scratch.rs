@@ -1,11 +1,11 @@
-//! Scratch that is used again: fresh memory costs more than what an estimate writes to it.
+//! Reusable scratch: fresh memory costs more than the estimate that is written to it.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use riffle_attention::{Antidiagonals, BlockMaxima, Scan};
 
-/// Idle scratch that is kept at most.
+/// The most idle scratch to keep.
 const MOST_IDLE: usize = 64;
 
 static SCANS: ScratchPool<Scan> = ScratchPool::new();
@@ -17,14 +17,14 @@ struct ScratchPool<T> {
     idle: Mutex<Vec<T>>,
 }
 
-/// Scratch in use; it goes back to its pool when dropped.
+/// Scratch in use; dropping returns it to its pool.
 pub struct Lent<T: 'static> {
-    /// Taken out only by `drop`.
+    /// Some until `drop`.
     scratch: Option<T>,
     home: &'static ScratchPool<T>,
 }
 
-/// The scratch of one scan; it is used again when dropped.
+/// The scratch of one scan; dropping makes it reusable.
 pub type LentScan = Lent<Scan>;
 
 pub(crate) type LentAntidiagonals = Lent<Antidiagonals>;

@@ -1,7 +1,7 @@
 use crate::{CostModel, Phase, Policy, PolicyError, PolicyRules, PolicyShape, PolicySpec, build};
 
-/// The policies of one sequence in one phase, one for each layer and KV head: heads may differ, and they are prepared in
-/// parallel.
+/// The policies of one sequence in one phase, one for each layer and KV head. Heads may differ, and they are prepared
+/// in parallel.
 pub struct PolicySet {
     phase: Phase,
     /// By layer.
@@ -12,7 +12,8 @@ pub struct PolicySet {
 }
 
 impl PolicySet {
-    /// Makes the policies that the rules name for layers of these shapes. Each reads short sequences densely, up to [`dense_below`].
+    /// Builds the policies of the rules for layers of these shapes. Each reads short sequences densely, up to
+    /// [`dense_below`].
     ///
     /// # Errors
     /// [`PolicyError::UnsupportedPhase`], [`PolicyError::ChunkTooShort`], [`PolicyError::WrongTraits`].
@@ -39,7 +40,7 @@ impl PolicySet {
         })
     }
 
-    /// Gives a layer and KV head another policy, which begins without knowledge of the sequence.
+    /// Replaces the policy of a layer and KV head by a new one without knowledge of the sequence.
     ///
     /// # Errors
     /// [`PolicyError::UnsupportedPhase`], [`PolicyError::WrongTraits`].
@@ -68,12 +69,12 @@ impl PolicySet {
         self.layers.iter().flatten()
     }
 
-    /// True if every policy follows from keys: none has learned what keys do not give back.
+    /// True if all policies depend on keys alone, without learned state.
     pub fn follows_from_keys(&self) -> bool {
         self.iter().all(|policy| policy.traits().follows_from_keys)
     }
 
-    /// Forgets tokens at and after `tokens`, in all policies.
+    /// Removes tokens at and after `tokens`, in all policies.
     pub fn truncate(&mut self, tokens: usize) {
         self.iter_mut().for_each(|policy| policy.truncate(tokens));
     }
@@ -84,7 +85,7 @@ fn guarded(spec: &PolicySpec, phase: Phase, shape: &PolicyShape, cost: &CostMode
 }
 
 /// Length from which the policy selects: the policy's `from`, or its break-even length. Shorter sequences are read
-/// densely. A policy without a break-even length always selects, because its user has other reasons than speed.
+/// densely. A policy without a break-even length always selects, because speed is not its purpose.
 pub fn dense_below(spec: &PolicySpec, phase: Phase, shape: &PolicyShape, cost: &CostModel) -> usize {
     let break_even = || cost.break_even_tokens(spec, phase, shape).unwrap_or(0);
     spec.from_tokens().unwrap_or_else(break_even)

@@ -1,4 +1,4 @@
-//! Positions as spans.
+//! Converts positions to spans.
 
 use riffle_attention::Span;
 

@@ -11,25 +11,26 @@ const FROM: &str = "from";
 /// The parameter of every sparse policy for prompts.
 const DELTA: &str = "delta";
 
-/// A policy with the values of all its parameters, spelled `name` or `name:key=value,key=value`, in lower or upper case.
+/// A policy with the values of all its parameters, spelled `name` or `name:key=value,key=value`, in lower or upper
+/// case.
 ///
-/// Every policy also takes `from`: sequences shorter than that many tokens are read densely. Without it, or with
-/// `from=auto`, that length is the policy's break-even ([`CostModel`](crate::CostModel)).
+/// Every policy also takes `from`: sequences with fewer tokens are read densely. Without it, or with `from=auto`,
+/// this length is the policy's break-even ([`CostModel`](crate::CostModel)).
 ///
-/// Every sparse policy for prompts also takes `delta`, which corrects what its queries read of a prompt: every `delta`-th
-/// query reads everything as well, and the difference that this makes to its output is added to the outputs of the
-/// queries after it, up to the next such query (Delta Attention, Willette et al. 2025, arXiv:2505.11254). Without it, or
-/// with `delta=off`, nothing is corrected; the paper takes 64.
+/// Every sparse policy for prompts also takes `delta`, which corrects its outputs. Every `delta`-th query of a prompt
+/// also reads everything. The difference of its two outputs is added to the outputs of the queries after it, up to
+/// the next such query (Delta Attention, Willette et al. 2025, arXiv:2505.11254). Without it, or with `delta=off`,
+/// nothing is corrected; the paper uses 64.
 ///
-/// Parsing checks names and values and fills in the defaults, so a spec that exists can be built in every phase that
-/// its policy supports. It prints with all its parameters.
+/// Parsing checks names and values and fills in the defaults, so every spec can be built in all phases of its policy.
+/// It prints with all its parameters.
 #[derive(Clone, PartialEq)]
 pub struct PolicySpec {
     info: &'static PolicyInfo,
     parameters: Parameters,
-    /// Sequences shorter than this are read densely; `None` for the break-even length.
+    /// Sequences with fewer tokens are read densely; `None` for the break-even length.
     from: Option<usize>,
-    /// Distance of the queries of a prompt whose outputs correct those after them; `None` where nothing is corrected.
+    /// Distance of a prompt's queries whose outputs correct those after them; `None` without correction.
     delta: Option<usize>,
 }
 
@@ -41,7 +42,7 @@ impl PolicySpec {
             .expect("the catalogue has full, which needs no parameters")
     }
 
-    /// Reads a spec of the catalogue or of `more`, policies from other crates.
+    /// Parses a spec of the catalogue or of `more`, policies from other crates.
     ///
     /// # Errors
     /// As parsing: an unknown name or parameter, a value out of range.
@@ -82,7 +83,7 @@ impl PolicySpec {
         self.info
     }
 
-    /// The same with one parameter changed.
+    /// The spec with one parameter changed.
     ///
     /// # Errors
     /// As parsing.
@@ -101,13 +102,13 @@ impl PolicySpec {
         )
     }
 
-    /// The length below which sequences are read densely, where it was given.
+    /// The length below which sequences are read densely, if it was given.
     pub fn from_tokens(&self) -> Option<usize> {
         self.from
     }
 
-    /// Distance of the queries of a prompt that also read everything, whose difference corrects the queries after them;
-    /// `None` where nothing is corrected.
+    /// Distance of a prompt's queries that also read everything; their difference corrects the queries after them.
+    /// `None` without correction.
     pub fn delta(&self) -> Option<usize> {
         self.delta
     }
@@ -117,17 +118,17 @@ impl PolicySpec {
         self.info.traits.estimate.is_some()
     }
 
-    /// True if the estimate comes from bounds. A caller that computes it keeps bounds of the whole sequence.
+    /// True if the estimate uses bounds. A caller that computes it stores bounds of the whole sequence.
     pub fn has_bounds(&self) -> bool {
         self.info.traits.estimate == Some(EstimateKind::Bounds)
     }
 
-    /// Tokens in the blocks whose means it reads; `None` where it reads none.
+    /// Tokens per block whose means it reads; `None` if it reads no means.
     pub fn summary_tokens(&self) -> Option<usize> {
         (self.info.traits.summary_tokens)(&self.parameters)
     }
 
-    /// Refuses a phase in which the policy does not select, or does not with these parameters.
+    /// Refuses a phase that the policy does not support, or not with these parameters.
     pub(crate) fn check_phase(&self, phase: Phase) -> Result<(), PolicyError> {
         check_phase(self.info, phase)?;
         match self.delta {
@@ -190,7 +191,7 @@ impl PolicySpec {
         })
     }
 
-    /// The parameters that policies have in common, where they were given.
+    /// The common parameters of policies that were given.
     fn common(&self) -> impl Iterator<Item = (&'static str, usize)> {
         let delta = self.delta.map(|delta| (DELTA, delta));
         let from = self.from.map(|from| (FROM, from));

@@ -1,6 +1,6 @@
 //! The state of policies as bytes.
 
-/// Writes numbers as u64 and scores as f32, each list after its length.
+/// Writes numbers as u64 and scores as f32, each list preceded by its length.
 pub(crate) fn write(numbers: &[usize], scores: &[f32]) -> Vec<u8> {
     let mut bytes = (numbers.len() as u64).to_le_bytes().to_vec();
     bytes.extend(numbers.iter().flat_map(|number| (*number as u64).to_le_bytes()));
@@ -21,7 +21,7 @@ pub(crate) fn read(bytes: &[u8]) -> Option<(Vec<usize>, Vec<f32>)> {
     rest.is_empty().then_some((numbers, scores))
 }
 
-/// A list after its length, and the bytes that follow it.
+/// A list preceded by its length, and the bytes after it.
 fn list<const WIDTH: usize>(bytes: &[u8]) -> Option<(&[[u8; WIDTH]], &[u8])> {
     let (count, bytes) = bytes.split_first_chunk::<8>()?;
     let length = usize::try_from(u64::from_le_bytes(*count)).ok()?.checked_mul(WIDTH)?;

@@ -14,41 +14,41 @@ pub enum QuantizeError {
     /// The output cannot be written.
     #[error(transparent)]
     Output(#[from] OutputError),
-    /// The output has a name that is taken.
+    /// The output's name exists already.
     #[error("{} exists: give another name, or replace it with `overwrite`", path.display())]
     Exists {
         /// The file.
         path: PathBuf,
     },
-    /// Input and output are one file.
+    /// Input and output are the same file.
     #[error("{} is the input itself: give another name for the output", path.display())]
     SameFile {
         /// The file.
         path: PathBuf,
     },
-    /// The disk does not hold the output.
+    /// The output does not fit on the disk.
     #[error("{} needs {needed} bytes, but its disk has {free} free: free space there, or use another place", path.display())]
     DiskFull {
         /// The output.
         path: PathBuf,
         /// Bytes to be written.
         needed: u64,
-        /// Bytes that are free.
+        /// Free bytes.
         free: u64,
     },
-    /// A row of a tensor takes more memory than is allowed.
+    /// A row of a tensor needs more memory than the budget.
     #[error(
         "tensor {tensor} needs {needed} bytes of memory for one row, {budget} are allowed: allow more with `memory_budget_bytes`"
     )]
     Memory {
         /// The tensor's name.
         tensor: String,
-        /// Bytes for a row and what becomes of it.
+        /// Bytes for a row and its encoded form.
         needed: u64,
-        /// Bytes that are allowed.
+        /// Bytes of the budget.
         budget: u64,
     },
-    /// A name of a type or of a mix that does not exist.
+    /// The name is neither a type nor a mix.
     #[error("there is no type {found}: choose one of {known}")]
     UnknownType {
         /// The name.
@@ -56,7 +56,7 @@ pub enum QuantizeError {
         /// All names.
         known: String,
     },
-    /// A rule that is no pattern and type.
+    /// The rule is not a pattern and a type.
     #[error("rule {rule:?}: {problem}; write a pattern of tensor names, = and a type, such as attn_v=q6_k")]
     Rule {
         /// The rule.
@@ -64,7 +64,7 @@ pub enum QuantizeError {
         /// The problem.
         problem: String,
     },
-    /// A format that can be read and not written.
+    /// The format is readable but not writable.
     #[error("{format} can be read, but not written")]
     NoEncoder {
         /// The format.
@@ -80,7 +80,7 @@ pub enum QuantizeError {
         /// Weights of a row.
         columns: usize,
     },
-    /// A file that is no importance matrix, or a damaged one.
+    /// The file is not an importance matrix, or is damaged.
     #[error("importance matrix {}: {problem}", path.display())]
     Importance {
         /// The file.
@@ -100,7 +100,7 @@ pub enum QuantizeError {
         /// Inputs of the tensor.
         expected: usize,
     },
-    /// A tensor that a GGUF file cannot hold.
+    /// A tensor that GGUF does not support.
     #[error("tensor {tensor} cannot be written: {problem}")]
     Tensor {
         /// The tensor.

@@ -15,7 +15,7 @@ const LARGEST_FILE_BYTES: u64 = 1 << 30;
 /// Longest name in a file of the older format.
 const LARGEST_NAME_BYTES: usize = 256;
 
-/// The key that names the texts of a matrix.
+/// The key with the names of a matrix's texts.
 const DATASETS: &str = "imatrix.datasets";
 const SUMS: &str = ".in_sum2";
 const COUNTS: &str = ".counts";
@@ -26,14 +26,14 @@ const KIND: FileKind = FileKind {
     matches: |begin| begin.starts_with(b"GGUF") && begin.windows(7).any(|part| part == b"imatrix"),
 };
 
-/// The inputs of linear layers over a text, by the names of their weights in GGUF.
+/// The squared inputs of linear layers over a text, by the GGUF names of their weights.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ImportanceMatrix {
     /// Inputs by tensor, such as `blk.0.attn_q.weight`.
     pub tensors: BTreeMap<String, InputSquares>,
     /// Names of the texts.
     pub datasets: Vec<String>,
-    /// Chunks of text that were read, each from an empty cache.
+    /// Chunks of text, each with an empty cache.
     pub chunk_count: u32,
     /// Tokens of a chunk.
     pub chunk_tokens: u32,
@@ -42,14 +42,14 @@ pub struct ImportanceMatrix {
 /// The inputs of one tensor.
 #[derive(Debug, Clone, PartialEq)]
 pub struct InputSquares {
-    /// Sums of squares, `[matrices, inputs]`: one matrix, or one for each expert.
+    /// Sums of squares, `[matrices, inputs]`; one matrix, or one for each expert.
     pub sums: Vec<f32>,
-    /// Inputs that each matrix saw.
+    /// Number of inputs of each matrix.
     pub counts: Vec<f32>,
 }
 
 impl InputSquares {
-    /// Mean squares, `[matrices, inputs]`; ones for a matrix that saw nothing.
+    /// Mean squares, `[matrices, inputs]`; ones for a matrix without inputs.
     pub fn means(&self) -> Vec<f32> {
         let inputs = (self.sums.len() / self.counts.len().max(1)).max(1);
         let matrices = self.sums.chunks(inputs).zip(&self.counts);
@@ -60,10 +60,10 @@ impl InputSquares {
 }
 
 impl ImportanceMatrix {
-    /// Reads a file of llama.cpp's format in GGUF, or of the older one (`.dat`).
+    /// Reads a file of llama.cpp's GGUF format or of its older format (`.dat`).
     ///
     /// # Errors
-    /// [`QuantizeError::Importance`] for another file or a damaged one.
+    /// [`QuantizeError::Importance`] for another or a damaged file.
     pub fn read(path: &Path) -> Result<ImportanceMatrix, QuantizeError> {
         let wrong = |problem: String| QuantizeError::Importance {
             path: path.to_owned(),
@@ -87,7 +87,7 @@ impl ImportanceMatrix {
         Ok(matrix)
     }
 
-    /// Writes the file in llama.cpp's format, whole or not at all. A file of another kind is not replaced.
+    /// Writes the file atomically in llama.cpp's format. It never replaces a file of another kind.
     ///
     /// # Errors
     /// [`QuantizeError::Output`].
@@ -136,7 +136,7 @@ impl ImportanceMatrix {
         Ok(())
     }
 
-    /// Checks that [`write`](Self::write) could write to `path`, before long work.
+    /// Checks before long work that [`write`](Self::write) can write to `path`.
     ///
     /// # Errors
     /// [`QuantizeError::Output`].
@@ -221,8 +221,9 @@ fn from_gguf(source: &WeightSource) -> Result<ImportanceMatrix, Problem> {
     Ok(matrix)
 }
 
-/// The older format: the number of entries; for each the length of its name, the name, the calls, the number of values, the values, which
-/// are divided by the calls; then the last chunk and the name of the text. All numbers are of 32 bits.
+/// Reads the older format: the number of entries; for each entry the length of its name, the name, the calls, the
+/// number of values, and the values divided by the calls; then the last chunk and the name of the text. All numbers
+/// have 32 bits.
 fn from_older(bytes: &[u8]) -> Result<ImportanceMatrix, String> {
     let mut rest = bytes;
     let mut take = |bytes: usize| -> Result<&[u8], String> {

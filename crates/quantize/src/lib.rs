@@ -1,11 +1,11 @@
 //! Quantised models: from a folder of safetensors or a GGUF file to a GGUF file of smaller weights.
 //!
-//! [`QuantizePlan::new`] decides by a [`Mix`] and by [`TypeRule`]s of your own which type every tensor gets, [`QuantizePlan::write`] encodes
-//! the tensors one after the other and puts the file in place when it is whole. A run that is interrupted leaves a partial file
-//! beside it, which the next run with the same input and options goes on with.
+//! [`QuantizePlan::new`] selects a type for every tensor by a [`Mix`] and your own [`TypeRule`]s.
+//! [`QuantizePlan::write`] encodes the tensors one by one and renames the complete file to its target. An interrupted
+//! run leaves a partial file in the same folder; the next run with the same input and options continues it.
 //!
-//! An [`ImportanceMatrix`] holds the mean square of every input of every linear layer, as collected from a text: weights that
-//! meet large inputs are then encoded with more care. It is read and written in llama.cpp's format.
+//! An [`ImportanceMatrix`] contains the mean square of every input of every linear layer over a text. Weights with
+//! large inputs are then encoded more precisely. The file has llama.cpp's format.
 //!
 //! ```no_run
 //! use riffle_quantize::{QuantizeOptions, QuantizePlan};

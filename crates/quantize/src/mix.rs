@@ -1,4 +1,4 @@
-//! Mixes: which type every tensor gets under one name, by llama.cpp's rules (`llama-quant.cpp`, `llama_tensor_get_type`).
+//! Mixes: the type of every tensor, by llama.cpp's rules (`llama-quant.cpp`, `llama_tensor_get_type`).
 
 use std::str::FromStr;
 
@@ -23,10 +23,10 @@ struct Row {
     kind: Kind,
 }
 
-/// Mixes by their rules.
+/// Kinds of mixes, by their rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// One type for all tensors but the head.
+    /// One type for all tensors except the head.
     Plain,
     Q2K,
     Q2KS,
@@ -40,7 +40,7 @@ enum Kind {
     Iq3Xs,
     Iq3S,
     Iq3M,
-    /// Mixes of two bits and fewer. The flag is true for those that raise tensors to IQ3_S, false where they raise them to Q2_K.
+    /// Mixes of at most two bits. True raises important tensors to IQ3_S; false raises them to Q2_K.
     Low(bool),
     Q4_0,
     Q5_0,
@@ -91,7 +91,7 @@ const MIXES: &[Row] = &[
     row("TQ1_0", 36, Tq1_0, Kind::Ternary),
 ];
 
-/// The part of a layer that a tensor is.
+/// A tensor's role in a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
     Output,
@@ -107,17 +107,17 @@ enum Part {
     Other,
 }
 
-/// Facts of a model that its mix follows from.
+/// Facts of a model that decide its mix.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) layers: usize,
     /// Query heads of a KV head.
     pub(crate) group: usize,
     pub(crate) experts: usize,
-    /// The embedding is the head too.
+    /// True if the embedding is the head too.
     pub(crate) is_tied: bool,
     pub(crate) has_importance: bool,
-    /// 80 layers with groups of eight: models of 70 billion weights, whose values are small.
+    /// True for 80 layers with groups of eight: models of 70 billion weights with small values.
     pub(crate) is_70b: bool,
 }
 
@@ -137,12 +137,12 @@ impl Mix {
         self.row.file_type
     }
 
-    /// The type of tensors that no rule raises or lowers.
+    /// The type of tensors without a rule.
     pub fn format(self) -> WeightFormat {
         self.row.format
     }
 
-    /// The type of a matrix by its name and the layer it belongs to.
+    /// The type of a matrix, by its name and layer.
     pub(crate) fn format_of(self, name: &str, columns: usize, shape: &Shape) -> WeightFormat {
         let format = self.row.format;
         if matches!(format, F32 | F16 | Bf16) {
@@ -151,7 +151,7 @@ impl Mix {
         let part = part_of(name);
         let is_head = part == Part::Output || part == Part::Embedding && shape.is_tied;
         match (is_head, part) {
-            // Rows that the mix's own type does not hold: eight bits, whatever the mix.
+            // Rows that do not fit the mix's own type get eight bits in every mix.
             (true, _) if !columns.is_multiple_of(format.block_weights()) => Q8_0,
             (true, _) => match self.row.kind {
                 Kind::Low(_) | Kind::Iq3Xxs => Q5K,
@@ -168,7 +168,7 @@ impl Mix {
         }
     }
 
-    /// The type of a part of a layer, where it is not that of the mix.
+    /// The type of a part of a layer, if it differs from the mix's type.
     fn in_layer(self, part: Part, layer: usize, shape: &Shape) -> Option<WeightFormat> {
         let kind = self.row.kind;
         if let Kind::Low(raises) = kind {
@@ -258,7 +258,7 @@ impl FromStr for Mix {
     }
 }
 
-/// Types of mixes of two bits. `raised` is the type of tensors that matter more.
+/// Types of mixes of two bits. `raised` is the type of important tensors.
 fn low(part: Part, layer: usize, shape: &Shape, raised: WeightFormat, raises: bool) -> Option<WeightFormat> {
     match part {
         Part::Value | Part::QueryKeyValue if shape.group >= 4 || shape.experts >= 4 => Some(Q4K),
@@ -288,7 +288,7 @@ fn attention_output(kind: Kind, shape: &Shape) -> Option<WeightFormat> {
     }
 }
 
-/// The first and the last eighth of the layers, and every third between them.
+/// True for the first and the last eighth of the layers, and every third layer between them.
 fn uses_more_bits(layer: usize, layers: usize) -> bool {
     let eighth = layers / 8;
     layer < eighth || layer >= 7 * layers / 8 || (layer - eighth) % 3 == 2
@@ -321,7 +321,8 @@ fn part_of(name: &str) -> Part {
     found.map_or(Part::Other, |(_, part)| *part)
 }
 
-/// True if llama.cpp quantises the tensor: matrices of linear layers, embeddings and heads, but none that are small and matter much.
+/// True if llama.cpp quantises the tensor: matrices of linear layers, embeddings and heads, except small important
+/// ones.
 pub(crate) fn is_quantised(name: &str, shape: &[usize]) -> bool {
     const KEPT: [&str; 12] = [
         "_norm.weight",
@@ -341,7 +342,7 @@ pub(crate) fn is_quantised(name: &str, shape: &[usize]) -> bool {
     is_matrix && name.ends_with("weight") && !KEPT.iter().any(|kept| name.contains(kept))
 }
 
-/// The type for rows that are no whole number of the format's blocks.
+/// The type for rows that are not a whole number of the format's blocks.
 pub(crate) fn fallback(format: WeightFormat, columns: usize) -> WeightFormat {
     let fits = |format: WeightFormat| columns.is_multiple_of(format.block_weights());
     if fits(format) {

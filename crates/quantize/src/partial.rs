@@ -1,7 +1,7 @@
-//! The file under way, which the next run with the same input and options goes on with.
+//! The partial file of a run, which the next run with the same input and options continues.
 //!
-//! It lies beside its target as `.NAME.FINGERPRINT.partial`, locked while a run writes it. Behind each tensor a hash of the tensor is added to
-//! `.NAME.FINGERPRINT.progress`: what does not have its hash is written again.
+//! The partial file is `.NAME.FINGERPRINT.partial` in the target's folder, locked while a run writes it. For each
+//! finished tensor, the run adds a hash to `.NAME.FINGERPRINT.progress`; tensors with another hash are written again.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -13,35 +13,36 @@ use riffle_kv::OutputError;
 use riffle_system::files::sync_folder;
 use twox_hash::XxHash3_64;
 
-/// Bytes hashed at once.
+/// Bytes of one read while hashing.
 const READ_BYTES: usize = 1 << 20;
 const PARTIAL: &str = "partial";
 const PROGRESS: &str = "progress";
 /// Hexadecimal digits of a fingerprint.
 const DIGITS: usize = 16;
 
-/// A tensor's place in a file.
+/// A tensor's range in a file.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Stretch {
     pub(crate) start: u64,
     pub(crate) bytes: u64,
 }
 
-/// An open file under way.
+/// An open partial file.
 pub(crate) struct Partial {
     target: PathBuf,
     path: PathBuf,
     progress_path: PathBuf,
     file: File,
     progress: File,
-    /// Tensors that are written.
+    /// Finished tensors.
     pub(crate) done: usize,
-    /// Of the tensor under way.
+    /// Hash of the current tensor.
     hash: XxHash3_64,
 }
 
 impl Partial {
-    /// Opens what an earlier run left, or begins anew. Files that runs with other options left for the same target are removed.
+    /// Opens an earlier run's partial file, or creates one. It removes partial files of other options for the same
+    /// target.
     pub(crate) fn open(
         target: &Path,
         fingerprint: u64,
@@ -81,7 +82,7 @@ impl Partial {
         Ok(partial)
     }
 
-    /// Counts the tensors that are whole, and cuts off what follows them.
+    /// Counts the complete tensors, and truncates the file after them.
     fn resume(&mut self, header: &[u8], tensors: impl Iterator<Item = Stretch>) -> io::Result<()> {
         let mut begin = Vec::new();
         Read::by_ref(&mut self.file)
@@ -145,12 +146,12 @@ impl Partial {
         Ok(())
     }
 
-    /// Bytes on the disk so far.
+    /// Bytes of the file so far.
     pub(crate) fn len(&self) -> io::Result<u64> {
         Ok(self.file.metadata()?.len())
     }
 
-    /// Fills the file up to its length and gives it its name.
+    /// Extends the file to its length and renames it to its target.
     pub(crate) fn finish(self, bytes: u64) -> io::Result<()> {
         self.file.set_len(bytes)?;
         self.file.sync_all()?;
@@ -162,7 +163,7 @@ impl Partial {
         sync_folder(folder(&self.target))
     }
 
-    /// Removes the file: the next run would fail as this one did.
+    /// Removes the file, because the next run would fail in the same way.
     pub(crate) fn remove(self) {
         fs::remove_file(&self.path).ok();
         fs::remove_file(&self.progress_path).ok();
@@ -184,7 +185,7 @@ fn beside(target: &Path, fingerprint: u64, kind: &str) -> PathBuf {
     target.with_file_name(name)
 }
 
-/// Removes files under way for the same target that belong to other options, unless a run holds them.
+/// Removes partial files for the same target with other options, unless a run has locked them.
 fn remove_others(target: &Path, own: &Path) {
     let name = target.file_name().unwrap_or_default().to_string_lossy();
     let Ok(entries) = fs::read_dir(folder(target)) else {

@@ -1,4 +1,4 @@
-//! A run before it is done: the type of every tensor, the file's header, its size.
+//! A planned run: the type of every tensor, the file's header, and its size.
 
 use std::path::{Path, PathBuf};
 
@@ -8,31 +8,31 @@ use riffle_model::{GgufEntry, GgufTensor, SourceTensor, TensorType, WeightSource
 use crate::mix::{Shape, fallback, is_quantised};
 use crate::{ImportanceMatrix, Mix, QuantizeError, TypeRule};
 
-/// The version of the block formats that files state.
+/// The version of the block formats for the file's metadata.
 const QUANTIZATION_VERSION: u32 = 2;
 
-/// How a model is to be quantised.
+/// Options for quantising a model.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct QuantizeOptions {
     /// The types of tensors.
     pub mix: Mix,
-    /// Types of tensors by their names, before the mix's own; of several rules the first that matches counts.
+    /// Rules that give tensors types by name, before the mix. The first matching rule counts.
     pub rules: Vec<TypeRule>,
-    /// The type of the head, or of the embedding where that is the head.
+    /// The type of the head; for a tied head, the type of the embedding.
     pub output_type: Option<WeightFormat>,
     /// The type of the embedding.
     pub embedding_type: Option<WeightFormat>,
     /// Mean squares of inputs.
     pub importance: Option<ImportanceMatrix>,
-    /// Memory for rows under way.
+    /// Memory budget for the rows in work.
     pub memory_bytes: Option<u64>,
     /// Replace an existing file.
     pub overwrite: bool,
 }
 
 impl QuantizeOptions {
-    /// A mix as it is.
+    /// A mix without further options.
     pub fn new(mix: Mix) -> QuantizeOptions {
         QuantizeOptions {
             mix,
@@ -46,7 +46,7 @@ impl QuantizeOptions {
     }
 }
 
-/// A tensor and the type it gets.
+/// A tensor and its planned type.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct PlannedTensor {
@@ -62,14 +62,14 @@ pub struct PlannedTensor {
     pub to: WeightFormat,
     /// Its bytes in the file.
     pub to_bytes: u64,
-    /// The type that its rows do not fit into.
+    /// The mix's type, if the rows do not fit it and the tensor got another.
     pub in_place_of: Option<WeightFormat>,
-    /// An importance matrix says how its errors count.
+    /// True if an importance matrix weights the errors.
     pub has_importance: bool,
 }
 
 impl PlannedTensor {
-    /// True if the source has it quantised, and it is encoded anew: errors add up.
+    /// True if the source tensor is already quantised and gets encoded again, so that errors add up.
     pub fn is_encoded_again(&self) -> bool {
         self.from.block_weights() > 1 && self.from != self.to && self.to.block_weights() > 1
     }
@@ -96,10 +96,11 @@ pub struct QuantizePlan {
 }
 
 impl QuantizePlan {
-    /// Reads the headers of the model at `path`, a folder or a GGUF file, and decides the type of each tensor.
+    /// Reads the headers of the model at `path`, a folder or a GGUF file, and selects the type of each tensor.
     ///
     /// # Errors
-    /// [`QuantizeError::Model`] for a model that is damaged or not known; [`QuantizeError::ImportanceOfAnother`]; [`QuantizeError::Tensor`].
+    /// [`QuantizeError::Model`] for a damaged or unknown model; [`QuantizeError::ImportanceOfAnother`];
+    /// [`QuantizeError::Tensor`].
     pub fn new(path: &Path, options: QuantizeOptions) -> Result<QuantizePlan, QuantizeError> {
         let source = WeightSource::open(path)?;
         let shape = shape_of(&source, &options);
@@ -154,7 +155,7 @@ impl QuantizePlan {
         self.tensors.iter().map(|tensor| tensor.from_bytes).sum()
     }
 
-    /// Bits that a weight takes on average in the file, its header included.
+    /// Mean bits of a weight in the file, including its header.
     pub fn bits_per_weight(&self) -> f64 {
         let weights: f64 = self
             .tensors
@@ -191,7 +192,7 @@ fn plan_tensor(
     } else if from.ggml_type().is_some() && !matches!(from, WeightFormat::F16 | WeightFormat::Bf16) {
         (from, from)
     } else {
-        // Folders have norms in the type of their matrices; llama.cpp computes with those of 32 bits alone.
+        // Norms in a folder have the type of its matrices, but llama.cpp needs them in 32 bits.
         (WeightFormat::F32, WeightFormat::F32)
     };
     let mut planned = PlannedTensor {
@@ -209,7 +210,7 @@ fn plan_tensor(
         .as_ref()
         .and_then(|matrix| matrix.tensors.get(&info.name));
     if let Some(squares) = matrix.filter(|_| to.block_weights() > 1) {
-        // The matrices of experts have inputs of their own each.
+        // Each expert's matrix has its own inputs.
         let matrices = if info.shape.len() > 2 {
             planned.shape[..info.shape.len() - 2].iter().product()
         } else {
@@ -235,7 +236,7 @@ fn plan_tensor(
     Ok(planned)
 }
 
-/// The type for a matrix, whether its rows fit or not.
+/// The type for a matrix, even if its rows do not fit.
 fn wanted(name: &str, columns: usize, options: &QuantizeOptions, shape: &Shape) -> WeightFormat {
     let is_embedding = name == "token_embd.weight";
     let is_head = name == "output.weight" || is_embedding && shape.is_tied;
@@ -268,7 +269,7 @@ fn shape_of(source: &WeightSource, options: &QuantizeOptions) -> Shape {
     }
 }
 
-/// The metadata of the source, with what has changed.
+/// The metadata of the source with its changes.
 fn metadata(source: &WeightSource, options: &QuantizeOptions) -> Vec<GgufEntry> {
     let mut changed = vec![
         GgufEntry::count("general.file_type", options.mix.file_type()),

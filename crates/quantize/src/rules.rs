@@ -25,7 +25,7 @@ pub fn parse_type(name: &str) -> Result<WeightFormat, QuantizeError> {
         })
 }
 
-/// Tensors whose names hold a pattern get a type.
+/// Gives a type to the tensors whose names match a pattern.
 #[derive(Debug, Clone)]
 pub struct TypeRule {
     pattern: Regex,
@@ -34,13 +34,13 @@ pub struct TypeRule {
 }
 
 impl TypeRule {
-    /// The type for a tensor that the pattern is found in the name of.
+    /// The type, if the pattern matches the tensor's name.
     pub(crate) fn format_of(&self, name: &str) -> Option<WeightFormat> {
-        // A pattern that takes too long on a name is no match for it.
+        // A pattern that takes too long does not match.
         self.pattern.is_match(name).unwrap_or(false).then_some(self.format)
     }
 
-    /// The rule as it was written.
+    /// The rule's own spelling.
     pub fn as_str(&self) -> &str {
         &self.text
     }

@@ -1,4 +1,4 @@
-//! Encoding of the tensors, one after the other, into the file.
+//! Encodes the tensors one by one into the file.
 
 use std::fs;
 use std::hash::Hasher;
@@ -16,7 +16,7 @@ use crate::encode::encode_rows;
 use crate::partial::{Partial, Stretch, folder};
 use crate::plan::{PlannedTensor, QuantizePlan};
 
-/// Bytes of rows that are encoded together, where memory allows.
+/// Bytes of rows to encode together, if memory allows.
 const ROWS_BYTES: u64 = 32 << 20;
 
 const KIND: FileKind = FileKind {
@@ -24,34 +24,34 @@ const KIND: FileKind = FileKind {
     matches: |begin| begin.starts_with(b"GGUF"),
 };
 
-/// How far a run is.
+/// Progress of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QuantizeProgress<'a> {
-    /// The tensor under way.
+    /// The current tensor.
     pub tensor: &'a str,
-    /// Tensors that are written.
+    /// Finished tensors.
     pub done_tensors: usize,
     /// All tensors.
     pub tensors: usize,
-    /// Bytes of the file that are written.
+    /// Finished bytes of the file.
     pub done_bytes: u64,
     /// All bytes of the file.
     pub file_bytes: u64,
 }
 
-/// A file that was written.
+/// A finished file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Quantized {
     /// Its bytes.
     pub file_bytes: u64,
-    /// Tensors that an interrupted run had written before.
+    /// Tensors that an interrupted run had already written.
     pub resumed_tensors: usize,
 }
 
 impl QuantizePlan {
-    /// Checks that [`write`](Self::write) can write to `output`, before anything is written.
+    /// Checks that [`write`](Self::write) can write to `output`.
     ///
     /// # Errors
     /// [`QuantizeError::Exists`], [`QuantizeError::SameFile`], [`QuantizeError::Memory`], [`QuantizeError::Output`].
@@ -85,18 +85,20 @@ impl QuantizePlan {
         Ok(())
     }
 
-    /// Writes the file to `output`, which appears when it is whole. `watch` is told of every few rows; where it breaks off, or the process ends,
-    /// a later call with the same input and options goes on behind the last whole tensor.
+    /// Writes the file to `output`, which appears when it is complete. `watch` receives the progress every few rows
+    /// and may break. After a break or a killed process, a call with the same input and options continues after the
+    /// last complete tensor.
     ///
     /// # Errors
-    /// As [`check`](Self::check); [`QuantizeError::DiskFull`]; [`QuantizeError::Interrupted`]; weights that are infinite or NaN.
+    /// The errors of [`check`](Self::check); [`QuantizeError::DiskFull`]; [`QuantizeError::Interrupted`]; weights
+    /// that are infinite or NaN.
     pub fn write(
         &self,
         output: &Path,
         watch: &mut dyn FnMut(QuantizeProgress<'_>) -> ControlFlow<()>,
     ) -> Result<Quantized, QuantizeError> {
         self.check(output)?;
-        // A link stays, and its target is replaced.
+        // A link stays; the write replaces its target.
         let target = fs::canonicalize(output).unwrap_or_else(|_| output.to_owned());
         let stretches = self.tensors.iter().zip(&self.offsets).map(|(tensor, start)| Stretch {
             start: *start,
@@ -151,7 +153,7 @@ impl QuantizePlan {
         })
     }
 
-    /// Encodes a tensor and gives its bytes to `write`, a few rows at a time.
+    /// Encodes a tensor and passes its bytes to `write`, a few rows at a time.
     fn encode(
         &self,
         index: usize,
@@ -162,7 +164,7 @@ impl QuantizePlan {
         let (columns, count) = (tensor.columns(), tensor.rows());
         let encoded_bytes = (tensor.to_bytes as usize) / count;
         let importance = self.importance(tensor);
-        // Rows of a matrix share their importance; the matrices of experts have one each.
+        // Rows of a matrix share their importance; each expert's matrix has its own.
         let matrices = importance.as_ref().map_or(1, |importance| importance.len() / columns);
         let matrix_rows = count / matrices;
         let budget = self.options.memory_bytes.unwrap_or(ROWS_BYTES).min(ROWS_BYTES);
@@ -199,7 +201,7 @@ impl QuantizePlan {
         }
     }
 
-    /// A hash of all that the file's bytes follow from.
+    /// A hash of everything that decides the file's bytes.
     fn fingerprint(&self) -> u64 {
         let mut hash = XxHash3_64::new();
         hash.write(env!("CARGO_PKG_VERSION").as_bytes());
@@ -225,7 +227,7 @@ impl QuantizePlan {
     }
 }
 
-/// Copies rows that stay as they are.
+/// Copies unchanged rows.
 fn copy(rows: &SourceRows, tensor: &PlannedTensor, first: usize, encoded: &mut [u8]) -> bool {
     let stored = (tensor.from == tensor.to)
         .then(|| rows.stored(first, encoded.len()))
@@ -233,7 +235,7 @@ fn copy(rows: &SourceRows, tensor: &PlannedTensor, first: usize, encoded: &mut [
     stored.map(|stored| encoded.copy_from_slice(stored)).is_some()
 }
 
-/// Bytes of a row as f32 and encoded.
+/// Bytes of a row as f32 and of its encoded form.
 fn row_bytes(tensor: &PlannedTensor) -> u64 {
     4 * tensor.columns() as u64 + tensor.to_bytes / tensor.rows() as u64
 }

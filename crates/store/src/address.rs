@@ -14,7 +14,7 @@ pub(crate) struct Address {
     pub(crate) password: Option<String>,
     pub(crate) host: String,
     pub(crate) port: Option<u16>,
-    /// Without slashes at its ends.
+    /// The path without slashes at its ends.
     pub(crate) path: String,
     query: Vec<(String, String)>,
 }
@@ -46,7 +46,7 @@ impl Address {
             address.user = Some(address.decoded(user)?).filter(|user| !user.is_empty());
             address.password = password.map(|password| address.decoded(password)).transpose()?;
         }
-        // The colons of [::1] are not that of a port.
+        // The colons of [::1] do not precede a port.
         let digits = host.rsplit_once(':').filter(|(_, port)| !port.contains(']'));
         if let Some((host, port)) = digits {
             address.host = host.to_owned();
@@ -65,7 +65,7 @@ impl Address {
         Ok(address)
     }
 
-    /// Takes a value out of the query; `read` makes it what it means, or refuses it.
+    /// Removes a value from the query; `read` parses it, or refuses it.
     pub(crate) fn take<T>(&mut self, name: &str, read: impl FnOnce(&str) -> Option<T>) -> Result<Option<T>, OpenError> {
         let Some(place) = self.query.iter().position(|(other, _)| other == name) else {
             return Ok(None);
@@ -79,7 +79,7 @@ impl Address {
         }
     }
 
-    /// Refuses what nobody has taken.
+    /// Refuses unused values.
     pub(crate) fn check_all_taken(&self) -> Result<(), OpenError> {
         match self.query.first() {
             None => Ok(()),
@@ -119,7 +119,7 @@ pub(crate) fn bytes(text: &str) -> Option<u64> {
     number.checked_mul(1 << shift).filter(|bytes| *bytes > 0)
 }
 
-/// `90s`, `30m`, `12h`, `7d`; seconds without a unit.
+/// `90s`, `30m`, `12h`, `7d`; a number without a unit means seconds.
 pub(crate) fn duration(text: &str) -> Option<Duration> {
     let (number, unit) = split_unit(text)?;
     let seconds = match unit {
@@ -130,7 +130,7 @@ pub(crate) fn duration(text: &str) -> Option<Duration> {
         _ => return None,
     };
     let seconds = number.checked_mul(seconds)?;
-    // A century is as good as for ever, and fits what stores count in.
+    // A century is practically unlimited, and fits the stores' counters.
     (seconds > 0).then(|| Duration::from_secs(seconds.min(100 * 365 * 24 * 3600)))
 }
 

@@ -1,8 +1,8 @@
-/// Why an address is not that of a store.
+/// The reason an address is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// A kind of store that is not known.
+    /// An unknown kind of store.
     #[error("{0}:// is no store of blocks: use s3://BUCKET/PREFIX, valkey://HOST or redis://HOST")]
     Scheme(String),
     /// Something in the address is wrong.
@@ -13,12 +13,12 @@ pub enum OpenError {
         /// The problem and its remedy.
         problem: String,
     },
-    /// A kind of store that was left out when the program was built.
+    /// A kind of store that this build excludes.
     #[error("{what} was left out when this program was built: build it with the feature `{feature}` of riffle-store")]
     NotBuilt {
-        /// Which kind.
+        /// The kind.
         what: &'static str,
-        /// The feature that brings it.
+        /// The feature that enables it.
         feature: &'static str,
     },
 }

@@ -1,8 +1,9 @@
 //! Stores in which several processes or machines share KV blocks: S3-compatible buckets, Valkey and Redis.
 //!
-//! [`open`] makes a [`BlockStore`] of an address; [`riffle_kv::SharedBlocks`] does the rest: it checks, counts, reads ahead and writes
-//! behind. Every operation here ends by its time limit, takes no more memory than the caller allows, and is made on the thread
-//! that asks for it. Passwords and keys come from the address or, better, from the usual environment variables, and are in no message.
+//! [`open`] turns an address into a [`BlockStore`]; [`riffle_kv::SharedBlocks`] checks blocks, counts, reads ahead
+//! and writes in the background. Every operation here ends by its time limit, uses no more memory than the caller
+//! allows, and runs on the calling thread. Passwords and keys come from the address or, better, from the usual
+//! environment variables, and never appear in messages.
 //!
 //! ```
 //! let environment = |name: &str| (name == "VALKEY_PASSWORD").then(|| "secret".to_owned());
@@ -28,22 +29,22 @@ use riffle_kv::BlockStore;
 use address::Address;
 pub use error::OpenError;
 
-/// How long blocks are kept where the address does not say.
+/// Default time for which blocks are kept.
 pub const DEFAULT_EXPIRY: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// Looks up an environment variable.
 pub type Environment<'a> = dyn Fn(&str) -> Option<String> + 'a;
 
-/// A store, and what its address says about how it is to be used.
+/// A store, and the settings of its address.
 #[derive(Debug, Clone)]
 pub struct Opened {
-    /// The store. It has not been asked for anything yet.
+    /// The store, not contacted yet.
     pub store: Arc<dyn BlockStore>,
-    /// `budget=BYTES`: what all blocks in it may take.
+    /// `budget=BYTES`: the most bytes of all its blocks.
     pub budget_bytes: Option<u64>,
-    /// `expiry=TIME`: how long blocks are kept.
+    /// `expiry=TIME`: the time for which blocks are kept.
     pub expiry: Duration,
-    /// `machines=any`: whether pages of machines that round otherwise are wanted too.
+    /// `machines=any`: true to accept pages of machines that round differently.
     pub any_machine: bool,
 }
 
@@ -52,17 +53,17 @@ pub fn is_address(text: &str) -> bool {
     text.contains("://")
 }
 
-/// Makes a store of an address; connects to nothing yet.
+/// Creates a store from an address, without connecting.
 ///
-/// - `s3://BUCKET[/PREFIX]`, with `region=` and `endpoint=` for other services than Amazon's. Keys come from `AWS_ACCESS_KEY_ID` and
-///   `AWS_SECRET_ACCESS_KEY`, a web identity, or the machine's role.
-/// - `valkey://[USER[:PASSWORD]@]HOST[:PORT][/DATABASE]`, with `prefix=`; `redis://` as well, `valkeys://` and `rediss://`
-///   encrypted. Without a password in the address, `VALKEY_PASSWORD` or `REDIS_PASSWORD` is used.
+/// - `s3://BUCKET[/PREFIX]`, with `region=` and `endpoint=` for services other than Amazon's. Keys come from
+///   `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, a web identity, or the machine's role.
+/// - `valkey://[USER[:PASSWORD]@]HOST[:PORT][/DATABASE]`, with `prefix=`; `redis://` as well, `valkeys://` and
+///   `rediss://` encrypted. Without a password in the address, `VALKEY_PASSWORD` or `REDIS_PASSWORD` is used.
 ///
 /// All take `expiry=` (`12h`, `7d`), `budget=` (`200G`) and `machines=any`.
 ///
 /// # Errors
-/// [`OpenError`] for an address that is none of these.
+/// [`OpenError`] for any other address.
 pub fn open(address: &str, environment: &Environment<'_>) -> Result<Opened, OpenError> {
     let mut address = Address::parse(address)?;
     let budget_bytes = address.take("budget", address::bytes)?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use riffle_kv::StoreError;
 use rustls::{ClientConfig, RootCertStore};
 
-/// How connections are encrypted.
+/// The TLS configuration.
 pub(crate) fn config() -> Result<Arc<ClientConfig>, StoreError> {
     let refused = |problem: String| StoreError::Refused(problem);
     let mut roots = RootCertStore::empty();

@@ -10,17 +10,17 @@ use crate::{IncrementalLandmarks, SubquadraticError, Tensor3};
 /// A token that eviction dropped from one KV head.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Evicted {
-    /// The KV head it left; other heads may still hold the same position.
+    /// The KV head that dropped it; other heads may still hold the position.
     pub kv_head: usize,
     /// Its absolute position.
     pub position: usize,
-    /// Its key as it was stored, `[dim]`.
+    /// Its stored key, `[dim]`.
     pub key: Vec<f32>,
-    /// Its value as it was stored, `[dim]`.
+    /// Its stored value, `[dim]`.
     pub value: Vec<f32>,
 }
 
-/// One KV head: slots in the layout of a page, and where each token lies.
+/// One KV head: slots in the layout of a page, and the slot of each token.
 #[derive(Debug, Clone)]
 pub(crate) struct Head {
     keys: PlaneBuf,
@@ -32,7 +32,7 @@ pub(crate) struct Head {
     pub(crate) landmarks: Option<IncrementalLandmarks>,
     /// Softmax weight each slot has received from the queries decoded so far.
     pub(crate) mass: RefCell<Vec<f32>>,
-    /// Queries decoded before the slot's token came.
+    /// Number of queries decoded before the slot's token was added.
     votes_before: Vec<u64>,
 }
 
@@ -65,7 +65,7 @@ impl Head {
         Ok((key, value))
     }
 
-    /// Takes out what a slot holds.
+    /// Empties a slot and returns its token.
     fn evict(&mut self, kv_head: usize, slot: usize, dim: usize) -> Result<Evicted, SubquadraticError> {
         let position = self.positions[slot];
         let (key, value) = self.row(slot, dim.next_multiple_of(LANES), dim)?;
@@ -110,7 +110,7 @@ impl Head {
         }
         self.slots.insert(position, slot);
         if self.landmarks.is_some() {
-            // The mean is of what is stored, so that removing takes out exactly what was added.
+            // The mean is over stored values, so removal subtracts exactly what was added.
             let (key, value) = self.row(slot, head_dim, dim)?;
             if let Some(landmarks) = &mut self.landmarks {
                 landmarks.update(position, &key, &value)?;
@@ -195,7 +195,7 @@ impl Store {
         Ok(())
     }
 
-    /// Puts a token into the slot that `slot` gives for each head, asked with the slot behind the last.
+    /// Puts a token into the slot that `slot` returns for each head; its argument is the first unused slot.
     fn put_token(
         &mut self,
         k: &Tensor3,
@@ -259,7 +259,7 @@ impl Store {
     }
 }
 
-/// The unprotected slot with the least mass per query that could have read it; the older of equals.
+/// The unprotected slot with the least mass per query that could have read it; the older one if two are equal.
 fn victim(head: &Head, sinks: usize, recent_start: usize, votes: u64) -> Option<usize> {
     let mass = head.mass.borrow();
     let unprotected = head.slots.range(sinks..recent_start.max(sinks)).map(|(_, slot)| *slot);
@@ -271,17 +271,17 @@ macro_rules! cache {
     ($name:ident, $format:expr, $doc:literal) => {
         #[doc = $doc]
         ///
-        /// Memory follows what is appended, up to `capacity` tokens. Every decoded query adds the softmax
-        /// weight each cached token received to that token's score, per KV head; when the cache is full,
-        /// [`evict_and_append`](Self::evict_and_append) drops the token of least weight per query (H2O,
-        /// Zhang et al. 2023) and puts the new one in its slot. Tokens keep their absolute positions. The
-        /// first tokens (sinks) and the most recent ones are never dropped.
+        /// Memory grows with the appended tokens, up to `capacity`. Every decoded query adds the softmax weight each
+        /// cached token received to that token's score, per KV head; when the cache is full,
+        /// [`evict_and_append`](Self::evict_and_append) drops the token of least weight per query (H2O, Zhang et al.
+        /// 2023) and puts the new one in its slot. Tokens keep their absolute positions. The first tokens (sinks) and
+        /// the most recent ones are never dropped.
         #[derive(Debug, Clone)]
         pub struct $name(pub(crate) Store);
 
         impl $name {
-            /// An empty cache for `capacity` tokens of `kv_heads` heads of `dim` elements, with landmarks
-            /// over blocks of `block_size` tokens (none when it is zero).
+            /// An empty cache for `capacity` tokens of `kv_heads` heads of `dim` elements. Landmarks cover blocks of
+            /// `block_size` tokens; zero means no landmarks.
             pub fn new(capacity: usize, kv_heads: usize, dim: usize, block_size: usize) -> Self {
                 Self(Store::new($format, capacity, kv_heads, dim, block_size))
             }
@@ -296,8 +296,8 @@ macro_rules! cache {
             /// Appends tokens, `[n, kv_heads, dim]`.
             ///
             /// # Errors
-            /// [`SubquadraticError::Full`] when they do not all fit, [`SubquadraticError::Mismatch`] for wrong shapes;
-            /// then nothing has changed.
+            /// [`SubquadraticError::Full`] if not all tokens fit, [`SubquadraticError::Mismatch`] for wrong shapes.
+            /// The cache is then unchanged.
             pub fn try_append(&mut self, k: &Tensor3, v: &Tensor3) -> Result<(), SubquadraticError> {
                 self.0.append(k, v)
             }
@@ -310,12 +310,12 @@ macro_rules! cache {
                 self.0.append(k, v)
             }
 
-            /// Appends tokens, dropping one per KV head for each that does not fit, and returns what was
-            /// dropped: nothing while there is room.
+            /// Appends tokens. For each token that does not fit, it drops one token per KV head. Returns the dropped
+            /// tokens.
             ///
             /// # Errors
             /// [`SubquadraticError::AllProtected`] when protection leaves nothing to drop,
-            /// [`SubquadraticError::Mismatch`] for wrong shapes; then nothing has changed.
+            /// [`SubquadraticError::Mismatch`] for wrong shapes. The cache is then unchanged.
             pub fn evict_and_append(&mut self, k: &Tensor3, v: &Tensor3) -> Result<Vec<Evicted>, SubquadraticError> {
                 self.0.evict_and_append(k, v)
             }
@@ -345,7 +345,7 @@ macro_rules! cache {
                 self.0.next_position
             }
 
-            /// Positions that a KV head holds, ascending; none for a head that does not exist.
+            /// Positions that a KV head holds, ascending; empty for a head that does not exist.
             pub fn positions(&self, kv_head: usize) -> Vec<usize> {
                 self.0
                     .heads
@@ -360,7 +360,7 @@ macro_rules! cache {
                 Some(head.mass.borrow()[head.slot(position)?])
             }
 
-            /// Forgets all tokens for a new conversation; keeps the memory.
+            /// Drops all tokens, for a new conversation, and keeps the memory.
             pub fn reset(&mut self) {
                 self.0.reset();
             }

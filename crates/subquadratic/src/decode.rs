@@ -15,7 +15,7 @@ use crate::{
 };
 
 impl SubquadraticSparseAttention {
-    /// One new token against the cache: `q` is `[1, q_heads, dim]`, its K and V have been appended before.
+    /// One new token against the cache: `q` is `[1, q_heads, dim]`; append its K and V first.
     ///
     /// Costs O(window + log n), and adds the token's attention to the cache's scores for eviction.
     ///
@@ -31,7 +31,7 @@ impl SubquadraticSparseAttention {
     ///     let new_k = Tensor3::zeros(1, 8, 128);
     ///     let new_v = Tensor3::zeros(1, 8, 128);
     ///
-    ///     // An error when full: generation goes on by dropping the least attended token.
+    ///     // An error when full: generation continues by dropping the least attended token.
     ///     if cache.try_append(&new_k, &new_v).is_err() {
     ///         cache.evict_and_append(&new_k, &new_v).unwrap();
     ///     }
@@ -175,7 +175,7 @@ fn step(config: &SparseAttentionConfig, q: &Tensor3, store: &Store) -> Result<Te
             row[dim..].fill(0.0);
         }
         let edges = Edges::new(config, head, position);
-        // All that is cached lies at or before the token, in slots that need not follow time.
+        // All cached tokens are at or before this token, in slots of any order.
         let options = AttendOptions::for_head_dim(dim).with_causal(false);
         let queries = QueryTile {
             data: &rows,
@@ -223,7 +223,7 @@ fn pad(row: &[f32], head_dim: usize) -> Vec<f32> {
 struct Edges {
     /// Slots.
     tokens: Selection,
-    /// Landmark blocks, none of whose tokens is read in full.
+    /// Landmark blocks of which no token is read in full.
     blocks: Vec<usize>,
 }
 
@@ -244,7 +244,7 @@ impl Edges {
             .map(|(key, value)| (pad(key, head_dim), pad(value, head_dim)))
             .collect();
         summaries.gather(head_dim, padded.iter().map(|(key, value)| (&key[..], &value[..])))?;
-        // Blocks that lost tokens weigh what is left: spans of that length, one after another.
+        // A block that lost tokens weighs its remaining tokens: consecutive spans of these lengths.
         let mut end = 0;
         let spans = self.blocks.iter().map(|block| {
             let span = Span::new(end, end + landmarks.count(*block));

@@ -2,29 +2,29 @@ use core::fmt;
 
 use riffle_attention::AttendError;
 
-/// Why a call was refused. Caches and tensors are as they were when one is returned.
+/// The reason a call was refused. A refused call leaves caches and tensors unchanged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SubquadraticError {
-    /// Two parts of a call disagree about a size.
+    /// Two arguments disagree about a size.
     Mismatch {
         /// The compared sizes, for example `"heads of k and v"`.
         what: &'static str,
         /// The size the call needs.
         expected: usize,
-        /// The size it got.
+        /// The size it received.
         found: usize,
     },
     /// A shape whose element count does not fit in memory's address space.
     TooLarge {
-        /// Which shape.
+        /// Name of the shape.
         what: &'static str,
     },
     /// A cache of fixed capacity has no room for the tokens appended.
     Full {
         /// Tokens the cache can hold.
         capacity: usize,
-        /// Tokens it would hold after the append.
+        /// Tokens after the append.
         wanted: usize,
     },
     /// Every token of a full cache is protected from eviction.
@@ -32,9 +32,9 @@ pub enum SubquadraticError {
         /// Tokens the cache can hold.
         capacity: usize,
     },
-    /// A setting that makes no sense.
+    /// An invalid setting.
     Setting {
-        /// Which setting, and what it must be.
+        /// The setting and its allowed values.
         what: &'static str,
     },
     /// The kernels refused a call.

@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use crate::SubquadraticError;
 
-/// One block's mean over the tokens it holds.
+/// The mean over a block's tokens.
 #[derive(Debug, Clone, PartialEq)]
 struct Mean {
     count: usize,
@@ -22,7 +22,7 @@ pub struct IncrementalLandmarks {
 }
 
 impl IncrementalLandmarks {
-    /// No tokens yet; blocks of `block_size` tokens.
+    /// Landmarks without tokens, for blocks of `block_size` tokens.
     ///
     /// # Errors
     /// [`SubquadraticError::Setting`] when `block_size` is zero.
@@ -61,7 +61,7 @@ impl IncrementalLandmarks {
         Ok(())
     }
 
-    /// Takes the token at `position`, added before, out of its block.
+    /// Removes the token at `position` from its block.
     ///
     /// # Errors
     /// [`SubquadraticError::Mismatch`] when a row does not have `dim` elements.
@@ -84,12 +84,12 @@ impl IncrementalLandmarks {
         Ok(())
     }
 
-    /// Tokens of the block that are held.
+    /// Number of tokens in the block.
     pub fn count(&self, block: usize) -> usize {
         self.blocks.get(&block).map_or(0, |mean| mean.count)
     }
 
-    /// Mean key and value of the block, `[dim]` each; nothing for an empty block.
+    /// Mean key and value of the block, `[dim]` each; `None` for an empty block.
     pub fn mean(&self, block: usize) -> Option<(&[f32], &[f32])> {
         self.blocks.get(&block).map(|mean| (&mean.key[..], &mean.value[..]))
     }
@@ -120,7 +120,7 @@ impl IncrementalLandmarks {
 mod tests {
     use super::*;
 
-    /// Values in −1..1 that look random.
+    /// Pseudorandom values in −1..1.
     fn noise(seed: u64, len: usize) -> Vec<f32> {
         let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         let mut next = || {

@@ -10,10 +10,10 @@ use riffle_attention::{
 use crate::summaries::Summaries;
 use crate::{SparseAttentionConfig, SubquadraticError, Tensor3};
 
-/// Queries of a tile when nothing else decides.
+/// Queries per tile if the pattern sets no other size.
 const DENSE_TILE: usize = 240;
 
-/// Which keys a query reads.
+/// The keys that a query reads.
 pub(crate) enum Pattern<'a> {
     Dense { causal: bool },
     Sparse(&'a SparseAttentionConfig),
@@ -55,7 +55,7 @@ struct Head {
     mean_values: Vec<f32>,
 }
 
-/// One pass over whole tensors that fit together.
+/// One pass over whole tensors of matching shapes.
 pub(crate) struct Pass<'a> {
     q: &'a Tensor3,
     k: &'a Tensor3,
@@ -63,7 +63,7 @@ pub(crate) struct Pass<'a> {
     pattern: Pattern<'a>,
     seq: usize,
     group: usize,
-    /// `dim` rounded up to whole vectors; the rest is zero and changes no dot product.
+    /// `dim` rounded up to whole vectors. The padding is zero and changes no dot product.
     head_dim: usize,
 }
 
@@ -117,7 +117,7 @@ impl<'a> Pass<'a> {
         AttendOptions::for_head_dim(self.q.dim()).with_causal(self.pattern.causal())
     }
 
-    /// Every head laid out, every tile a partial of its own, then the outputs.
+    /// Lays out every head first, with a partial per tile; then writes the outputs.
     pub(crate) fn all_heads(&self) -> Result<Tensor3, SubquadraticError> {
         let mut out = Tensor3::try_zeros(self.seq, self.q.heads(), self.q.dim())?;
         let tiles = self.pattern.tiles(self.seq);
@@ -155,7 +155,7 @@ impl<'a> Pass<'a> {
         Ok(out)
     }
 
-    /// One head laid out at a time, one partial per thread.
+    /// Lays out one head at a time, with one partial per thread.
     pub(crate) fn head_by_head(&self) -> Result<Tensor3, SubquadraticError> {
         let mut out = Tensor3::try_zeros(self.seq, self.q.heads(), self.q.dim())?;
         let width = self.q.heads() * self.q.dim();
@@ -204,7 +204,7 @@ impl<'a> Pass<'a> {
             _ => None,
         };
         let mut row = vec![0.0; head_dim];
-        // Block by block, so that means are taken while the rows are near.
+        // Block by block, so that means are computed while the rows are in cache.
         let block_size = config.map_or(DENSE_TILE, |config| config.block_size);
         for means in [&mut head.mean_keys, &mut head.mean_values] {
             means.clear();
@@ -252,7 +252,8 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// The queries of one KV head's group in a tile: where they lie, or padded in scratch. Asks for those of the next tile.
+    /// The queries of one KV head's group in a tile: in place, or padded in scratch. Prefetches the next tile's
+    /// queries.
     fn queries<'s>(&'s self, index: usize, tile: &Range<usize>, scratch: &'s mut Vec<f32>) -> QueryTile<'s> {
         let (dim, head_dim) = (self.q.dim(), self.head_dim);
         let width = self.q.heads() * dim;
@@ -311,7 +312,7 @@ impl<'a> Pass<'a> {
         let Pattern::Sparse(config) = &self.pattern else {
             return Ok(());
         };
-        // Few blocks of many: gathered into stripes of their own, so that no lane is computed in vain.
+        // A few blocks of many are gathered into separate stripes, so that no lane is wasted.
         let rows = selection.summaries().iter().map(|span| {
             let at = span.start / config.block_size * head_dim;
             (&head.mean_keys[at..at + head_dim], &head.mean_values[at..at + head_dim])
@@ -351,7 +352,7 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// Buffers that a thread reuses from tile to tile.
+/// Buffers that a thread reuses for each tile.
 #[derive(Default)]
 struct TileScratch {
     queries: Vec<f32>,

@@ -9,7 +9,7 @@ use crate::SubquadraticError;
 /// The four edge families of a query at position `i`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SparseAttentionConfig {
-    /// Reads `i - window..=i`, and as many after `i` without causality.
+    /// Reads `i - window..=i`; without causality, also as many positions after `i`.
     pub window: usize,
     /// Tokens per landmark block.
     pub block_size: usize,
@@ -19,10 +19,9 @@ pub struct SparseAttentionConfig {
     pub causal: bool,
     /// Reads `i − 2ᵏ` (and `i + 2ᵏ` without causality).
     pub use_log_stride: bool,
-    /// Reads means of whole blocks at distances 2ᵏ blocks, where nothing of the block is read in full.
+    /// Reads means of whole blocks at distances of 2ᵏ blocks, if no token of the block is read in full.
     pub use_landmarks: bool,
-    /// Keys are always visited in ascending order, so this changes nothing; it is kept for callers that
-    /// set it.
+    /// No effect: keys are always visited in ascending order. Kept for existing callers.
     pub sort_candidates: bool,
 }
 
@@ -60,7 +59,7 @@ impl SparseAttentionConfig {
     /// Tiles of queries that share their candidate landmarks, ascending and covering `0..seq`.
     pub(crate) fn tiles(&self, seq: usize) -> impl Iterator<Item = Range<usize>> + use<> {
         let size = self.block_size;
-        // Causally, the last whole block changes one row before a block begins.
+        // With causality, the last whole block changes one row before a block begins.
         let shift = usize::from(self.causal);
         let mut next = 0;
         core::iter::from_fn(move || {
@@ -79,7 +78,7 @@ impl SparseAttentionConfig {
         })
     }
 
-    /// Keys that a tile from [`tiles`](Self::tiles) reads.
+    /// Keys that a tile of [`tiles`](Self::tiles) reads.
     pub(crate) fn selection(&self, tile: Range<usize>, seq: usize) -> Selection {
         let globals = self.global_tokens.iter().filter(|token| **token < seq);
         let mut selection = Selection::from_spans(globals.map(|token| Span::new(*token, token + 1)))
@@ -100,8 +99,8 @@ impl SparseAttentionConfig {
         Span::new(start, start.saturating_add(self.block_size).min(seq))
     }
 
-    /// Blocks whose landmarks the query may read, ascending: those next to the last whole one (or to its
-    /// own, without causality), and those at distances 2ᵏ from there.
+    /// Blocks whose landmarks the query may read, ascending: the neighbours of the last whole block (without
+    /// causality, of the query's own block), and the blocks at distances 2ᵏ from it.
     pub(crate) fn landmark_blocks(&self, query: usize, seq: usize) -> Vec<usize> {
         let blocks = seq.div_ceil(self.block_size);
         let available = if self.causal {
@@ -135,7 +134,7 @@ impl SparseAttentionConfig {
         found
     }
 
-    /// Candidate edges of one head over `seq` queries: distinct tokens plus landmark blocks per query.
+    /// Candidate edges of one head over `seq` queries: for each query, distinct tokens plus landmark blocks.
     pub(crate) fn edges(&self, seq: usize) -> usize {
         let mut total = 0;
         let mut others = Vec::new();

@@ -1,12 +1,12 @@
 use crate::pass::{Pass, Pattern};
 use crate::{SparseAttentionConfig, SubquadraticError, Tensor3};
 
-/// Anything that turns Q, K and V into outputs.
+/// An algorithm that computes outputs from Q, K and V.
 pub trait AttentionBackend {
     /// `q` is `[seq, q_heads, dim]`, `k` and `v` `[seq, kv_heads, dim]`; the result has the shape of `q`.
     ///
     /// # Errors
-    /// Shapes that do not belong together.
+    /// Shapes that do not match.
     fn forward(&self, q: &Tensor3, k: &Tensor3, v: &Tensor3) -> Result<Tensor3, SubquadraticError>;
 }
 
@@ -69,24 +69,23 @@ impl SubquadraticSparseAttention {
 
     /// Candidate edges of one head over `seq` queries: distinct tokens plus landmark blocks, per query.
     ///
-    /// Attention itself reads a landmark only where the query reads nothing of its block in full, so it
-    /// visits a few less.
+    /// Attention skips a landmark if the query reads a token of its block in full, so it visits slightly fewer edges.
     pub fn estimate_sparse_edges(&self, seq: usize) -> usize {
         self.config.edges(seq)
     }
 
-    /// All heads at once; as many KV heads as query heads. K and V of every head are laid out for the
-    /// kernels first, so memory is about twice that of K and V.
+    /// Attends with all heads at once, for as many KV heads as query heads. K and V of every head are copied into the
+    /// kernels' layout first, which takes about twice the memory of K and V.
     ///
     /// # Errors
-    /// [`SubquadraticError::Mismatch`] when shapes do not belong together.
+    /// [`SubquadraticError::Mismatch`] when shapes do not match.
     pub fn forward(&self, q: &Tensor3, k: &Tensor3, v: &Tensor3) -> Result<Tensor3, SubquadraticError> {
         check_same_heads(q, k)?;
         self.forward_gqa(q, k, v)
     }
 
-    /// As [`forward`](Self::forward) with the same bits, head by head and tile by tile: memory beyond the
-    /// result is that of one head.
+    /// As [`forward`](Self::forward), with the same bits, head by head and tile by tile. It needs the memory of one
+    /// head besides the result.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -95,7 +94,7 @@ impl SubquadraticSparseAttention {
         self.forward_gqa_flash(q, k, v)
     }
 
-    /// As [`forward`](Self::forward), several query heads to a KV head.
+    /// As [`forward`](Self::forward), with several query heads per KV head.
     ///
     /// # Errors
     /// As [`forward`](Self::forward); query heads must be a multiple of KV heads.
@@ -103,7 +102,7 @@ impl SubquadraticSparseAttention {
         Pass::new(q, k, v, Pattern::Sparse(&self.config))?.all_heads()
     }
 
-    /// As [`forward_flash`](Self::forward_flash), several query heads to a KV head.
+    /// As [`forward_flash`](Self::forward_flash), with several query heads per KV head.
     ///
     /// # Errors
     /// As [`forward_gqa`](Self::forward_gqa).
@@ -111,7 +110,7 @@ impl SubquadraticSparseAttention {
         Pass::new(q, k, v, Pattern::Sparse(&self.config))?.head_by_head()
     }
 
-    /// Whatever the shapes ask for, in little memory: [`forward_gqa_flash`](Self::forward_gqa_flash).
+    /// Attends for any shapes in little memory: [`forward_gqa_flash`](Self::forward_gqa_flash).
     ///
     /// # Errors
     /// As [`forward_gqa`](Self::forward_gqa).
@@ -126,7 +125,7 @@ impl AttentionBackend for SubquadraticSparseAttention {
     }
 }
 
-/// Dense attention over the same tensors, exact.
+/// Exact dense attention over the same tensors.
 ///
 /// # Errors
 /// As [`SubquadraticSparseAttention::forward_gqa`].

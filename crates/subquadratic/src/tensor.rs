@@ -16,15 +16,16 @@ impl Tensor3 {
     /// Zeros.
     ///
     /// # Panics
-    /// When the shape has more elements than can be addressed; [`try_zeros`](Self::try_zeros) does not.
+    /// When the shape has more elements than memory can address. [`try_zeros`](Self::try_zeros) returns an error
+    /// instead.
     pub fn zeros(seq: usize, heads: usize, dim: usize) -> Self {
         Self::try_zeros(seq, heads, dim).expect("tensor shape overflows")
     }
 
-    /// Zeros, for shapes that come from outside.
+    /// Zeros, for shapes from untrusted input.
     ///
     /// # Errors
-    /// [`SubquadraticError::TooLarge`] when the shape has more elements than can be addressed.
+    /// [`SubquadraticError::TooLarge`] when the shape has more elements than memory can address.
     pub fn try_zeros(seq: usize, heads: usize, dim: usize) -> Result<Self, SubquadraticError> {
         let len = element_count(seq, heads, dim)?;
         Ok(Self {
@@ -84,7 +85,7 @@ impl Tensor3 {
     /// The elements of one token's head, `[dim]`.
     ///
     /// # Panics
-    /// When the token or the head lies outside the shape, as slices do.
+    /// The token or the head is outside the shape.
     pub fn row(&self, token: usize, head: usize) -> &[f32] {
         let start = self.row_start(token, head);
         &self.data[start..start + self.dim]
@@ -99,7 +100,7 @@ impl Tensor3 {
         &mut self.data[start..start + self.dim]
     }
 
-    /// One element, or nothing outside the shape.
+    /// One element; `None` outside the shape.
     pub fn get(&self, token: usize, head: usize, index: usize) -> Option<f32> {
         let inside = token < self.seq && head < self.heads && index < self.dim;
         inside.then(|| self.data[(token * self.heads + head) * self.dim + index])

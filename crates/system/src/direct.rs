@@ -1,4 +1,4 @@
-//! Reads past the system's cache of files.
+//! Reads that bypass the system's file cache.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::platform;
 
-/// An open file that is read past the system's cache, if system and file system allow that. Offsets, lengths and addresses of reads
-/// are multiples of [`GRAIN_BYTES`](Self::GRAIN_BYTES).
+/// An open file whose reads bypass the system's cache, if system and file system allow it. Offsets, lengths and
+/// addresses of reads are multiples of [`GRAIN_BYTES`](Self::GRAIN_BYTES).
 #[derive(Debug)]
 pub struct DirectFile {
     file: File,
-    /// The same file past the cache, where the system needs another handle for that.
+    /// A second handle that bypasses the cache, on systems that need one.
     uncached: Option<File>,
     is_direct: AtomicBool,
 }
@@ -20,7 +20,7 @@ impl DirectFile {
     /// Unit of reads.
     pub const GRAIN_BYTES: usize = 4096;
 
-    /// Reads of this handle go past the cache from now on, where they may.
+    /// Makes reads of this handle bypass the cache from now on, if possible.
     pub fn new(file: File) -> Self {
         let (is_direct, uncached) = match platform::start_direct(&file) {
             Ok(uncached) => (true, uncached),
@@ -33,7 +33,7 @@ impl DirectFile {
         }
     }
 
-    /// Reads some bytes, through the cache from the first read on that the file system refuses to do without it.
+    /// Reads some bytes. After the first read that the file system refuses to do uncached, reads use the cache.
     ///
     /// # Errors
     /// The system's.
@@ -50,7 +50,7 @@ impl DirectFile {
         }
     }
 
-    /// True if reads go past the system's cache.
+    /// True if reads bypass the system's cache.
     pub fn is_direct(&self) -> bool {
         self.is_direct.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! Files: reads and writes at a place, permissions, links and disks.
+//! Files: reads and writes at an offset, permissions, links and disks.
 
 use std::fs::{DirBuilder, File, FileType, Metadata, OpenOptions};
 use std::io;
@@ -6,21 +6,21 @@ use std::path::{Path, PathBuf};
 
 use crate::platform;
 
-/// The place in which a read found its bytes.
+/// The source of a read's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found {
-    /// All of it in the system's cache of files.
+    /// Completely in the system's file cache.
     Cached,
-    /// It had to be waited for, or nobody knows.
+    /// The read had to wait, or its source is unknown.
     OnDisk,
 }
 
-/// A file for this process alone.
+/// A file for this process only.
 #[derive(Debug)]
 pub struct UnnamedFile {
     /// Open for reading and writing.
     pub file: File,
-    /// The name, where the system could not remove it while the file is open.
+    /// The name, if the system cannot remove it while the file is open.
     pub name: Option<RemovedOnDrop>,
 }
 
@@ -34,10 +34,11 @@ impl Drop for RemovedOnDrop {
     }
 }
 
-/// Makes a file that goes with this process. On Unix its name is removed at once. Windows removes the name with the last handle.
+/// Creates a file that disappears with this process. On Unix its name is removed immediately; Windows removes it with
+/// the last handle.
 ///
 /// # Errors
-/// The file cannot be made, such as when its name is taken.
+/// If the file cannot be created, for example because its name exists.
 pub fn create_unnamed(path: &Path) -> io::Result<UnnamedFile> {
     platform::create_unnamed(path)
 }
@@ -53,7 +54,7 @@ pub fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<usize> 
 /// Fills `bytes` from `offset` on.
 ///
 /// # Errors
-/// The system's; [`UnexpectedEof`](io::ErrorKind::UnexpectedEof) where the file ends before.
+/// The system's; [`UnexpectedEof`](io::ErrorKind::UnexpectedEof) if the file ends earlier.
 pub fn read_exact_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
     platform::read_exact_at(file, bytes, offset)
 }
@@ -66,8 +67,8 @@ pub fn write_all_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
     platform::write_all_at(file, bytes, offset)
 }
 
-/// Fills `targets`, which lie one after another in the file from `offset` on. On Linux by one request where the system knows such
-/// requests, elsewhere one after another.
+/// Fills `targets` with consecutive parts of the file from `offset` on. On Linux it uses one request if the system
+/// supports this; otherwise one request per target.
 ///
 /// # Errors
 /// As [`read_exact_at`].
@@ -75,23 +76,23 @@ pub fn read_run_at(file: &File, targets: Vec<&mut [u8]>, offset: u64) -> io::Res
     platform::read_run_at(file, targets, offset)
 }
 
-/// Tells the system that these bytes will be read, so that the disk has several requests at a time. Where it does not
-/// listen nothing but time is lost.
+/// Announces that these bytes will be read, so that the disk can process several requests at a time. It may have no
+/// effect.
 pub fn expect_read(file: &File, offset: u64, bytes: u64) {
     platform::expect_read(file, offset, bytes);
 }
 
-/// Writes a file out and asks the system to forget what it caches of it: the next reads are as slow as the disk. On
-/// systems that have no way to ask, it is only written out.
+/// Writes a file to the disk and drops it from the system's cache, so that the next reads are as slow as the disk. On
+/// systems that cannot drop it, it is only written out.
 ///
 /// # Errors
-/// When it cannot be written out.
+/// If it cannot be written out.
 pub fn forget_cached(file: &File) -> io::Result<()> {
     file.sync_data()?;
     platform::forget_cached(file)
 }
 
-/// Fills each target by a request of its own.
+/// Fills each target with a separate request.
 pub(crate) fn read_each_at<'t>(
     file: &File,
     targets: impl Iterator<Item = &'t mut [u8]>,
@@ -109,11 +110,11 @@ pub(crate) fn read_each_at<'t>(
 pub enum Links {
     /// The target is opened.
     Followed,
-    /// Unix refuses to open it. Windows opens the link itself, whose type tells.
+    /// Unix refuses to open it. Windows opens the link itself, which its type shows.
     Refused,
 }
 
-/// Opens without waiting for the other end of a pipe.
+/// Makes opening not wait for the other end of a pipe.
 pub fn without_waiting(options: &mut OpenOptions, links: Links) -> &mut OpenOptions {
     platform::without_waiting(options, links)
 }
@@ -128,17 +129,17 @@ pub fn is_socket(file_type: FileType) -> bool {
     platform::is_socket(file_type)
 }
 
-/// Nobody but its owner may read a file that these options make. On Windows it has the permissions of its folder.
+/// Makes new files readable by the owner only. On Windows they have the folder's permissions.
 pub fn private(options: &mut OpenOptions) -> &mut OpenOptions {
     platform::private(options)
 }
 
-/// Nobody but its owner may look into a folder that this makes. On Windows it has the permissions of the folder around it.
+/// Makes new folders accessible to the owner only. On Windows they have the parent's permissions.
 pub fn private_folder(builder: &mut DirBuilder) -> &mut DirBuilder {
     platform::private_folder(builder)
 }
 
-/// Takes everybody but the owner the right to an open file. On Windows it keeps the permissions of its folder.
+/// Restricts an open file to its owner. On Windows it keeps the folder's permissions.
 ///
 /// # Errors
 /// The system's.
@@ -146,7 +147,7 @@ pub fn make_private(file: &File) -> io::Result<()> {
     platform::make_private(file)
 }
 
-/// Gives a file owner and permissions of the one that it replaces, as far as this user may.
+/// Copies owner and permissions of a replaced file to its replacement, as far as this user may.
 ///
 /// # Errors
 /// The permissions cannot be set.
@@ -154,7 +155,7 @@ pub fn keep_permissions(file: &File, old: &Metadata) -> io::Result<()> {
     platform::keep_permissions(file, old)
 }
 
-/// Brings names of files to the disk. Windows has no such request and needs none: its file systems keep a journal of names.
+/// Syncs a folder's file names to the disk. Windows does not need this: its file systems journal names.
 ///
 /// # Errors
 /// The system's.
@@ -174,15 +175,15 @@ pub fn free_bytes(folder: &Path) -> io::Result<u64> {
     platform::free_bytes(folder)
 }
 
-/// Makes a link at `link` that leads to `target`, a path from the folder of the link on.
+/// Creates a link at `link` to `target`, a path relative to the link's folder.
 ///
 /// # Errors
-/// The system's; [`Unsupported`](io::ErrorKind::Unsupported) on Windows, where most users may not make links.
+/// The system's; [`Unsupported`](io::ErrorKind::Unsupported) on Windows, where most users may not create links.
 pub fn link_file(target: &str, link: &Path) -> io::Result<()> {
     platform::link_file(target, link)
 }
 
-/// True if `path` names the open file, and not one that has taken its place.
+/// True if `path` still names the open file, and not a replacement.
 pub fn is_at(file: &File, path: &Path) -> bool {
     platform::is_at(file, path)
 }

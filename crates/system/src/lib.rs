@@ -1,4 +1,4 @@
-//! Asks the operating system for what the standard library does not offer. One file for each system.
+//! Operating-system functions that the standard library lacks. One file per system.
 //!
 //! ```
 //! let folder = std::env::temp_dir();

@@ -1,4 +1,4 @@
-//! Answers of Linux.
+//! Functions for Linux.
 
 use std::fs::File;
 use std::io::{self, IoSliceMut};
@@ -14,7 +14,7 @@ use crate::files::{Found, read_each_at};
 use crate::folders::absolute;
 pub(crate) use crate::unix::*;
 
-/// Buffers in one request at most; systems allow 1,024.
+/// Most buffers of one request; systems allow 1,024.
 const MOST_BUFFERS: usize = 512;
 
 pub(crate) fn read_run_at(file: &File, targets: Vec<&mut [u8]>, mut offset: u64) -> io::Result<Found> {
@@ -22,7 +22,7 @@ pub(crate) fn read_run_at(file: &File, targets: Vec<&mut [u8]>, mut offset: u64)
     let mut left = &mut buffers[..];
     let mut found = Found::Cached;
     while !left.is_empty() {
-        // Bytes outside the cache are asked for again and waited for; so is everything where that cannot be told.
+        // Uncached bytes are requested again, with waiting; so is everything if the cache state is unknown.
         let flags = match found {
             Found::Cached => ReadWriteFlags::NOWAIT,
             Found::OnDisk => ReadWriteFlags::empty(),
@@ -42,7 +42,7 @@ pub(crate) fn read_run_at(file: &File, targets: Vec<&mut [u8]>, mut offset: u64)
             }
             Err(Errno::INTR) => {}
             Err(_) if found == Found::Cached => found = Found::OnDisk,
-            // Either a read that fails or a system without such requests; a plain read tells.
+            // Either the read failed or the system lacks such requests; a plain read decides.
             Err(_) => {
                 read_each_at(file, left.iter_mut().map(|buffer| &mut buffer[..]), offset)?;
                 break;
@@ -114,7 +114,7 @@ pub(crate) fn last_cache_bytes() -> Option<usize> {
     (0..5).filter_map(size).max()
 }
 
-/// A size as Linux writes those of caches: `32K`, `480M`.
+/// A cache size in Linux's form: `32K`, `480M`.
 fn cache_bytes(text: &str) -> Option<usize> {
     let digits = text.trim_end_matches(|character: char| character.is_ascii_alphabetic());
     let unit = match &text[digits.len()..] {

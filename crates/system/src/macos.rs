@@ -1,4 +1,5 @@
-//! Answers of macOS. The standard library's `sync_all` and `sync_data` are `F_FULLFSYNC` there: they wait for the disk's own cache.
+//! Functions for macOS. The standard library's `sync_all` and `sync_data` are `F_FULLFSYNC` there: they wait for the
+//! disk's own cache.
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -19,7 +20,7 @@ pub(crate) fn read_run_at(file: &File, targets: Vec<&mut [u8]>, offset: u64) -> 
     Ok(Found::OnDisk)
 }
 
-/// No request of macOS empties the cache of one file.
+/// macOS cannot drop the cache of one file.
 pub(crate) fn forget_cached(_file: &File) -> io::Result<()> {
     Ok(())
 }
@@ -51,7 +52,7 @@ pub(crate) fn release(mapping: &mut MmapMut, bytes: Range<usize>) {
     released.ok();
 }
 
-/// The system keeps one peak for the life of a process.
+/// The system keeps one peak per process.
 pub(crate) fn reset_peak() {}
 
 pub(crate) fn peak_bytes() -> Option<u64> {
@@ -80,7 +81,7 @@ fn setting(name: &CStr) -> Option<usize> {
             0,
         )
     };
-    // A setting of 4 bytes fills the lower half, for every Mac is little-endian.
+    // A 4-byte setting fills the lower half, because every Mac is little-endian.
     (status == 0 && value > 0)
         .then(|| usize::try_from(value).ok())
         .flatten()

@@ -1,4 +1,4 @@
-//! Memory: huge pages, bytes given back, maps of files, and the most that this process has held.
+//! Memory: huge pages, returned bytes, file mappings, and this process's peak.
 
 use std::fs::File;
 use std::io;
@@ -8,36 +8,37 @@ use memmap2::{Mmap, MmapMut, MmapRaw};
 
 use crate::platform;
 
-/// True if memory of a mapping is taken only for what is written. Windows counts all of it at once.
+/// True if mappings take memory only for written pages. Windows counts all of it at once.
 pub const MAPPINGS_ARE_LAZY: bool = platform::MAPPINGS_ARE_LAZY;
 
-/// Memory given back must be whole pages of the operating system; 64 KiB covers every size that systems use beyond x86.
+/// Returned memory must be whole pages of the operating system; 64 KiB covers every page size beyond x86.
 pub const RELEASED_PAGE_BYTES: usize = if cfg!(target_arch = "x86_64") { 4096 } else { 64 * 1024 };
 
-/// Asks for huge pages. They are a matter of speed alone, so a refusal is not told.
+/// Requests huge pages. A refusal only costs speed, so it is ignored.
 pub fn prefer_huge_pages(mapping: &MmapMut) {
     platform::prefer_huge_pages(mapping);
 }
 
-/// [`prefer_huge_pages`] for a part of a mapping.
+/// As [`prefer_huge_pages`], for a part of a mapping.
 pub fn prefer_huge_pages_in(mapping: &MmapRaw, part: Range<usize>) {
     platform::prefer_huge_pages_in(mapping, part);
 }
 
-/// Gathers the small pages of the huge page that is `part`. They stay small where the system cannot gather them: it does not
-/// know how, it has no free memory, or the bytes were never written. The system tells the first from the last by no other error.
+/// Turns the small pages in `part` into a huge page. They stay small if the system cannot do this, has no free
+/// memory, or the bytes were never written; the errors do not distinguish these cases.
 pub fn gather_huge_page(mapping: &MmapRaw, part: Range<usize>) {
     if part.start < part.end && part.end <= mapping.len() {
         platform::gather_huge_page(mapping, part);
     }
 }
 
-/// Gives `bytes` of an anonymous mapping back to the system. Linux fills them with zeros. Elsewhere each page holds zeros or its old
-/// bytes until it is written. `bytes` must be aligned to [`RELEASED_PAGE_BYTES`], ends past the mapping's are cut.
+/// Returns `bytes` of an anonymous mapping to the system. Linux fills them with zeros; elsewhere each page has zeros
+/// or its old bytes until it is written. `bytes` must be aligned to [`RELEASED_PAGE_BYTES`]; the range is cut at the
+/// mapping's end.
 pub fn release(mapping: &mut MmapMut, bytes: Range<usize>) {
     let end = bytes.end.min(mapping.len());
     if bytes.start < end && bytes.start.is_multiple_of(RELEASED_PAGE_BYTES) {
-        // Refused (locked memory): the bytes stay until they are used again or the mapping ends.
+        // Refused (locked memory): the bytes stay until they are reused or the mapping ends.
         platform::release(mapping, bytes.start..end);
     }
 }
@@ -53,17 +54,17 @@ pub fn map_file(file: &File) -> io::Result<Mmap> {
     unsafe { Mmap::map(file) }
 }
 
-/// Begins a new peak, where the system can; elsewhere [`peak_bytes`] is that of the whole process.
+/// Starts a new peak, if the system can; otherwise [`peak_bytes`] covers the whole process.
 pub fn reset_peak() {
     platform::reset_peak();
 }
 
-/// Bytes of main memory that this process has held at most since the peak began; `None` on systems that do not tell.
+/// Peak of this process's main memory in bytes since the start of the peak; `None` on systems that do not report it.
 pub fn peak_bytes() -> Option<u64> {
     platform::peak_bytes()
 }
 
-/// Bytes of the processor's largest cache; `None` where the system does not say.
+/// Bytes of the processor's largest cache; `None` if the system does not report it.
 pub fn last_cache_bytes() -> Option<usize> {
     platform::last_cache_bytes()
 }

@@ -2,7 +2,7 @@
 
 use std::io;
 
-/// Makes a write beyond the limit on file sizes (`ulimit -f`) fail as any other write may: without a handler the signal ends the
+/// Makes a write beyond the file size limit (`ulimit -f`) fail with an error; without a handler, its signal ends the
 /// process. Windows has no such limit.
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-//! Answers of every Unix.
+//! Functions for every Unix.
 
 use std::fs::{DirBuilder, File, FileType, Metadata, OpenOptions, Permissions};
 use std::io;
@@ -35,7 +35,8 @@ pub(crate) fn write_all_at(file: &File, bytes: &[u8], offset: u64) -> io::Result
 }
 
 pub(crate) fn without_waiting(options: &mut OpenOptions, links: Links) -> &mut OpenOptions {
-    // Between the look at the path and its opening, a pipe or a link may have taken the file's place. A regular file ignores the flags.
+    // Between the check of the path and its opening, a pipe or a link may have replaced the file. Regular files
+    // ignore these flags.
     let flags = match links {
         Links::Followed => OFlags::NONBLOCK,
         Links::Refused => OFlags::NONBLOCK | OFlags::NOFOLLOW,

@@ -1,4 +1,4 @@
-//! Answers of Windows.
+//! Functions for Windows.
 
 use std::fs::{DirBuilder, File, FileType, Metadata, OpenOptions};
 use std::io;
@@ -34,7 +34,7 @@ use crate::folders::absolute;
 pub(crate) const MAPPINGS_ARE_LAZY: bool = false;
 pub(crate) const HOME_VARIABLES: &[&str] = &["USERPROFILE", "HOME"];
 
-/// The name goes with the last handle, also when the process is killed.
+/// The name is removed with the last handle, even if the process is killed.
 pub(crate) fn create_unnamed(path: &Path) -> io::Result<UnnamedFile> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create_new(true);
@@ -78,7 +78,7 @@ pub(crate) fn read_run_at(file: &File, targets: Vec<&mut [u8]>, offset: u64) -> 
     Ok(Found::OnDisk)
 }
 
-/// Windows forgets a file's cache when the file is opened without one.
+/// Windows drops a file's cache when the file is opened uncached.
 pub(crate) fn forget_cached(file: &File) -> io::Result<()> {
     start_direct(file).ok();
     Ok(())
@@ -97,7 +97,7 @@ pub(crate) fn start_direct(file: &File) -> io::Result<Option<File>> {
     Ok(Some(unsafe { File::from_raw_handle(handle) }))
 }
 
-/// The handle past the cache is another one, which is not read any more.
+/// The uncached handle is separate, and no longer read.
 pub(crate) fn stop_direct(_file: &File) {}
 
 pub(crate) fn without_waiting(options: &mut OpenOptions, links: Links) -> &mut OpenOptions {
@@ -154,7 +154,7 @@ pub(crate) fn link_file(_target: &str, _link: &Path) -> io::Result<()> {
 
 pub(crate) fn is_at(file: &File, path: &Path) -> bool {
     let flags = FILE_FLAG_OPEN_REPARSE_POINT | FILE_FLAG_BACKUP_SEMANTICS;
-    // Without a right to read: a file that another process has locked tells its number as well.
+    // Without read access, because a file locked by another process still reports its number.
     let found = OpenOptions::new().access_mode(0).custom_flags(flags).open(path);
     let (Some(opened), Some(found)) = (number(file), found.ok().as_ref().and_then(number)) else {
         return false;
@@ -162,7 +162,7 @@ pub(crate) fn is_at(file: &File, path: &Path) -> bool {
     opened == found
 }
 
-/// The disk's number and the file's on it.
+/// The number of the disk, and of the file on it.
 fn number(file: &File) -> Option<(u32, u32, u32)> {
     // SAFETY: all fields are integers, for which zero is a value.
     let mut found: BY_HANDLE_FILE_INFORMATION = unsafe { zeroed() };
@@ -171,7 +171,7 @@ fn number(file: &File) -> Option<(u32, u32, u32)> {
     (done != 0).then_some((found.dwVolumeSerialNumber, found.nFileIndexHigh, found.nFileIndexLow))
 }
 
-/// Huge pages of Windows need a right that users do not have.
+/// Huge pages of Windows need a privilege that users lack.
 pub(crate) fn prefer_huge_pages(_mapping: &MmapMut) {}
 
 pub(crate) fn prefer_huge_pages_in(_mapping: &MmapRaw, _part: Range<usize>) {}
@@ -189,14 +189,14 @@ pub(crate) fn release(mapping: &mut MmapMut, bytes: Range<usize>) {
     }
 }
 
-/// The system keeps one peak for the life of a process.
+/// The system keeps one peak per process.
 pub(crate) fn reset_peak() {}
 
 pub(crate) fn peak_bytes() -> Option<u64> {
     // SAFETY: all fields are integers, for which zero is a value.
     let mut counters: PROCESS_MEMORY_COUNTERS = unsafe { zeroed() };
     let bytes = size_of::<PROCESS_MEMORY_COUNTERS>() as u32;
-    // SAFETY: the handle stands for this process, and the structure has the size that is passed.
+    // SAFETY: the handle is this process's, and the structure has the size that is passed.
     let done = unsafe { K32GetProcessMemoryInfo(GetCurrentProcess(), &raw mut counters, bytes) };
     (done != 0).then_some(counters.PeakWorkingSetSize as u64)
 }

@@ -1,12 +1,12 @@
-//! Adapters (LoRA) that are made up.
+//! Test adapters (LoRA).
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::tensors::write_tensors;
 
-/// Writes an adapter as PEFT does into `folder`, of rank 4 and alpha 8, with a part for each of `modules`: a name such as
-/// `model.layers.0.self_attn.q_proj`, inputs and outputs.
+/// Writes an adapter in PEFT's format into `folder`, of rank 4 and alpha 8. Each of `modules` is a name such as
+/// `model.layers.0.self_attn.q_proj` with its number of inputs and outputs.
 pub fn write_adapter(folder: &Path, modules: &[(String, usize, usize)], seed: u64) {
     const RANK: usize = 4;
     fs::create_dir_all(folder).expect("a folder");
@@ -23,7 +23,7 @@ pub fn write_adapter(folder: &Path, modules: &[(String, usize, usize)], seed: u6
     write_tensors(&folder.join("adapter_model.safetensors"), &tensors, seed);
 }
 
-/// Writes an adapter of the shipped model, of its attention and of its feed-forward parts.
+/// Writes an adapter for the attention and feed-forward layers of the shipped model.
 pub fn write_shipped_adapter(folder: &Path, seed: u64) {
     let modules = (0..5).flat_map(|layer| {
         [
@@ -37,7 +37,8 @@ pub fn write_shipped_adapter(folder: &Path, seed: u64) {
     write_adapter(folder, &modules.collect::<Vec<_>>(), seed);
 }
 
-/// Writes an adapter that is one input, and returns its path: a GGUF file, or the two files of PEFT, which the first byte 0xff divides.
+/// Writes an adapter from the bytes of one input and returns its path: a GGUF file, or the two files of PEFT with the
+/// byte 0xff between them.
 pub fn write_adapter_input(folder: &Path, bytes: &[u8]) -> PathBuf {
     if bytes.starts_with(b"GGUF") {
         let path = folder.join("adapter.gguf");

@@ -1,4 +1,4 @@
-//! A KV cache file restored: for the fuzz target and the tests of riffle-kv.
+//! Restores a KV cache file, for the fuzz target and the tests of riffle-kv.
 
 use std::path::Path;
 
@@ -15,8 +15,8 @@ const SHAPE: CacheShape = CacheShape {
 };
 const BUDGET_BYTES: u64 = 1 << 20;
 
-/// Restores the file; what comes back keeps its budget and its count of tokens. Every second input, by its last byte,
-/// gets the right hash of its head first, which chance would never find.
+/// Restores the file and checks the restored cache's budget and token count. Every second input, by its last byte,
+/// first gets the correct hash of its header, because random inputs never have it.
 ///
 /// # Errors
 /// Errors of a restore.
@@ -35,7 +35,7 @@ pub fn restore(path: &Path, input: &[u8]) -> Result<(), KvError> {
     Ok(())
 }
 
-/// Puts the hash of the head where the lengths in the head say it stands.
+/// Writes the hash of the header at the position that the header's lengths give.
 fn hash_head(bytes: &mut [u8]) {
     let number = |at: usize| {
         let eight = bytes.get(at..at + 8)?;

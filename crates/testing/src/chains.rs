@@ -1,8 +1,8 @@
-//! Schemas, patterns and grammars that are chains: long, deep, wide, in circles, or nearly right.
+//! Chains of schemas, patterns and grammars: long, deep, wide, circular, or nearly valid.
 
 use serde_json::{Map, Value, json};
 
-/// A source of choices: a number below the one given.
+/// A source of choices: returns a number below its argument.
 pub type Choose<'a> = &'a mut dyn FnMut(usize) -> usize;
 
 /// Fields of a request for an answer of some form.

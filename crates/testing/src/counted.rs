@@ -1,4 +1,4 @@
-//! A device for tests that count what is brought near.
+//! A device for tests that counts the copied planes.
 
 use std::io;
 use std::ops::Range;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use riffle_kv::{CpuDevice, Device, DeviceMemory};
 
-/// Main memory that counts the planes which are brought into it from farther tiers.
+/// Main memory that counts the planes copied into it from slower tiers.
 #[derive(Debug)]
 pub struct Counted {
     memory: CpuDevice,
@@ -23,7 +23,7 @@ struct Loads {
 struct CountedMemory(Box<dyn DeviceMemory>, Arc<Loads>);
 
 impl Counted {
-    /// Counts over another device.
+    /// A counter around another device.
     pub fn over(memory: CpuDevice) -> Arc<Self> {
         Arc::new(Self {
             memory,
@@ -31,7 +31,7 @@ impl Counted {
         })
     }
 
-    /// Planes that were loaded so far.
+    /// Planes loaded so far.
     pub fn planes(&self) -> u64 {
         self.loads.planes.load(Ordering::Relaxed)
     }

@@ -1,9 +1,9 @@
-//! Damage done to files, the same in every run.
+//! Damages files reproducibly.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The inputs of a target: small valid ones, and those that once broke something.
+/// The inputs of a target: small valid ones, and inputs of earlier faults.
 pub fn inputs(target: &str) -> Vec<Vec<u8>> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz");
     let mut paths: Vec<PathBuf> = ["seeds", "found"]
@@ -20,7 +20,7 @@ pub fn inputs(target: &str) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// Numbers that sizes, counts and offsets should not be.
+/// Unlikely values of sizes, counts and offsets.
 pub const NUMBERS: [u64; 12] = [
     0,
     1,
@@ -56,7 +56,7 @@ const WORDS: [&str; 14] = [
 pub struct Damage(u64);
 
 impl Damage {
-    /// The same damage for the same seed.
+    /// Equal seeds give equal damage.
     pub fn new(seed: u64) -> Damage {
         Damage(seed)
     }
@@ -70,18 +70,18 @@ impl Damage {
         x ^ (x >> 31)
     }
 
-    /// A number below `end`; 0 where `end` is 0.
+    /// A number below `end`; 0 if `end` is 0.
     pub fn below(&mut self, end: usize) -> usize {
         (self.bits() % end.max(1) as u64) as usize
     }
 
-    /// One of `of`.
+    /// One element of `of`.
     pub fn choose<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.below(of.len())]
     }
 
-    /// A damaged copy of one of `inputs`: bits flipped, numbers and words replaced, parts cut out, doubled or taken from
-    /// another input, the end cut off.
+    /// A damaged copy of one of `inputs`: flipped bits, replaced numbers and words, parts removed, duplicated or
+    /// copied from another input, or a missing end.
     pub fn damaged(&mut self, inputs: &[Vec<u8>]) -> Vec<u8> {
         let mut bytes = inputs[self.below(inputs.len())].clone();
         for _ in 0..=self.below(4) {
@@ -91,7 +91,7 @@ impl Damage {
     }
 
     fn hurt(&mut self, bytes: &mut Vec<u8>, inputs: &[Vec<u8>]) {
-        // Headers stand in front: half of the damage is done to the first 600 bytes.
+        // Headers come first, so half of the damage affects the first 600 bytes.
         let reach = if self.bits().is_multiple_of(2) {
             bytes.len().min(600)
         } else {
@@ -113,7 +113,7 @@ impl Damage {
                 }
             }
             5 => {
-                // A whole number of a text.
+                // An integer in a text.
                 let digit = |byte: &u8| byte.is_ascii_digit();
                 let Some(start) = bytes[at..].iter().position(digit).map(|found| at + found) else {
                     return;

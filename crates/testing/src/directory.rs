@@ -1,4 +1,4 @@
-//! The text files of a model directory as one input: for the fuzz target and the tests of riffle-model.
+//! Writes the text files of a model directory from one input, for the fuzz target and the tests of riffle-model.
 
 use std::path::Path;
 
@@ -12,7 +12,8 @@ const FILES: [&str; 7] = [
     "tokenizer.model",
 ];
 
-/// Writes the files, which bytes 0xff divide; no text holds that byte, and the last file is no text. An empty part is a file that is not there.
+/// Writes the files from an input with the byte 0xff between them. No text file contains that byte; the last file is
+/// not text. An empty part means a missing file.
 pub fn write_directory(folder: &Path, bytes: &[u8]) {
     let mut parts = bytes.splitn(FILES.len(), |byte| *byte == 0xff);
     for file in FILES {

@@ -5,7 +5,7 @@ use std::io::{Cursor, Write};
 use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipWriter};
 
-/// A PDF with a page for each text, whose lines stand below one another.
+/// A PDF with a page for each text, and with the text's lines below one another.
 pub fn pdf(pages: &[&str]) -> Vec<u8> {
     let content = |text: &&str| {
         let lines = text.lines().map(|line| {
@@ -17,7 +17,7 @@ pub fn pdf(pages: &[&str]) -> Vec<u8> {
     pdf_of_streams(&pages.iter().map(content).collect::<Vec<_>>(), "")
 }
 
-/// A PDF with a page for each content stream; `filter` is that of all of them.
+/// A PDF with a page for each content stream; all streams use `filter`.
 pub fn pdf_of_streams(contents: &[Vec<u8>], filter: &str) -> Vec<u8> {
     let kids: String = (0..contents.len())
         .map(|page| format!("{} 0 R ", 4 + 2 * page))
@@ -81,12 +81,12 @@ pub fn archive(parts: &[(&str, &[u8])]) -> Vec<u8> {
 pub const CONTAINER: &[u8] = b"<?xml version=\"1.0\"?><container version=\"1.0\" xmlns=\"urn:oasis:names:tc:opendocument:xmlns:container\">\
     <rootfiles><rootfile full-path=\"OEBPS/content.opf\" media-type=\"application/oebps-package+xml\"/></rootfiles></container>";
 
-/// An EPUB book of chapters: their titles and paragraphs.
+/// An EPUB book with chapters of a title and a text each.
 pub fn epub(chapters: &[(&str, &str)]) -> Vec<u8> {
     epub_with(chapters, &[])
 }
 
-/// The same with further parts.
+/// The same book with further parts.
 pub fn epub_with(chapters: &[(&str, &str)], more: &[(&str, &[u8])]) -> Vec<u8> {
     let each = |make: &dyn Fn(usize, &str) -> String| {
         let titles = chapters.iter().map(|(title, _)| *title);

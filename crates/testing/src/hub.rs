@@ -1,4 +1,4 @@
-//! A server that speaks the hub's protocol, with faults that a test asks for.
+//! A server for the hub's protocol, with injected faults.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -10,27 +10,27 @@ use std::time::Duration;
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
-/// The commit of every repository here.
+/// The commit of every repository on this server.
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
-/// Files from this length on are kept by Git LFS.
+/// Git LFS stores files of at least this length.
 const LARGE: usize = 1000;
 
-/// A request that a client sent.
+/// A request of a client.
 #[derive(Debug, Clone)]
 pub struct HubRequest {
-    /// Path of the request, including the text behind `?`.
+    /// Path of the request, with the query.
     pub path: String,
     /// With names in small letters.
     pub headers: BTreeMap<String, String>,
 }
 
 impl HubRequest {
-    /// A header by its name in small letters.
+    /// A header by its lower-case name.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name).map(String::as_str)
     }
 
-    /// True if this asks for the content of a file.
+    /// True if the request asks for the content of a file.
     pub fn is_for(&self, file: &str) -> bool {
         self.path.ends_with(&format!("/{file}")) && !self.path.contains("/api/")
     }
@@ -39,31 +39,31 @@ impl HubRequest {
 /// Fault of an answer.
 #[derive(Debug, Clone)]
 pub enum Fault {
-    /// The connection ends after this many bytes of the body.
+    /// Closes the connection after this many bytes of the body.
     Cut(usize),
-    /// Nothing more comes after this many bytes, and the connection stays open.
+    /// Sends no more data after this many bytes and keeps the connection open.
     Silence(usize),
-    /// Bytes come in pieces of this many, ten milliseconds apart.
+    /// Sends pieces of this many bytes, ten milliseconds apart.
     Slow(usize),
     /// Another status, with headers.
     Status(u16, Vec<(&'static str, String)>),
-    /// The whole file in place of the part that was asked for.
+    /// Sends the whole file instead of the requested range.
     NoRange,
-    /// A part from another byte on.
+    /// Sends a range that starts at another byte.
     OtherRange(u64),
-    /// Other bytes of the same number.
+    /// Sends other bytes of the same length.
     OtherBytes,
-    /// A body that is longer, or shorter, than the list says.
+    /// Sends a body whose length differs from the listing.
     OtherLength(usize),
     /// This body, with status 200.
     Body(String),
     /// This body, with status 200 and a link to more.
     Linked(String, String),
-    /// A line that is no HTTP.
+    /// Sends a line that is not HTTP.
     Noise,
 }
 
-/// Says what goes wrong with a request, of which the number is given.
+/// Selects the fault of a numbered request.
 pub type Faults = Box<dyn FnMut(&HubRequest, usize) -> Option<Fault> + Send>;
 
 /// Contents and behaviour of the server.
@@ -72,24 +72,24 @@ pub struct State {
     pub repository: String,
     /// Its files by their paths.
     pub files: BTreeMap<String, Vec<u8>>,
-    /// Every request so far.
+    /// All requests so far.
     pub log: Vec<HubRequest>,
-    /// Asked for each request, with its number from 0.
+    /// Called for each request with its number from 0.
     pub faults: Faults,
-    /// Large files are redirected here.
+    /// Redirect target for large files.
     pub storage: Option<String>,
     /// Entries of a page of the list.
     pub page: usize,
 }
 
-/// A hub on a port of its own, until the process ends.
+/// A hub on its own port, until the process ends.
 pub struct Hub {
     address: SocketAddr,
     state: Arc<Mutex<State>>,
 }
 
 impl Hub {
-    /// A hub with one repository of these files.
+    /// Starts a hub with one repository of these files.
     pub fn start(files: &[(&str, Vec<u8>)]) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
         let address = listener.local_addr().expect("an address");
@@ -109,7 +109,7 @@ impl Hub {
             for stream in listener.incoming().flatten() {
                 let state = Arc::clone(&shared);
                 thread::spawn(move || {
-                    // A client that has gone ends its thread.
+                    // A closed connection ends its thread.
                     let _ = converse(&stream, &state, address);
                     let _ = stream.shutdown(Shutdown::Both);
                 });
@@ -128,7 +128,7 @@ impl Hub {
         self.state.lock().expect("no panic")
     }
 
-    /// Forgets earlier requests; from now on answers go wrong as `faults` says.
+    /// Forgets earlier requests; `faults` selects the faults of later answers.
     pub fn faults(&self, faults: impl FnMut(&HubRequest, usize) -> Option<Fault> + Send + 'static) {
         let mut state = self.state();
         state.log.clear();
@@ -142,7 +142,7 @@ impl Hub {
     }
 }
 
-/// Bytes without a pattern that a shift would keep.
+/// Bytes without a pattern, so that a shift changes them.
 pub fn bytes(length: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let next = || {
@@ -204,7 +204,7 @@ fn send(mut stream: &TcpStream, answer: &Answer, body_bytes: usize) -> std::io::
         head += &format!("{name}: {value}\r\n");
     }
     head += &format!("content-length: {}\r\n\r\n", answer.body.len());
-    // In one piece: the body would wait for the client to say that it has the head.
+    // One write for header and body, because the client would delay a separate body.
     let mut sent = head.into_bytes();
     sent.extend_from_slice(&answer.body[..body_bytes.min(answer.body.len())]);
     stream.write_all(&sent)
@@ -295,7 +295,7 @@ fn answer(state: &State, asked: &HubRequest, fault: Option<&Fault>, address: Soc
     }
 }
 
-/// A file, or the part of it that was asked for.
+/// A file, or the requested range of it.
 fn part(content: &[u8], asked: &HubRequest, fault: Option<&Fault>) -> Answer {
     let mut content = content.to_vec();
     match fault {
@@ -364,7 +364,7 @@ fn list(state: &State, query: &str, address: SocketAddr) -> Answer {
     }
 }
 
-/// A home folder in which Ollama, LM Studio and llama.cpp keep models: good ones with `content`, and damaged ones.
+/// A home folder with models of Ollama, LM Studio and llama.cpp: valid ones with `content`, and damaged ones.
 pub fn other_home(content: &[u8]) -> tempfile::TempDir {
     let home = tempfile::tempdir().expect("a folder");
     let write = |path: &str, bytes: &[u8]| {

@@ -1,8 +1,8 @@
-//! Helpers that tests of several crates share: paths of fixtures, damage done to files, and stores, devices, servers
-//! and documents that are made up.
+//! Helpers for the tests of several crates: paths of fixtures, damage to files, and test stores, devices, servers and
+//! documents.
 //!
-//! A helper that the tests of one crate use stays in its `tests/testing`. One that a second crate needs moves here, behind the feature of
-//! what it depends on.
+//! A helper for the tests of one crate belongs in its `tests/testing`. A helper for two crates moves here, behind a
+//! feature for its dependencies.
 
 #[cfg(feature = "chains")]
 pub mod chains;

@@ -1,4 +1,4 @@
-//! Mixtures of experts that are made up.
+//! Test mixtures of experts.
 
 use std::fs;
 use std::path::Path;
@@ -15,8 +15,8 @@ const HEAD_WIDTH: usize = 64;
 /// Key heads of a recurrent layer, its value heads, and the width of a head.
 const RECURRENT: [usize; 3] = [1, 2, 32];
 
-/// Writes a mixture of experts (Qwen3-MoE) with random weights and the tokenizer of the shipped model into `folder`. Its experts take far more
-/// than one expert and what is on its way from a disk, so that they can stay in the file.
+/// Writes a mixture of experts (Qwen3-MoE) with random weights and the tokenizer of the shipped model into `folder`.
+/// Its experts are much larger than the buffers for loading them, so they can stay in the file.
 pub fn write_mixture(folder: &Path) {
     let mut tensors = Tensors::default();
     for layer in 0..LAYERS {
@@ -27,8 +27,8 @@ pub fn write_mixture(folder: &Path) {
     tensors.write(folder, &settings("Qwen3MoeForCausalLM", "qwen3_moe", ""));
 }
 
-/// Writes a mixture of the same sizes whose first layers are recurrent (Qwen3.5-MoE): with gates, shared experts, and a layer that predicts
-/// further tokens.
+/// Writes a mixture of the same sizes with recurrent first layers (Qwen3.5-MoE), gates, shared experts, and a layer
+/// that predicts further tokens.
 pub fn write_hybrid_mixture(folder: &Path) {
     let mut tensors = Tensors::default();
     let mut layer = |base: &str, attends: bool| {
@@ -78,7 +78,7 @@ impl Tensors {
         self.0.push((format!("{base}.{name}"), shape.to_vec()));
     }
 
-    /// Attention whose queries have `parts` parts: two with gates.
+    /// Attention with queries of `parts` parts; two parts include a gate.
     fn attention(&mut self, base: &str, parts: usize) {
         let queries = HEADS * HEAD_WIDTH;
         for (name, shape) in [

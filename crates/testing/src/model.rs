@@ -1,4 +1,4 @@
-//! A model or an adapter used as far as it loads: for the fuzz targets and the tests of riffle-model.
+//! Loads and runs a model or an adapter, for the fuzz targets and the tests of riffle-model.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,12 +8,13 @@ use riffle_model::{
     ModelError, OpenedModel, RecurrentState, SegmentTokens, StreamDecoder, inspect, load,
 };
 
-/// A recurrent state may be larger than the weights it belongs to.
+/// Limit on the recurrent state, which may be larger than its weights.
 const MOST_STATE_BYTES: u64 = 64 << 20;
 
 const TEXTS: [&str; 3] = ["", " a Word's 1234\r\n\t{é}\u{301}🙂  \u{0} <|im_end|>", "\u{fdfa}ﷺ ①"];
 
-/// Inspects and loads what lies at `path`; if it loads, encodes texts, renders a chat and runs three tokens of two sequences.
+/// Inspects and loads the model at `path`. A loaded model encodes texts, renders a chat and runs three tokens of two
+/// sequences.
 ///
 /// # Errors
 /// Errors of loading.
@@ -45,7 +46,7 @@ pub fn use_model(path: &Path) -> Result<(), ModelError> {
     run(model, AdapterScales::default())
 }
 
-/// Loads the model at `path` with an adapter; if it loads, runs three tokens of two sequences, of which one is computed with the adapter.
+/// Loads the model at `path` with an adapter and runs three tokens of two sequences, one of them with the adapter.
 ///
 /// # Errors
 /// Errors of loading.
@@ -60,7 +61,7 @@ pub fn use_adapter(path: &Path, adapter: &Path) -> Result<(), ModelError> {
 
 fn run(model: Decoder, adapters: AdapterScales) -> Result<(), ModelError> {
     let config = &model.config;
-    // As an engine would, which plans the memory before.
+    // An engine would plan this memory first.
     if config.recurrent_bytes() > MOST_STATE_BYTES {
         return Ok(());
     }
@@ -75,7 +76,7 @@ fn run(model: Decoder, adapters: AdapterScales) -> Result<(), ModelError> {
     let mut forward = HostForward::new(&Arc::new(model), batch.rows());
     forward.embed(&batch)?;
     for layer in 0..layers {
-        // Attention whose result is zero.
+        // Attention with zero output.
         forward.project(layer, 0..tokens.len())?;
         if let Some(projected) = forward.projected() {
             projected.attended.fill(0.0);

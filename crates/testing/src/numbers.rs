@@ -1,8 +1,8 @@
-//! How far numbers lie apart.
+//! Differences between numbers.
 
 use std::borrow::Borrow;
 
-/// The largest absolute difference of two sequences of one length; infinite where a difference is not a number.
+/// The largest absolute difference between two sequences of equal length; infinite if a difference is NaN.
 ///
 /// # Panics
 /// The sequences differ in length.

@@ -7,7 +7,7 @@ pub fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
 }
 
-/// A file or a folder of the fixtures, such as `model`.
+/// A file or folder of the fixtures, such as `model`.
 pub fn fixture(name: &str) -> PathBuf {
     fixtures().join(name)
 }

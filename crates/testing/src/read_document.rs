@@ -1,15 +1,15 @@
-//! Documents by strangers: a text within its limits, or an error in one line.
+//! Reads untrusted documents: the result must be a text within its limits, or an error of one line.
 
 use std::path::Path;
 use std::time::Duration;
 
 use riffle_documents::{DocumentError, Limits, read};
 
-/// The names that files are read under; the first byte of an input chooses one.
+/// File names of the inputs; the first byte of an input selects one.
 pub const NAMES: [&str; 5] = ["a.pdf", "a.epub", "a.docx", "a.html", "a.md"];
 
-/// Reads a document from the bytes behind the first, by way of a file in `folder`, and checks what came of it. Returns the number of its
-/// name and whether it is a text; `None` for no bytes.
+/// Reads a document from the bytes after the first, through a file in `folder`, and checks the result. Returns the
+/// index of its name and true for a text; `None` for an empty input.
 pub fn read_document(folder: &Path, input: &[u8]) -> Option<(usize, bool)> {
     let (first, bytes) = input.split_first()?;
     let number = usize::from(*first) % NAMES.len();

@@ -1,4 +1,4 @@
-//! A store in memory that fails as it is told.
+//! A store in memory with injected faults.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -11,26 +11,26 @@ use riffle_kv::{BlockStore, StoreError, StoredItem};
 /// Fault of one operation.
 #[derive(Debug, Clone)]
 pub enum Fault {
-    /// Nothing.
+    /// No fault.
     None,
-    /// It takes so long, or until its time is up.
+    /// The operation takes this long, or until its timeout.
     Slow(Duration),
-    /// It is refused.
+    /// The operation fails.
     Fails,
-    /// Bytes that are read or written are cut.
+    /// The data is truncated.
     Cut(usize),
     /// A bit of the bytes flips.
     Flipped(usize),
-    /// The bytes of another name are given.
+    /// The operation returns the bytes of another name.
     Other(String),
 }
 
 /// An operation of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Operation {
-    /// Say which names it has.
+    /// Asks which names exist.
     Contains,
-    /// Give the bytes of a name.
+    /// Reads the bytes of a name.
     Get,
     /// Keep bytes under a name.
     Put,
@@ -61,12 +61,12 @@ impl fmt::Debug for FakeStore {
 }
 
 impl FakeStore {
-    /// From now on operations fail as `faults` says.
+    /// Sets the faults of later operations.
     pub fn set_faults(&self, faults: impl Fn(Operation, &str) -> Fault + Send + Sync + 'static) {
         self.0.lock().unwrap().faults = Some(Arc::new(faults));
     }
 
-    /// Takes so many names in a question.
+    /// Limits the names of one question.
     pub fn ask_few_at_a_time(&self, names: usize) {
         self.0.lock().unwrap().names_per_question = names;
     }
@@ -76,7 +76,7 @@ impl FakeStore {
         self.0.lock().unwrap().items.keys().cloned().collect()
     }
 
-    /// Bytes of everything that is kept.
+    /// Bytes of all entries.
     pub fn bytes(&self) -> u64 {
         let state = self.0.lock().unwrap();
         state.items.values().map(|(bytes, _)| bytes.len() as u64).sum()
@@ -87,12 +87,12 @@ impl FakeStore {
         self.0.lock().unwrap().operations.get(&operation).copied().unwrap_or(0)
     }
 
-    /// Changes what is kept under a name.
+    /// Changes the bytes of a name.
     pub fn change(&self, name: &str, change: impl FnOnce(&mut Vec<u8>)) {
         change(&mut self.0.lock().unwrap().items.get_mut(name).unwrap().0);
     }
 
-    /// All that is kept.
+    /// All entries.
     pub fn copy(&self) -> BTreeMap<String, (Vec<u8>, Instant)> {
         self.0.lock().unwrap().items.clone()
     }
@@ -102,12 +102,12 @@ impl FakeStore {
         self.0.lock().unwrap().items.clone_from(items);
     }
 
-    /// Removes a name that is there.
+    /// Removes an existing name.
     pub fn remove_one(&self, name: &str) {
         self.0.lock().unwrap().items.remove(name).unwrap();
     }
 
-    /// Makes everything of which `is_old` is true older by `age`.
+    /// Makes the entries for which `is_old` is true older by `age`.
     pub fn grow_older(&self, age: Duration, is_old: impl Fn(&str) -> bool) {
         let mut state = self.0.lock().unwrap();
         for (_, (_, written)) in state.items.iter_mut().filter(|(name, _)| is_old(name)) {

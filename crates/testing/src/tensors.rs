@@ -1,9 +1,9 @@
-//! Files of tensors that are made up.
+//! Test files of tensors.
 
 use std::fs;
 use std::path::Path;
 
-/// Writes a file of safetensors with random values in f32: matrices keep the size of what they multiply, vectors are near 1.
+/// Writes a safetensors file with random f32 values. Matrices preserve the scale of their inputs; vectors are near 1.
 pub(crate) fn write_tensors(path: &Path, tensors: &[(String, Vec<usize>)], seed: u64) {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {

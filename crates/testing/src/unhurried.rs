@@ -1,4 +1,4 @@
-//! A device for tests that must not depend on when pages arrive.
+//! A device for tests of pages that arrive at different times.
 
 use std::io;
 use std::ops::Range;
@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use riffle_kv::{CpuDevice, Device, DeviceMemory};
 
-/// Main memory in which every page takes a while to arrive, never the same.
+/// Main memory that delays every page by a varying time.
 #[derive(Debug)]
 pub struct Unhurried(AtomicU64);
 
 impl Unhurried {
-    /// The same pauses for the same seed.
+    /// Equal seeds give equal delays.
     pub fn new(seed: u64) -> Self {
         Self(AtomicU64::new(seed))
     }

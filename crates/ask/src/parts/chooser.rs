@@ -1,20 +1,20 @@
-//! Chooses the parts that a question is answered from.
+//! Selects the parts for a question.
 
 use riffle_documents::Document;
 
 use crate::parts::{Part, Ranking, best, cut};
 use crate::prompt::Prompt;
 
-/// Tokens of the parts that a first question reads, where the context has room for more: beyond them answers get no better and take longer.
+/// Tokens of the parts for a first question, if the context has space; more tokens only make answers slower.
 const FIRST_TOKENS: usize = 8192;
 
-/// Tokens of the parts that a later question adds at most.
+/// Limit on the tokens of the parts that a later question adds.
 const FURTHER_TOKENS: usize = 2048;
 
-/// Tokens of the line that says where a part stands.
+/// Tokens of the line that names a part's position.
 const PLACE_TOKENS: usize = 16;
 
-/// Ranks the parts of documents, and knows how many tokens each has.
+/// Ranks the parts of documents with known token counts.
 pub(crate) struct PartChooser {
     ranking: Ranking,
     tokens: Vec<usize>,
@@ -23,7 +23,7 @@ pub(crate) struct PartChooser {
 }
 
 impl PartChooser {
-    /// A chooser over the text that `prompt` holds, which reads nothing before [`with_room`](Self::with_room).
+    /// A chooser for the text in `prompt`; it selects no part before [`with_room`](Self::with_room).
     pub(crate) fn new(documents: &[Document], prompt: &Prompt) -> Self {
         let tokens_before = |byte: usize| prompt.offsets.partition_point(|range| range.end <= byte);
         let (mut parts, mut tokens) = (Vec::new(), Vec::new());
@@ -42,7 +42,8 @@ impl PartChooser {
         }
     }
 
-    /// The same in a context with room for `room_tokens`: the parts of a first question take three quarters of it at most.
+    /// The same for a context with `room_tokens` free; the parts of a first question get at most three quarters of
+    /// it.
     pub(crate) fn with_room(self, room_tokens: usize) -> Self {
         Self {
             first_tokens: FIRST_TOKENS.min(room_tokens / 4 * 3),
@@ -56,13 +57,13 @@ impl PartChooser {
         self.first_tokens
     }
 
-    /// The parts for a question in reading order, with a share of the tokens that a first question may take.
+    /// The parts for a question in reading order, with a share of a first question's tokens.
     pub(crate) fn first(&self, question: &str, earlier: Option<&str>, share: f64) -> Vec<Part> {
         let scores = self.ranking.scores(question, earlier);
         self.best(&scores, (share * self.first_tokens as f64) as usize)
     }
 
-    /// The parts that a later question adds to the `held` ones. They are among the parts that the same question would read if it came first.
+    /// The parts that a later question adds to the `held` ones. A first question would read these parts too.
     pub(crate) fn further(&self, question: &str, earlier: Option<&str>, held: &[&Part]) -> Vec<Part> {
         let mut scores = self.ranking.scores(question, earlier);
         let wanted = self.best(&scores, self.first_tokens);

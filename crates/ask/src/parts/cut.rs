@@ -1,16 +1,17 @@
-//! Cuts texts into parts of some sentences, at the borders that their authors made.
+//! Splits texts into parts of some sentences, at paragraphs and headings.
 
 use riffle_documents::{Document, PlaceKind};
 
 use crate::parts::Part;
 
-/// Bytes of a part at most, but for a line that cannot be cut.
+/// Limit on the bytes of a part, except for a line that cannot be split.
 const PART_BYTES: usize = 1600;
 
-/// Bytes from which on a part ends with its paragraph.
+/// Bytes after which a part ends with its paragraph.
 const ENOUGH_BYTES: usize = 900;
 
-/// Cuts a part into smaller ones, in order. A part begins where a chapter or a heading does, and ends with a paragraph, a line or a sentence.
+/// Splits a part into smaller ones, in order. A part begins at a chapter or heading, and ends with a paragraph, line
+/// or sentence.
 pub(crate) fn cut(documents: &[Document], whole: &Part) -> Vec<Part> {
     let document = &documents[whole.document];
     let headings: Vec<usize> = document
@@ -47,7 +48,7 @@ pub(crate) fn cut(documents: &[Document], whole: &Part) -> Vec<Part> {
     parts
 }
 
-/// The end of the line that begins at `at`, or of its last sentence or word that fits in a part.
+/// The end of the line at `at`, or of its last sentence or word that fits in a part.
 fn piece_end(text: &str, at: usize) -> usize {
     let rest = &text[at..];
     let line = rest.find('\n').map_or(rest.len(), |end| end + 1);

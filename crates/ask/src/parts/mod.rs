@@ -1,4 +1,4 @@
-//! Parts of documents: what is read of a text that is longer than the context.
+//! Parts of documents, for a text that exceeds the context.
 
 mod chooser;
 mod cut;
@@ -15,28 +15,29 @@ pub(crate) use chooser::PartChooser;
 pub(crate) use cut::cut;
 pub(crate) use ranking::{Ranking, best};
 
-/// How much of the documents is read.
+/// Amount of the documents to read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Amount {
-    /// All of it where the model and memory hold it, else the parts that share words with each question.
+    /// The whole text if it fits in the context and the memory; otherwise the parts that share words with each
+    /// question.
     #[default]
     Fitting,
-    /// All of it. A context beyond the one that the model was made for is stretched where the model allows.
+    /// The whole text. The context is stretched beyond the model's own if the model allows it.
     Whole,
     /// The parts that share words with each question.
     Parts,
 }
 
-/// A choice of the documents' text by its places.
+/// A selection of the documents' text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Scope {
-    /// Pages, by the labels that they carry or by their numbers, the first and the last included.
+    /// Pages by label or number, including the first and the last.
     Pages(String, String),
     /// A chapter, or a part with a heading, by words of its title.
     Chapter(String),
 }
 
-/// A part of a document that stands in a prompt.
+/// A part of a document in a prompt.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Part {
     /// Number of the document, from 0.
@@ -44,7 +45,7 @@ pub struct Part {
     pub document: usize,
     /// First byte of its text.
     pub start: usize,
-    /// The byte behind it.
+    /// End of its text: the byte after its last.
     pub end: usize,
 }
 
@@ -58,16 +59,16 @@ impl Part {
         &documents[self.document].text[self.range()]
     }
 
-    /// True if it is all of its document.
+    /// True if the part is its whole document.
     pub(crate) fn is_whole(&self, documents: &[Document]) -> bool {
         self.start == 0 && self.end >= documents[self.document].text.trim_end().len()
     }
 }
 
-/// The text that the scopes name, or all of it; in reading order.
+/// The text of the scopes, or the whole text; in reading order.
 ///
 /// # Errors
-/// [`AskError::Place`] where no document has such pages or such a chapter.
+/// [`AskError::Place`] if no document has the pages or the chapter.
 pub(crate) fn named(documents: &[Document], scopes: &[Scope]) -> Result<Vec<Part>, AskError> {
     if scopes.is_empty() {
         let whole = |(number, document): (usize, &Document)| trimmed(documents, number, 0..document.text.len());
@@ -80,7 +81,7 @@ pub(crate) fn named(documents: &[Document], scopes: &[Scope]) -> Result<Vec<Part
             .enumerate()
             .map(|(number, document)| Ok(trimmed(documents, number, scope.range(document)?)))
             .collect();
-        // One of several documents that has the place is enough.
+        // It suffices that one of several documents has the place.
         if let (Some(Err(error)), false) = (found.first(), found.iter().any(Result::is_ok)) {
             return Err(AskError::Place(error.clone()));
         }
@@ -106,7 +107,7 @@ impl Scope {
     }
 }
 
-/// A part without the white space at its end.
+/// A part without trailing white space.
 fn trimmed(documents: &[Document], document: usize, range: Range<usize>) -> Part {
     let text = &documents[document].text[range.clone()];
     Part {

@@ -1,4 +1,4 @@
-//! Ranks parts for a question by the words that they share.
+//! Ranks parts by the words in common with the question.
 
 use std::collections::BTreeSet;
 
@@ -8,13 +8,14 @@ use riffle_documents::Document;
 use crate::parts::Part;
 use crate::parts::words::Words;
 
-/// Share of a neighbour's score that a part has as well: the answer often stands behind the words of the question.
+/// Share of a neighbour's score that a part also gets, because the answer often follows the question's words.
 const NEIGHBOUR_SHARE: f64 = 0.4;
 
-/// Weight of the question before: "and by whom?" leaves out what it is about.
+/// Weight of the previous question, because a question such as "and by whom?" omits its topic.
 const EARLIER_SHARE: f64 = 0.3;
 
-/// Parts with the words that they hold, ranked by BM25 (Robertson and Zaragoza, "The Probabilistic Relevance Framework: BM25 and Beyond", 2009).
+/// Parts with their words, ranked by BM25 (Robertson and Zaragoza, "The Probabilistic Relevance Framework: BM25 and
+/// Beyond", 2009).
 pub(crate) struct Ranking {
     parts: Vec<Part>,
     embedder: Embedder<u32, Words>,
@@ -22,7 +23,7 @@ pub(crate) struct Ranking {
 }
 
 impl Ranking {
-    /// Counts the words of all parts, which are in reading order.
+    /// Counts the words of all parts. The parts are in reading order.
     pub(crate) fn new(documents: &[Document], parts: Vec<Part>) -> Self {
         let texts: Vec<&str> = parts.iter().map(|part| part.text(documents)).collect();
         let longest = documents.iter().max_by_key(|document| document.text.len());
@@ -44,7 +45,7 @@ impl Ranking {
         &self.parts
     }
 
-    /// A score for each part: how much it says of the question, and of the one before.
+    /// A score for each part from the words of the question and the previous question.
     pub(crate) fn scores(&self, question: &str, earlier: Option<&str>) -> Vec<f64> {
         let mut scores = self.matches(question);
         if let Some(earlier) = earlier {
@@ -71,8 +72,8 @@ impl Ranking {
     }
 }
 
-/// The numbers of the parts with the best scores that take at most `budget` tokens together. The parts that begin documents come first:
-/// titles and authors stand there. Where no part has a score, parts at equal distances stand for the text.
+/// Indices of the best parts that fit in `budget` tokens together. The beginnings of documents come first, because
+/// they have titles and authors. If no part has a score, evenly spaced parts represent the text.
 pub(crate) fn best(parts: &[Part], scores: &[f64], tokens: &[usize], budget: usize) -> BTreeSet<usize> {
     let begins = |number: &usize| {
         number
@@ -87,7 +88,7 @@ pub(crate) fn best(parts: &[Part], scores: &[f64], tokens: &[usize], budget: usi
         order = (0..parts.len()).step_by(step).collect();
     }
     let beginnings: Vec<usize> = (0..parts.len()).filter(begins).collect();
-    // Of many documents the beginnings alone would fill the room.
+    // The beginnings of many documents alone could fill the budget.
     let few = beginnings.iter().map(|number| tokens[*number]).sum::<usize>() <= budget / 2;
     let first = if few { beginnings } else { Vec::new() };
     let mut chosen = BTreeSet::new();

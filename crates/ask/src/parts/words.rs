@@ -1,24 +1,24 @@
-//! The words that a ranking counts. Endings are cut off, and words that every text has are left out.
+//! The words for a ranking, without endings and without common words.
 
 use bm25::Tokenizer;
 use rust_stemmers::{Algorithm, Stemmer};
 use unicode_segmentation::UnicodeSegmentation;
 use whichlang::Lang;
 
-/// Samples of a text by which its language is told, and the bytes of each: tables and code between them tell another one.
+/// Number of samples to detect a text's language, and the bytes of each. Several samples outvote tables and code.
 const SAMPLES: usize = 15;
 const SAMPLE_BYTES: usize = 800;
 
-/// Takes the words of texts in one language.
+/// Extracts the words of texts in one language.
 ///
-/// Signs of Chinese and Japanese, which stand without spaces, are taken in pairs.
+/// Chinese and Japanese characters have no spaces between words, so they count in pairs.
 pub(crate) struct Words {
     stemmer: Option<Stemmer>,
     stop_words: &'static [&'static str],
 }
 
 impl Words {
-    /// Words of the language that a text is written in.
+    /// Words of a text's language.
     pub(crate) fn of_language(text: &str) -> Self {
         let language = language(text);
         let (algorithm, code) = match language {
@@ -56,7 +56,7 @@ impl Tokenizer for Words {
         let mut before: Option<&str> = None;
         for word in lower.unicode_words() {
             if word.chars().all(is_ideograph) {
-                // The first of a row stands for itself until it has a neighbour.
+                // The first character of a row counts alone until it has a neighbour.
                 if let Some(first) = before {
                     words.push(format!("{first}{word}"));
                 }
@@ -73,7 +73,7 @@ impl Tokenizer for Words {
     }
 }
 
-/// The language that most samples of a text are written in; of several, the one that comes first.
+/// The language of most samples of a text; among equals, the first.
 fn language(text: &str) -> Lang {
     let step = (text.len() / SAMPLES).max(SAMPLE_BYTES);
     let samples = (0..text.len().max(1)).step_by(step).map(|start| {
@@ -90,7 +90,7 @@ fn language(text: &str) -> Lang {
         .unwrap_or(Lang::Eng)
 }
 
-/// A sign of a script that is written without spaces: those for words of Chinese and Japanese, and the Japanese syllables.
+/// True for characters of scripts without spaces: Chinese and Japanese characters, and Japanese syllables.
 fn is_ideograph(sign: char) -> bool {
     matches!(sign, '\u{3040}'..='\u{30ff}' | '\u{3400}'..='\u{9fff}' | '\u{f900}'..='\u{faff}' | '\u{20000}'..='\u{323af}')
 }

@@ -1,4 +1,4 @@
-//! Formats whose elements are floats, one after another: keys `[tokens / 16, head_dim, 16]`, values `[tokens, head_dim]`.
+//! Formats of plain floats: keys `[tokens / 16, head_dim, 16]`, values `[tokens, head_dim]`.
 
 use alloc::vec::Vec;
 use core::marker::PhantomData;
@@ -14,18 +14,18 @@ use crate::kernel::{
 use crate::rounded::Rounding;
 use crate::simd::{Level, Simd};
 
-/// A float as it lies in memory.
+/// A stored float type.
 pub(crate) trait Element: Sized {
     type Raw: Copy + 'static;
 
-    /// True if elements are f32 already, so that nothing is gained by widening them.
+    /// True if elements are already f32, so that widening is unnecessary.
     const IS_WIDE: bool = false;
 
     fn load<S: Simd>(simd: S, x: &[Self::Raw; 16]) -> S::V;
     fn of_f32(value: f32) -> Self::Raw;
     fn to_f32(raw: Self::Raw) -> f32;
 
-    /// The elements of a row-major slice, if it holds this element.
+    /// The elements of a row-major slice, if it has this element type.
     fn of_rows(rows: Rows<'_>) -> Option<&[Self::Raw]>;
 
     /// See [`PlaneFormat::write_stripe`].
@@ -107,7 +107,7 @@ impl Element for Bf16 {
     }
 }
 
-/// Lays 16 keys of f32 side by side, and asks for the keys after the next stripe.
+/// Interleaves 16 keys of f32 into a stripe, and prefetches the keys after the next stripe.
 fn pack_stripe(stripe: &mut [f32], keys: &[f32], stride: usize) {
     let (level, head_dim) = (Level::best(), stripe.len() / LANES);
     level.run(FetchRows {
@@ -124,7 +124,7 @@ fn pack_stripe(stripe: &mut [f32], keys: &[f32], stride: usize) {
     });
 }
 
-/// Lays 16 keys side by side as f32.
+/// Interleaves 16 keys into a stripe of f32.
 fn widen_stripe<E: Element>(stripe: &mut [f32], keys: &[E::Raw], stride: usize) {
     let head_dim = stripe.len() / LANES;
     let rows: [&[E::Raw]; LANES] = core::array::from_fn(|lane| &keys[lane * stride..][..head_dim]);
@@ -200,7 +200,7 @@ impl<E: Element> PlaneFormat for Floats<E> {
         widen::<S, E>(simd, stripe, out);
     }
 
-    /// Reading floats as they lie costs no more than widening them for a few rows, and multiplies the same floats.
+    /// Reading floats unwidened costs no more for a few rows, and multiplies the same floats.
     fn reads_in_place(_: PlaneKind, reading: Reading) -> bool {
         E::IS_WIDE || reading.rows <= reading.level.rows_in_place()
     }
@@ -262,7 +262,7 @@ fn put<T, F: Copy>(kind: PlaneKind, plane: &mut [T], slot: usize, row: &[F], con
     }
 }
 
-/// Widens as many elements as `out` has room for.
+/// Widens elements until `out` is full.
 #[inline(always)]
 fn widen<S: Simd, E: Element>(simd: S, data: &[E::Raw], out: &mut [[f32; 16]]) {
     for (out, data) in out.iter_mut().zip(data.as_chunks::<16>().0) {

@@ -1,4 +1,4 @@
-//! The operations of a format: how tokens lie in its planes, and the kernels that read them.
+//! The operations of a format: its token layout in planes, and the kernels that read them.
 
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -8,14 +8,14 @@ use crate::kernel::{Ahead, ByteKeys, Gather, Int8Queries, KEY_BLOCK, PairKeys, P
 use crate::rounded::Rounding;
 use crate::simd::{Level, Simd};
 
-/// Keys or values: a format lays out either in its own way.
+/// Keys or values: each format lays them out differently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PlaneKind {
     Keys,
     Values,
 }
 
-/// The reader of a plane, by which a format decides if the plane is read as it lies.
+/// Describes a read, so that the format can decide whether to read a plane without widening it.
 #[derive(Clone, Copy)]
 pub(crate) struct Reading {
     pub(crate) level: Level,
@@ -25,12 +25,12 @@ pub(crate) struct Reading {
     pub(crate) rows: usize,
 }
 
-/// Rows of a tile that are multiplied with keys as these lie.
+/// Rows of a tile that are multiplied with unwidened keys.
 pub(crate) struct ScoreTile<'a, const R: usize> {
     pub(crate) level: Level,
     /// `[head_dim, R]`, already multiplied with the scale.
     pub(crate) queries: &'a [[f32; R]],
-    /// The same as integers, for formats that take these, and how many elements lie before the tile's.
+    /// The queries as integers, for formats that use these, and the number of elements before the tile's.
     pub(crate) integers: (&'a Int8Queries, usize),
     pub(crate) ahead: Ahead<'a>,
     pub(crate) slots: &'a [Slot],
@@ -44,9 +44,9 @@ pub(crate) trait PlaneFormat {
     /// An element of the slice behind a plane.
     type Raw: Copy;
 
-    /// True if elements are integers that share scales.
+    /// True if elements are integers with shared scales.
     const IS_QUANTISED: bool;
-    /// True if heads are better rotated before they are stored.
+    /// True if rotating heads before storage improves this format.
     const GAINS_BY_ROTATION: bool;
 
     /// Elements of the slice behind a plane of `tokens`.
@@ -54,8 +54,7 @@ pub(crate) trait PlaneFormat {
 
     /// Writes the key or the value of a token. `row` has the width of the head, `buffer` is scratch.
     fn write(kind: PlaneKind, plane: &mut [Self::Raw], slot: usize, row: Rows<'_>, buffer: &mut Vec<f32>);
-    /// Writes 16 keys with `stride` elements from one to the next into a whole stripe, if the format has a faster way for
-    /// that.
+    /// Writes 16 keys, `stride` elements apart, into a whole stripe, if the format has a faster way than key by key.
     fn write_stripe(stripe: &mut [Self::Raw], keys: Rows<'_>, stride: usize) -> bool;
     /// Reads the key or the value of a token back as f32.
     fn read(kind: PlaneKind, plane: &[Self::Raw], slot: usize, row: &mut [f32]);
@@ -67,22 +66,22 @@ pub(crate) trait PlaneFormat {
     /// Widens the first tokens of a stripe of values to `[tokens, head_dim]`.
     fn widen_values<S: Simd>(simd: S, stripe: &[Self::Raw], tokens: usize, head_dim: usize, out: &mut [[f32; 16]]);
 
-    /// True if planes are read as they lie, by [`score`](Self::score) and [`accumulate`](Self::accumulate).
+    /// True if [`score`](Self::score) and [`accumulate`](Self::accumulate) read planes without widening.
     fn reads_in_place(kind: PlaneKind, reading: Reading) -> bool;
-    /// Logits of a tile with keys as they lie.
+    /// Logits of a tile with unwidened keys.
     fn score<const R: usize>(tile: ScoreTile<'_, R>, keys: &[Self::Raw]);
-    /// Adds values as they lie to the sums of a tile.
+    /// Adds weighted, unwidened values to the sums of a tile.
     fn accumulate<const R: usize>(level: Level, rows: WeighedRows<'_, R>, values: &[Self::Raw]);
 
-    /// Asks for the values of tokens that will be gathered soon.
+    /// Prefetches the values of tokens that will be gathered soon.
     fn fetch(level: Level, tokens: &[usize], values: &[Self::Raw], head_dim: usize);
     /// Adds the values of listed tokens.
     fn gather<const R: usize>(level: Level, list: Gather<'_, R>, values: &[Self::Raw]);
 
     /// Rounds keys for [`Arithmetic::Rounded`](crate::Arithmetic::Rounded); `buffer` is scratch.
     fn round_keys(task: &Rounding<'_>, keys: &[Self::Raw], buffer: &mut Vec<f32>, out: &mut PairKeys);
-    /// As [`round_keys`](Self::round_keys), of values.
+    /// As [`round_keys`](Self::round_keys), for values.
     fn round_values(task: &Rounding<'_>, values: &[Self::Raw], buffer: &mut Vec<f32>, out: &mut PairValues);
-    /// Takes some stripes of keys that are 8-bit integers already; false for other formats.
+    /// Copies some stripes of keys that are already 8-bit integers; returns false for other formats.
     fn take_bytes(keys: &[Self::Raw], stripes: usize, head_dim: usize, out: &mut ByteKeys) -> bool;
 }

@@ -2,8 +2,8 @@ use super::quantised::round;
 use super::{ElementPlace, Quant};
 use crate::simd::Simd;
 
-/// 4 bits with an offset of 8. Keys are `[width / 8, 16, 4]` bytes, whose low halves are dimensions 0..4 of the eight and
-/// whose high halves are 4..8. Values are `[2, width, 4]`, whose low halves are the first four tokens of the eight.
+/// 4 bits with an offset of 8. Keys are `[width / 8, 16, 4]` bytes: of eight dimensions, low halves hold 0..4 and
+/// high halves 4..8. Values are `[2, width, 4]`: of eight tokens, low halves hold the first four.
 pub(crate) struct Q4_0;
 
 impl Quant for Q4_0 {

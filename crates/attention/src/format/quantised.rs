@@ -1,10 +1,10 @@
-//! Formats of integers with an f16 scale for every 32 elements of a token; the last block of a head may be 16 wide.
+//! Integer formats with an f16 scale per 32 elements of a token; the last block of a head may be 16 wide.
 //!
 //! A stripe of 16 tokens with elements of `b` bits, unsigned by an offset:
 //! - keys, per block: 16 scales, then for every eight dimensions `16 · b` bytes;
 //! - values: scales `[blocks, 16]`, then per block `2 · b · width` bytes.
 //!
-//! Every format orders the bits of a block by itself ([`Quant::get`]).
+//! Each format defines its own bit order within a block ([`Quant::get`]).
 
 use alloc::vec::Vec;
 use core::marker::PhantomData;
@@ -26,14 +26,14 @@ pub(crate) struct ElementPlace {
     pub(crate) kind: PlaneKind,
     /// Dimension within the block.
     pub(crate) d: usize,
-    /// The token within its stripe.
+    /// Lane of the token within its stripe.
     pub(crate) lane: usize,
     /// Dimensions of the block.
     pub(crate) width: usize,
 }
 
 impl ElementPlace {
-    /// The byte of the element where `together` dimensions of keys, or tokens of values, share four bytes.
+    /// Byte of the element. Four bytes are shared by `together` dimensions of keys, or tokens of values.
     #[inline]
     pub(crate) fn byte(self, together: usize) -> usize {
         let Self { kind, d, lane, width } = self;
@@ -53,31 +53,32 @@ impl ElementPlace {
     }
 }
 
-/// Integers of a few bits, and how they lie in a block.
+/// Integers of a few bits, and their layout in a block.
 pub(crate) trait Quant {
     /// Bits of an element.
     const BITS: usize;
-    /// The unsigned integer that stands for zero.
+    /// The stored integer that represents zero.
     const OFFSET: i32;
     /// See [`PlaneFormat::GAINS_BY_ROTATION`].
     const GAINS_BY_ROTATION: bool;
 
-    /// The scale of a block, before it is rounded to f16.
+    /// Scale of a block, before rounding to f16.
     fn scale(block: &[f32]) -> f32;
-    /// The unsigned integer of an element over its scale.
+    /// Stored integer of an element that was divided by its scale.
     fn code(scaled: f32) -> u8;
 
     /// An element of a block.
     fn get(block: &[u8], place: ElementPlace) -> u8;
-    /// Changes an element of a block, and no other.
+    /// Changes one element of a block.
     fn set(block: &mut [u8], place: ElementPlace, code: u8);
 
-    /// Eight dimensions of 16 keys from their `16 · BITS` bytes: of each key four bytes side by side, twice.
+    /// Eight dimensions of 16 keys from their `16 · BITS` bytes: two vectors, each with four consecutive bytes per
+    /// key.
     fn eight_dimensions<S: Simd>(simd: S, bytes: &[u8]) -> [S::B; 2];
-    /// Columns `16·n..` of a block of `16·N` columns for tokens `4·four..`: of each column four bytes side by side.
+    /// Columns `16·n..` of a block of `16·N` columns for tokens `4·four..`: four consecutive bytes per column.
     fn four_tokens<S: Simd, const N: usize>(simd: S, block: &[u8], four: usize, n: usize) -> S::B;
 
-    /// The integers as an integer product takes them.
+    /// Converts the integers to factors of an integer product.
     #[inline(always)]
     fn factors<S: Simd>(simd: S, bytes: S::B) -> S::Factors {
         if Self::BITS < 8 {
@@ -87,8 +88,8 @@ pub(crate) trait Quant {
         }
     }
 
-    /// Added to a product for each unit of the other factor: [`factors`](Self::factors) still have the
-    /// [`OFFSET`](Self::OFFSET), or a part of it.
+    /// Correction per unit of the other factor: [`factors`](Self::factors) still contain the [`OFFSET`](Self::OFFSET)
+    /// or a part of it.
     #[inline(always)]
     fn bias<S: Simd>() -> i32 {
         if Self::BITS < 8 {
@@ -125,7 +126,7 @@ pub(crate) fn stripe_bytes<Q: Quant>(head_dim: usize) -> usize {
     2 * LANES * head_dim.div_ceil(QUANT_BLOCK) + 2 * Q::BITS * head_dim
 }
 
-/// The format of planes of such integers.
+/// The plane format of integers `Q`.
 pub(crate) struct Quantised<Q>(PhantomData<Q>);
 
 impl<Q: Quant> PlaneFormat for Quantised<Q> {
@@ -146,7 +147,7 @@ impl<Q: Quant> PlaneFormat for Quantised<Q> {
             let (scales, codes) = parts_of::<Q>(kind, row.len(), b);
             let scale = f32_to_f16(Q::scale(block));
             stripe[scales][2 * lane..][..2].copy_from_slice(&scale.to_le_bytes());
-            // Of the scale as it is stored, so that integers fit that.
+            // Uses the stored scale, so that the integers match it.
             let scale = f16_to_f32(scale);
             let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
             let (codes, width) = (&mut stripe[codes], block.len());
@@ -265,7 +266,7 @@ impl<Q: Quant> PlaneFormat for Quantised<Q> {
     }
 }
 
-/// To nearest, ties to even, for |x| < 2^22; `f32::round` is not in `core`.
+/// Rounds to nearest, ties to even, for |x| < 2^22; `f32::round` is not in `core`.
 pub(super) fn round(x: f32) -> f32 {
     const MAGIC: f32 = 12_582_912.0;
     (x + MAGIC) - MAGIC

@@ -3,18 +3,18 @@ use alloc::vec::Vec;
 use super::Format;
 use crate::half::{bf16_to_f32, f16_to_f32};
 
-/// Tokens of a tensor that lies row by row: `[tokens, head_dim]`, from token to token a stride that the call names.
+/// Tokens of a row-major tensor, `[tokens, head_dim]`. The call gives the stride between tokens.
 ///
-/// A slice, an array or a vector of f32 converts into it. Other crates' half types are bits here: `half::f16` slices
-/// reinterpret as `&[u16]` (`bytemuck::cast_slice`, or `half`'s own `reinterpret_cast`).
+/// A slice, an array or a vector of f32 converts into it. Half-precision types of other crates are passed as bits:
+/// `half::f16` slices reinterpret as `&[u16]` (`bytemuck::cast_slice`, or `half`'s own `reinterpret_cast`).
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub enum Rows<'a> {
     /// IEEE single precision.
     F32(&'a [f32]),
-    /// IEEE half precision as bits.
+    /// IEEE half precision, as bits.
     F16(&'a [u16]),
-    /// bfloat16 as bits.
+    /// bfloat16, as bits.
     Bf16(&'a [u16]),
 }
 
@@ -32,7 +32,7 @@ impl<'a> Rows<'a> {
         self.len() == 0
     }
 
-    /// The elements from `first` on; none if there are fewer.
+    /// The elements from `first` on; empty if there are fewer.
     pub fn skip(self, first: usize) -> Self {
         match self {
             Self::F32(data) => Self::F32(data.get(first..).unwrap_or_default()),
@@ -59,7 +59,7 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// The first `len` elements as f32, in `buffer` unless they are f32 already.
+    /// The first `len` elements as f32; `buffer` is used unless they are already f32.
     pub(crate) fn widened<'b>(self, len: usize, buffer: &'b mut Vec<f32>) -> &'b [f32]
     where
         'a: 'b,

@@ -2,15 +2,15 @@ use super::ahead::{Ahead, Fetch};
 use super::{Element, KEY_BLOCK, STRIPES, Slot};
 use crate::simd::{Kernel, Simd};
 
-/// The rows of a tile and how they weigh the tokens of a block's slots.
+/// The rows of a tile, with the weights of the tokens of a block's slots.
 pub(crate) struct WeighedRows<'a, const R: usize> {
-    /// A kernel may leave others in their place.
+    /// Weights; a kernel may overwrite them.
     pub(crate) weights: &'a mut [[f32; KEY_BLOCK]; R],
-    /// Visible lanes per row and slot; all when absent.
+    /// Visible lanes per row and slot; `None` if all are visible.
     pub(crate) masks: Option<&'a [[u16; STRIPES]; R]>,
     pub(crate) ahead: Ahead<'a>,
     pub(crate) slots: &'a [Slot],
-    /// Factor that each row's earlier sums are scaled by before these are added.
+    /// Factor on each row's earlier sums.
     pub(crate) keep: &'a [f32; R],
     /// `[rows, head_dim]`, rows ≤ R.
     pub(crate) o: &'a mut [f32],
@@ -43,8 +43,8 @@ impl<E: Element, const R: usize> Kernel for Accumulate<'_, E, R> {
             (false, _) => 1,
         };
         let vectors = self.rows.head_dim / 16;
-        // Narrow columns of many tokens would read memory in short pieces far from one another: values that come from
-        // memory are read two stripes at a time.
+        // Narrow columns over many tokens read memory in short, distant pieces. Values from memory are therefore read
+        // two stripes at a time.
         let chunk = if S::WIDE || self.rows.ahead.is_empty() {
             STRIPES
         } else {
@@ -125,7 +125,7 @@ fn columns<S: Simd, E: Element, const R: usize, const P: usize, const N: usize>(
     }
 }
 
-/// Adds the value of one token, which begins at its `16·N` columns, times its weights.
+/// Adds `16·N` columns of one token's value, times its weights.
 #[inline(always)]
 fn token<S: Simd, E: Element, const P: usize, const N: usize>(
     simd: S,

@@ -8,8 +8,8 @@ use crate::simd::{Level, Simd};
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Memory that is read after what a kernel works on. The kernel asks for its lines in order, a few at every step, so that
-/// requests neither queue nor pause. Empty by default.
+/// Memory to read next. The kernel prefetches a few lines at every step, so that requests neither queue nor pause.
+/// Empty by default.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Ahead<'a> {
     first: Lines,
@@ -17,7 +17,7 @@ pub(crate) struct Ahead<'a> {
     planes: PhantomData<&'a [u8]>,
 }
 
-/// A plane that is read as it lies, and how many of its bytes are asked for before the first is read: all where it is
+/// A plane that is read without widening, and the number of its bytes to prefetch before the first read: all if it is
 /// quantised.
 pub(crate) fn with_lead(level: Level, plane: Plane) -> (Plane, usize) {
     if plane.format().is_quantised() {
@@ -27,7 +27,7 @@ pub(crate) fn with_lead(level: Level, plane: Plane) -> (Plane, usize) {
     }
 }
 
-/// Lines that lie beside one another. The address only ever serves as a hint.
+/// Consecutive lines. The address only serves as a hint.
 #[derive(Debug, Clone, Copy)]
 struct Lines {
     start: *const u8,
@@ -58,7 +58,7 @@ impl Lines {
 }
 
 impl<'a> Ahead<'a> {
-    /// Prefetches `now` after its lead, so many bytes that were prefetched before, and then the lead of `next`.
+    /// Prefetches `now` after its first bytes, which were prefetched earlier, and then the first bytes of `next`.
     pub(crate) fn new(now: Option<(Plane<'a>, usize)>, next: Option<(Plane<'a>, usize)>) -> Self {
         Self {
             first: now.map_or(Lines::default(), |(now, lead)| Lines::of_plane(now, lead, usize::MAX)),
@@ -67,7 +67,7 @@ impl<'a> Ahead<'a> {
         }
     }
 
-    /// Of what comes next, as much as these rows' share of `total`.
+    /// Reduces the next block's prefetch to these rows' share of `total`.
     pub(crate) fn share(mut self, rows: Range<usize>, total: usize) -> Self {
         let (from, to) = (
             self.second.count * rows.start / total,
@@ -94,18 +94,18 @@ impl<'a> Ahead<'a> {
     }
 }
 
-/// The place of the next request.
+/// Position of the next prefetch.
 pub(crate) struct Fetch {
     now: Lines,
     next: Lines,
     /// Lines a step, times 256.
     rate: usize,
-    /// Lines to ask for, times 256.
+    /// Lines to prefetch, times 256.
     due: usize,
 }
 
 impl Fetch {
-    /// Asks for the lines of `steps` steps.
+    /// Prefetches the lines due in `steps` steps.
     #[inline(always)]
     pub(crate) fn step<S: Simd>(&mut self, simd: S, steps: usize) {
         if self.rate == 0 {

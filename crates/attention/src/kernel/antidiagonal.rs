@@ -1,25 +1,25 @@
 use crate::simd::{Kernel, Simd};
 
-/// Long queries that are scored together.
+/// Long queries scored together.
 pub(crate) const LONG_ROWS: usize = 4;
 
-/// Stripes that are scored together.
+/// Stripes scored together.
 const TOGETHER: usize = 4;
 
-/// Logits of long queries over long keys of `stride` tokens side by side, as the keys lie in their stripes.
+/// Logits of long queries with long keys of `stride` consecutive tokens, without moving keys out of their stripes.
 ///
-/// A lane of a stripe is one token of a long key, so each lane has its own part of the long query beside it, and the lanes
-/// of a long key are summed at the end.
+/// A lane of a stripe is one token of a long key. Each lane is multiplied with its own part of the long query, and
+/// the lanes of a long key are summed at the end.
 pub(crate) struct Antidiagonal<'a> {
-    /// `[head_dim, LONG_ROWS, 16]`: the part of each long query that meets the token in each lane.
+    /// `[head_dim, LONG_ROWS, 16]`: for each lane, the matching part of each long query.
     pub(crate) queries: &'a [[[f32; 16]; LONG_ROWS]],
     /// Whole stripes, `[stripes, head_dim, 16]`.
     pub(crate) keys: &'a [f32],
-    /// Tokens in them; lanes behind mean nothing.
+    /// Number of tokens in `keys`; later lanes are undefined.
     pub(crate) tokens: usize,
     /// A power of two up to 16.
     pub(crate) stride: usize,
-    /// `[LONG_ROWS, out_stride]`; logits of the first long key go to place `at`.
+    /// `[LONG_ROWS, out_stride]`; the first long key's logits are at index `at`.
     pub(crate) out: &'a mut [f32],
     pub(crate) out_stride: usize,
     pub(crate) at: usize,
@@ -75,7 +75,7 @@ fn some_stripes<S: Simd, const N: usize>(simd: S, task: &mut Antidiagonal<'_>, s
             };
         }
     }
-    // Vector `lane` now holds that lane of all sums.
+    // Vector `lane` now holds lane `lane` of all sums.
     let lanes = simd.transpose(block);
     let groups = 16 / task.stride;
     for group in 0..groups {

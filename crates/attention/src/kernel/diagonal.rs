@@ -4,7 +4,7 @@ use crate::simd::{Kernel, Simd};
 
 /// 16 rows, each with one key: row `i` beside key `i`.
 ///
-/// A row whose lane is masked keeps its bits, so that a row's result does not depend on its neighbours.
+/// A masked row keeps its bits, so that a row's result does not depend on its neighbours.
 pub(crate) struct Diagonal<'a> {
     /// Scaled, `[key_dim, 16]`.
     pub(crate) queries: &'a [f32],
@@ -22,11 +22,11 @@ pub(crate) enum DiagonalOutput<'a> {
         m: &'a mut [f32],
         l: &'a mut [f32],
         o: &'a mut [f32],
-        /// Of lane 0, which may lie before the rows when it is masked.
+        /// Row of lane 0, which may lie before the rows when it is masked.
         first: isize,
         stride: usize,
     },
-    /// Gives each lane's softmax weight under its row's log-sum-exp.
+    /// Computes each lane's softmax weight under its row's log-sum-exp.
     Mass {
         log_sum_exp: &'a [f32; 16],
         mass: &'a mut [f32; 16],
@@ -64,7 +64,7 @@ impl Kernel for Diagonal<'_> {
                     (before[lane], sum[lane]) = (m[row(lane)], l[row(lane)]);
                 }
                 let top = simd.max(simd.load(&before), score);
-                // A row that has still read nothing: any finite shift makes its weight exp(−∞) = 0.
+                // A row that has read nothing yet: any finite shift makes its weight exp(−∞) = 0.
                 let shift = simd.max(top, simd.splat(f32::MIN));
                 let keep = exp(simd, simd.sub(simd.load(&before), shift));
                 let weight = exp(simd, simd.sub(score, shift));

@@ -1,4 +1,4 @@
-//! o ← o + weights · values over listed tokens of a page.
+//! o ← o + weights · values over a list of tokens of a page.
 
 use core::marker::PhantomData;
 
@@ -7,7 +7,7 @@ use super::{Element, halves};
 use crate::format::{PlaneKind, QUANT_BLOCK, Quant, block_of, stripe_bytes};
 use crate::simd::{Kernel, Simd};
 
-/// Tokens of one page and what each of `R` rows weighs them.
+/// Tokens of one page, with the weights of `R` rows.
 pub(crate) struct Gather<'a, const R: usize> {
     /// Slots in the page.
     pub(crate) tokens: &'a [usize],
@@ -130,13 +130,13 @@ fn quantised_columns<S: Simd, Q: Quant, const R: usize, const N: usize>(
     store_sums(simd, task.list.o, head_dim, rows, column, &sums);
 }
 
-/// Asks for the values of tokens that will be gathered soon.
+/// Prefetches the values of tokens that will be gathered soon.
 pub(crate) struct FetchTokens<'a, T> {
     /// The page's values.
     pub(crate) values: &'a [T],
     pub(crate) tokens: &'a [usize],
     pub(crate) head_dim: usize,
-    /// Bytes of a stripe's scales and of a column of 16 tokens, where values are quantised.
+    /// For quantised values: bytes of a stripe's scales, and of a column of 16 tokens.
     pub(crate) quantised: Option<(usize, usize)>,
 }
 

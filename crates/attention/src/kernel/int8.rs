@@ -6,13 +6,13 @@ use super::{KEY_BLOCK, LARGEST_INTEGER, Slot, halves};
 use crate::format::{QUANT_BLOCK, Quant, stripe_bytes};
 use crate::simd::{Kernel, Level, Simd};
 
-/// Queries as integers of 15 bits and a sign, relative to the largest of every block of 32, so that the integer dot
-/// product loses nothing that single precision would keep of an 8-bit key.
+/// Queries as integers of 15 bits and a sign, relative to the largest element of every block of 32. With 8-bit keys
+/// the integer dot product is as exact as single precision.
 #[derive(Debug, Default)]
 pub(crate) struct Int8Queries {
-    /// Of each tile, `[head_dim / 4, 2, R]`: four integers in two words, in the order of the instructions that multiply them.
+    /// For each tile, `[head_dim / 4, 2, R]`: four integers in two words, in the order of the multiply instructions.
     words: Vec<i32>,
-    /// Of each tile, `[blocks, R]`: what one of the integers stands for, and their sum.
+    /// For each tile, `[blocks, R]`: the value of one integer unit, and the sum of the integers.
     blocks: Vec<(f32, i32)>,
 }
 
@@ -29,7 +29,7 @@ impl Int8Queries {
         self.blocks.clear();
     }
 
-    /// Quantises a tile, `[head_dim, width]`, for the instructions of `level`, behind those before it.
+    /// Quantises a tile, `[head_dim, width]`, for the instructions of `level`, and appends it.
     pub(crate) fn push(&mut self, level: Level, queries: &[f32], width: usize) {
         match width {
             1 => self.push_rows::<1>(level, queries),
@@ -41,7 +41,7 @@ impl Int8Queries {
         }
     }
 
-    /// The tile of `width` rows before which tiles of `before` elements were pushed.
+    /// The tile of `width` rows; `before` is the number of elements in earlier tiles.
     #[inline(always)]
     pub(crate) fn tile(&self, before: usize, width: usize, head_dim: usize) -> Int8Tile<'_> {
         let blocks = head_dim.div_ceil(QUANT_BLOCK);
@@ -76,7 +76,7 @@ impl<const R: usize> Kernel for PackInt8<'_, R> {
         for (block, words) in self.queries.chunks(QUANT_BLOCK).zip(words) {
             for r in 0..R {
                 let largest = block.iter().fold(0.0f32, |m, q| m.max(q[r].abs()));
-                // Below 1e-30 a query adds nothing to a logit, and its inverse would overflow.
+                // A query below 1e-30 adds nothing to a logit, and its inverse would overflow.
                 let inverse = if largest > 1e-30 {
                     LARGEST_INTEGER / largest
                 } else {
@@ -127,7 +127,7 @@ impl<Q: Quant, const R: usize> Kernel for ScoreInt8<'_, Q, R> {
     }
 }
 
-/// As many of a tile's rows as have room for their sums in registers, and divide it evenly.
+/// Rows per step: a divisor of the tile's rows, small enough that sums stay in registers.
 #[inline(always)]
 pub(super) const fn rows_at_once(most: usize, rows: usize) -> usize {
     let mut at_once = if rows < most { rows } else { most };
@@ -284,7 +284,7 @@ mod tests {
 
     #[test]
     fn the_largest_integers_do_not_overflow() {
-        // All bytes 255 against integers of the largest magnitude, over as many tokens as a block has.
+        // All bytes 255 and integers of the largest magnitude, over a full block of tokens.
         for level in Level::all() {
             struct Largest;
             impl Kernel for Largest {

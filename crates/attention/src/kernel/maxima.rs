@@ -6,21 +6,21 @@ use super::{KEY_BLOCK, STRIPES, halves};
 use crate::format::QUANT_BLOCK;
 use crate::simd::{Kernel, Simd};
 
-/// Queries that are multiplied with keys together.
+/// Queries multiplied with keys together.
 pub(crate) const TOGETHER: usize = 8;
 
-/// Largest magnitude of an 8-bit integer that queries and keys are rounded to.
+/// Largest magnitude of 8-bit integers for queries and keys.
 const LARGEST_BYTE: f32 = 127.0;
 
-/// The magnitude that a query or key must exceed to count: the inverse of a smaller one would overflow.
+/// Magnitude below which a query or key counts as zero: its inverse would overflow.
 const LEAST: f32 = 1e-30;
 
-/// Keys of one block as 8-bit integers relative to the largest of every 32 elements of a key.
+/// Keys of one block as 8-bit integers relative to the largest of every 32 elements.
 #[derive(Debug, Default)]
 pub(crate) struct ByteKeys {
     /// `[stripes, head_dim / 4, 16, 4]`, with an offset of 128.
     bytes: Vec<u8>,
-    /// `[stripes, head_dim / 32, 16]`: what one of the integers stands for.
+    /// `[stripes, head_dim / 32, 16]`: the value of one integer unit.
     scales: Vec<[f32; 16]>,
 }
 
@@ -68,7 +68,7 @@ impl Kernel for RoundKeys<'_> {
 }
 
 impl ByteKeys {
-    /// Takes keys that are 8-bit integers already, `stripes` of them from the beginning of a plane.
+    /// Copies `stripes` stripes of keys that are already 8-bit integers, from the start of a plane.
     pub(crate) fn take(&mut self, plane: &[u8], stripes: usize, head_dim: usize) {
         self.scales.clear();
         self.bytes.clear();
@@ -84,18 +84,18 @@ impl ByteKeys {
     }
 }
 
-/// Queries as 8-bit integers relative to the largest element of each.
+/// Queries as 8-bit integers relative to the largest element of each query.
 #[derive(Debug, Default)]
 pub(crate) struct ByteQueries {
     /// For every [`TOGETHER`] queries `[head_dim / 4, 2, TOGETHER]`: four integers, times 256, in two words.
     words: Vec<i32>,
-    /// For every [`TOGETHER`] queries `[head_dim / 32, TOGETHER]`: what the offset of keys adds to a sum.
+    /// For every [`TOGETHER`] queries, `[head_dim / 32, TOGETHER]`: the correction for the keys' offset.
     offsets: Vec<[i32; TOGETHER]>,
-    /// The value of a unit of the product of an integer with one of scale 1.
+    /// Value of one unit of a query's integer times a key's integer of scale 1.
     units: Vec<[f32; TOGETHER]>,
 }
 
-/// Rounds up to [`TOGETHER`] queries to 8 bits, behind those before them.
+/// Rounds up to [`TOGETHER`] queries to 8 bits and appends them.
 pub(crate) struct RoundQueries<'a> {
     pub(crate) rows: &'a [&'a [f32]],
     pub(crate) head_dim: usize,
@@ -144,18 +144,18 @@ impl ByteQueries {
     }
 }
 
-/// The largest logits of [`TOGETHER`] queries in each block of some stripes; −∞ where a query sees no key of a block.
+/// The largest logits of [`TOGETHER`] queries in each block of some stripes; −∞ if a query sees no key of a block.
 pub(crate) struct Maxima<'a> {
     pub(crate) queries: &'a ByteQueries,
-    /// Which of the sets of queries.
+    /// Index of the set of queries.
     pub(crate) set: usize,
     pub(crate) keys: &'a ByteKeys,
     pub(crate) head_dim: usize,
-    /// Keys that each query sees, counted from the first.
+    /// Number of keys that each query sees, from the first on.
     pub(crate) visible: [usize; TOGETHER],
     /// Stripes in a block.
     pub(crate) stripes: usize,
-    /// Stripes of the first block that lie before these.
+    /// Stripes of the first block before these.
     pub(crate) before: usize,
     /// `[TOGETHER][blocks]`.
     pub(crate) out: &'a mut [[f32; STRIPES]; TOGETHER],
@@ -166,7 +166,7 @@ impl Kernel for Maxima<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
-        // As many queries at once as have room for their sums in registers.
+        // Process as many queries at once as keep their sums in registers.
         if S::WIDE {
             maxima::<S, TOGETHER>(simd, &mut self, 0)
         } else {
@@ -207,7 +207,7 @@ fn maxima<S: Simd, const P: usize>(simd: S, task: &mut Maxima<'_>, first: usize)
             }
             let scale = simd.load(scale);
             for p in 0..P {
-                // Not fused, which some machines cannot.
+                // Not fused, because some machines have no fused operation.
                 sums[p] = simd.add(simd.mul(simd.i32_to_f32(dots[p]), scale), sums[p]);
             }
         }
@@ -223,7 +223,7 @@ fn maxima<S: Simd, const P: usize>(simd: S, task: &mut Maxima<'_>, first: usize)
         let place = task.before + stripe;
         if (place + 1).is_multiple_of(task.stripes) || stripe + 1 == count {
             for p in 0..P {
-                // The unit is positive, so it may come last.
+                // The unit is positive, so scaling after the maximum is equal.
                 let largest = simd.reduce_max(best[p]);
                 task.out[first + p][place / task.stripes] = if largest == f32::NEG_INFINITY {
                     largest

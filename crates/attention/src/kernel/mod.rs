@@ -1,7 +1,7 @@
 //! The inner loops, written once over [`Simd`](crate::simd::Simd).
 //!
-//! A *tile* is `R` query rows (positions × heads of a group) against a *block* of up to 128 keys of one
-//! page. Scores of a tile lie in `[R, KEY_BLOCK]`, with only the block's active stripes, packed in slots.
+//! A *tile* is `R` query rows (positions × heads of a group) against a *block* of up to 128 keys of one page. Scores
+//! of a tile have the shape `[R, KEY_BLOCK]`; only the block's active stripes are stored, packed in slots.
 
 mod accumulate;
 mod ahead;
@@ -50,16 +50,16 @@ pub(crate) const KEY_BLOCK: usize = 128;
 /// Stripes of a block.
 pub(crate) const STRIPES: usize = KEY_BLOCK / LANES;
 
-/// Rows of the widest tile that multiplies integers, and the most that are taken for rows that wait for memory.
+/// Rows of the widest tile that multiplies integers, and the most rows of a tile that waits for memory.
 pub(crate) const LONE_ROWS: usize = 8;
 
-/// Magnitude of the integers that queries and weights are rounded to: with one more, two signed bytes hold them.
+/// Magnitude of the integers for queries and weights; a larger one would not fit in two signed bytes.
 pub(crate) const LARGEST_INTEGER: f32 = 32511.0;
 
 /// The width a tile of at most 12 rows is computed with.
 pub(crate) fn tile_width(level: Level, rows: usize, integers: bool) -> usize {
     match rows {
-        // Two vectors beside each other do not fit the registers there, and one does not hide how long a multiply-add takes.
+        // Two vectors do not fit in registers there, and one does not hide the latency of a multiply-add.
         3 if !integers && !level.is_wide() => 4,
         0..=4 => rows.max(1),
         5 | 6 => 6,
@@ -73,7 +73,7 @@ pub(crate) fn tile_width(level: Level, rows: usize, integers: bool) -> usize {
 pub(crate) struct Slot {
     /// Stripe within the block.
     pub(crate) stripe: usize,
-    /// Valid tokens in it, 1..=16.
+    /// Number of valid tokens, 1..=16.
     pub(crate) tokens: usize,
 }
 
@@ -83,8 +83,8 @@ pub(crate) fn halves(bytes: &[u8; 32]) -> [u16; 16] {
     core::array::from_fn(|i| u16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]]))
 }
 
-/// The least exponent of a weight that is not zero. Smaller weights change no sum of f32, and products of them can be subnormal numbers, with which
-/// processors multiply a hundred times more slowly.
+/// The smallest exponent of a non-zero weight. Smaller weights change no f32 sum, and their products can be
+/// subnormal, which processors multiply a hundred times more slowly.
 const LEAST_EXPONENT: f32 = -100.0;
 
 /// v·2ⁿ for integral n ≤ 127, as a weight: zero where n is below [`LEAST_EXPONENT`].
@@ -101,7 +101,7 @@ pub(crate) fn exp<S: Simd>(simd: S, x: S::V) -> S::V {
     let t = simd.max(t, simd.splat(-160.0));
     let n = simd.round(t);
     let f = simd.sub(t, n);
-    // Minimax of 2^f on −0.5..0.5, relative error 9e-8; its linear term is fitted, not ln 2.
+    // Minimax polynomial of 2^f on −0.5..0.5, relative error 9e-8. Its linear term is fitted, not ln 2.
     let mut p = simd.splat(0.001_326_472_7);
     #[allow(clippy::approx_constant)]
     let coefficients = [0.009_671_513, 0.055_507_336, 0.240_222_42, 0.693_147, 1.0];

@@ -2,7 +2,7 @@ use super::Slot;
 use crate::LANES;
 use crate::simd::{Kernel, Level, Simd};
 
-/// Copies rows side by side, times `scale`: `[head_dim]` each, to `[head_dim, R]`. Missing rows are zero.
+/// Interleaves rows, times `scale`: `R` rows of `[head_dim]` become `[head_dim, R]`. Missing rows are zero.
 pub(crate) struct Pack<'a, const R: usize> {
     /// At most R.
     pub(crate) rows: &'a [&'a [f32]],
@@ -30,7 +30,7 @@ impl<const R: usize> Kernel for Pack<'_, R> {
     }
 }
 
-/// Turns the beginnings of keys in stripes, `[stripes, key_dim, 16]`, into rows, `[tokens, value_dim]`.
+/// Transposes the first elements of keys from stripes, `[stripes, key_dim, 16]`, into rows, `[tokens, value_dim]`.
 pub(crate) struct TurnStripes<'a> {
     pub(crate) keys: &'a [f32],
     pub(crate) slots: &'a [Slot],
@@ -58,7 +58,7 @@ impl Kernel for TurnStripes<'_> {
     }
 }
 
-/// Asks for rows that will be read soon: `[rows, width]` in a larger tensor, `stride` elements apart.
+/// Prefetches rows: `[rows, width]` in a larger tensor, `stride` elements apart.
 pub(crate) struct FetchRows<'a> {
     pub(crate) data: &'a [f32],
     pub(crate) stride: usize,

@@ -1,9 +1,9 @@
 //! o ← o·keep + weights · values over quantised values, for the rows of a tile.
 //!
-//! Both forms fold the values' scales into the weights. [`AccumulateQuantised`] widens the bytes and
-//! multiplies in f32. [`AccumulateInt8`] rounds the scaled weights of a block of keys to 15 bits and a sign,
-//! relative to the block's largest weight times its largest scale, and sums integers: exact but for that rounding, which
-//! is below 2⁻¹⁵ of this product.
+//! Both forms fold the values' scales into the weights. [`AccumulateQuantised`] widens the bytes and multiplies in
+//! f32. [`AccumulateInt8`] rounds the scaled weights of a block of keys to 15 bits and a sign, relative to the
+//! block's largest weight times its largest scale, and sums integers. Only this rounding is inexact; its error is
+//! below 2⁻¹⁵ of the product.
 
 use core::marker::PhantomData;
 
@@ -29,7 +29,7 @@ pub(crate) struct QuantisedTile<'a, Q: Quant, const R: usize> {
 }
 
 impl<Q: Quant, const R: usize> QuantisedTile<'_, Q, R> {
-    /// The 16 scales and the bytes of one block of columns of one stripe.
+    /// The 16 scales and the bytes of one column block of one stripe.
     #[inline(always)]
     fn block(&self, stripe: usize, block: usize) -> (&[u8; 32], &[u8]) {
         let len = stripe_bytes::<Q>(self.rows.head_dim);
@@ -42,7 +42,7 @@ impl<Q: Quant, const R: usize> QuantisedTile<'_, Q, R> {
     }
 }
 
-/// Scales of a stripe's valid tokens, zero for the others, whose bytes mean nothing.
+/// Scales of a stripe's valid tokens; zero for the others, whose bytes are undefined.
 #[inline(always)]
 fn valid_scales<S: Simd>(simd: S, scales: &[u8; 32], tokens: usize) -> S::V {
     let scales = simd.load_f16(&halves(scales));
@@ -108,8 +108,8 @@ fn widened_columns<S: Simd, Q: Quant, const R: usize, const N: usize>(
     store_sums(simd, tile.rows.o, head_dim, rows, block * QUANT_BLOCK, &sums);
 }
 
-/// Added before rounding, multiples of the golden ratio: many small weights beside a large one then keep
-/// their sum, where plain rounding would lose them all. Zero stays zero.
+/// Dither, added before rounding: multiples of the golden ratio. Many small weights beside a large one keep their
+/// sum, which plain rounding would lose. Zero stays zero.
 pub(super) const DITHER: [[f32; 16]; STRIPES] = {
     let mut dither = [[0.0; 16]; STRIPES];
     let mut token = 0;
@@ -121,16 +121,16 @@ pub(super) const DITHER: [[f32; 16]; STRIPES] = {
     dither
 };
 
-/// The weights of a block of keys as integers, by slot and row: four tokens in the first two words of every four.
+/// The integer weights of a block of keys, by slot and row: four tokens in the first two words of every four.
 type Words<const R: usize> = [[[i32; 16]; R]; STRIPES];
 
-/// How the weights of a block of keys are rounded for one block of columns.
+/// Rounding of the weights of a block of keys for one column block.
 struct Rounding<S: Simd, const R: usize> {
     block: usize,
-    /// The factor of a scale, so that the largest one that the row sees gives the largest integer. The same for all
-    /// rows where all see the same.
+    /// Factor of a scale that maps the largest scale the row sees to the largest integer. Equal for all rows if all
+    /// see the same tokens.
     factor: [S::V; R],
-    /// The value of one of the integers.
+    /// Value of one integer unit.
     unit: [f32; R],
     /// Sums of the integers, by lane.
     totals: [S::I; R],
@@ -159,7 +159,7 @@ impl<Q: Quant, const R: usize> Kernel for AccumulateInt8<'_, Q, R> {
     }
 }
 
-/// Divides each row's weights by its largest, and returns these.
+/// Divides each row's weights by the row's largest, and returns the largest weights.
 #[inline(always)]
 fn make_relative<S: Simd, const R: usize>(simd: S, rows: &mut WeighedRows<'_, R>) -> [f32; R] {
     let mut all = [0.0; R];
@@ -170,7 +170,7 @@ fn make_relative<S: Simd, const R: usize>(simd: S, rows: &mut WeighedRows<'_, R>
             largest = simd.max(simd.load(lane), largest);
         }
         all[r] = simd.reduce_max(largest);
-        // A block whose every weight is below 1e-30 adds nothing that a sum of weights ≥ 1 would keep.
+        // A block with all weights below 1e-30 adds nothing to a sum of weights ≥ 1.
         let inverse = simd.splat(if all[r] > 1e-30 { 1.0 / all[r] } else { 0.0 });
         for lane in lanes {
             simd.store(simd.mul(simd.load(lane), inverse), lane);
@@ -183,7 +183,7 @@ impl<S: Simd, const R: usize> Rounding<S, R> {
     #[inline(always)]
     fn new<Q: Quant>(simd: S, tile: &QuantisedTile<'_, Q, R>, largest_weights: &[f32; R], block: usize) -> Self {
         let zero = simd.splat(0.0);
-        // Over what each row sees, so that a token it does not see changes none of its bits.
+        // Maximum over the tokens that each row sees, so that unseen tokens change none of its bits.
         let mut largest = [zero; R];
         for (slot, place) in tile.rows.slots.iter().enumerate() {
             let (scales, _) = tile.block(place.stripe, block);
@@ -220,7 +220,7 @@ impl<S: Simd, const R: usize> Rounding<S, R> {
         let place = tile.rows.slots[slot];
         let (scales, _) = tile.block(place.stripe, self.block);
         let scales = valid_scales(simd, scales, place.tokens);
-        // By the token's own place, so that the stripes which rows beside see change none of a row's bits.
+        // Dither depends on the token's own stripe, so that stripes of other rows change no bits of this row.
         let dither = simd.load(&DITHER[place.stripe % STRIPES]);
         let mut scaled = simd.mul(scales, self.factor[0]);
         for r in 0..R {
@@ -235,7 +235,7 @@ impl<S: Simd, const R: usize> Rounding<S, R> {
     }
 }
 
-/// Adds a block of `N` vectors of columns, as many rows and vectors at once as have room for their sums in registers.
+/// Adds a block of `N` vectors of columns, with as many rows and vectors at once as keep their sums in registers.
 #[inline(always)]
 fn integer_columns<S: Simd, Q: Quant, const R: usize, const N: usize>(
     simd: S,
@@ -264,10 +264,10 @@ fn integer_columns<S: Simd, Q: Quant, const R: usize, const N: usize>(
     }
 }
 
-/// `P` rows and `M` vectors of columns, from the row and the vector given on, of a block of `N` vectors.
+/// `P` rows and `M` vectors of columns, from the given row and vector on, of a block of `N` vectors.
 ///
-/// The first part of a block rounds the weights of all rows: where registers suffice a slot before it multiplies them, so
-/// that the processor does both at once.
+/// The first part of a block also rounds the weights of all rows. If registers suffice, it does so one slot ahead of
+/// the product, so that the processor overlaps both.
 #[inline(always)]
 fn integer_part<S: Simd, Q: Quant, const R: usize, const N: usize, const P: usize, const M: usize>(
     simd: S,
@@ -308,7 +308,7 @@ fn integer_part<S: Simd, Q: Quant, const R: usize, const N: usize, const P: usiz
     let o = &mut tile.rows.o[row * head_dim..];
     let mut out: [[S::V; M]; P] = load_sums(simd, o, head_dim, rows, column, &keep);
     for p in 0..P {
-        // The part of every sum that comes from the values' offset.
+        // The share of every sum that comes from the values' offset.
         let offset = Q::bias::<S>() * simd.reduce_add_i32(rounding.totals[row + p]);
         for m in 0..M {
             let sum = simd.add_i32(simd.sums_to_i32(sums[p][m]), simd.splat_i32(offset));

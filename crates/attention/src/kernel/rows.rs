@@ -1,11 +1,11 @@
-//! Kernels over keys and values that lie row by row, one slice for each token.
+//! Kernels over row-major keys and values, one slice per token.
 
 use super::accumulate::{load_sums, store_sums};
 use super::{Element, KEY_BLOCK, LONE_ROWS};
 use crate::LANES;
 use crate::simd::{Kernel, Simd};
 
-/// Memory that is read soon: where its rows begin, and how many bytes each has.
+/// Memory that is read soon: addresses of its rows, and bytes per row.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct AheadRows<'a> {
     pub(crate) rows: &'a [*const u8],
@@ -13,7 +13,7 @@ pub(crate) struct AheadRows<'a> {
 }
 
 impl AheadRows<'_> {
-    /// Asks for rows `range`.
+    /// Prefetches rows `range`.
     #[inline(always)]
     fn ask<S: Simd>(&self, simd: S, range: core::ops::Range<usize>) {
         for row in self.rows.iter().take(range.end).skip(range.start) {
@@ -24,14 +24,14 @@ impl AheadRows<'_> {
     }
 }
 
-/// Logits of a tile with keys that lie row by row: `scores[r][token] = queries[r] · keys[token]`.
+/// Logits of a tile with row-major keys: `scores[r][token] = queries[r] · keys[token]`.
 ///
-/// Lanes are dimensions: each key has a vector of sums, and the sums of 16 keys are added up together by a transposition.
+/// Lanes are dimensions: each key has a vector of sums, and a transposition adds up the sums of 16 keys together.
 pub(crate) struct ScoreRows<'a, E: Element, const R: usize> {
     /// `[R, head_dim]`, already multiplied with the scale.
     pub(crate) queries: &'a [f32],
     pub(crate) head_dim: usize,
-    /// At most a block, `[head_dim]` each.
+    /// At most one block, `[head_dim]` each.
     pub(crate) keys: &'a [&'a [E::Raw]],
     pub(crate) ahead: AheadRows<'a>,
     pub(crate) scores: &'a mut [[f32; KEY_BLOCK]; R],
@@ -44,7 +44,7 @@ impl<E: Element, const R: usize> Kernel for ScoreRows<'_, E, R> {
     fn run<S: Simd>(mut self, simd: S) {
         for slot in 0..self.keys.len().div_ceil(LANES) {
             self.ahead.ask(simd, slot * LANES..(slot + 1) * LANES);
-            // Keys side by side, as registers allow.
+            // Keys per step, as registers allow.
             match (S::WIDE, R) {
                 (true, 1) => stripe::<S, E, R, R, 8>(simd, &mut self, slot),
                 (true, 2 | 4) | (false, 1) => stripe::<S, E, R, R, 4>(simd, &mut self, slot),
@@ -66,7 +66,7 @@ fn stripe<S: Simd, E: Element, const R: usize, const P: usize, const K: usize>(
     let (head_dim, vectors) = (task.head_dim, task.head_dim / LANES);
     let keys = &task.keys[slot * LANES..];
     let count = keys.len().min(LANES);
-    // Lanes without a key look at the last one again; whoever reads the scores masks them.
+    // Lanes without a key repeat the last key; readers of the scores mask them.
     let keys: [&[[E::Raw; LANES]]; LANES] =
         core::array::from_fn(|lane| &keys[lane.min(count - 1)].as_chunks().0[..vectors]);
     for first in (0..R).step_by(P) {
@@ -103,12 +103,12 @@ fn stripe<S: Simd, E: Element, const R: usize, const P: usize, const K: usize>(
     }
 }
 
-/// o ← o·keep + weights · values, for values that lie row by row.
+/// o ← o·keep + weights · values, for row-major values.
 pub(crate) struct AccumulateRows<'a, E: Element, const R: usize> {
-    /// At most a block, `[head_dim]` each.
+    /// At most one block, `[head_dim]` each.
     pub(crate) values: &'a [&'a [E::Raw]],
     pub(crate) weights: &'a [[f32; KEY_BLOCK]; R],
-    /// Factor that each row's earlier sums are scaled by before these are added.
+    /// Factor on each row's earlier sums.
     pub(crate) keep: &'a [f32; R],
     /// `[rows, head_dim]`, rows ≤ R.
     pub(crate) o: &'a mut [f32],
@@ -128,7 +128,7 @@ impl<E: Element, const R: usize> Kernel for AccumulateRows<'_, E, R> {
             (true, _) | (false, 2) => 2,
             (false, _) => 1,
         };
-        // Narrow columns pass over their tokens often: few tokens at a time stay in the nearest cache.
+        // Narrow columns read their tokens often: a few tokens at a time stay in the nearest cache.
         let chunk = if S::WIDE { KEY_BLOCK } else { 2 * LANES };
         for first in (0..self.values.len()).step_by(chunk) {
             let tokens = first..(first + chunk).min(self.values.len());
@@ -190,7 +190,8 @@ fn columns<S: Simd, E: Element, const R: usize, const P: usize, const N: usize>(
     }
 }
 
-/// Lays keys out in stripes of f32: rows `[head_dim]` each become `[stripes, head_dim, 16]`. Lanes without a key are zero.
+/// Interleaves keys into stripes of f32: rows of `[head_dim]` become `[stripes, head_dim, 16]`. Lanes without a key
+/// are zero.
 pub(crate) struct StripeRows<'a, E: Element> {
     pub(crate) rows: &'a [&'a [E::Raw]],
     pub(crate) head_dim: usize,
@@ -217,7 +218,7 @@ impl<E: Element> Kernel for StripeRows<'_, E> {
     }
 }
 
-/// Widens values to f32: rows `[head_dim]` each become `[tokens, head_dim]`.
+/// Widens values to f32: rows of `[head_dim]` become `[tokens, head_dim]`.
 pub(crate) struct WidenRows<'a, E: Element> {
     pub(crate) rows: &'a [&'a [E::Raw]],
     pub(crate) head_dim: usize,

@@ -18,7 +18,7 @@ impl<E: Element, const R: usize> Kernel for Score<'_, E, R> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
-        // Independent sums enough to hide the latency of a multiply-add, as registers allow.
+        // Enough independent sums to hide the latency of a multiply-add, as registers allow.
         let together = match (S::WIDE, R) {
             (true, 1) => 8,
             (true, 2..=6) => 4,
@@ -51,7 +51,7 @@ impl<E: Element, const R: usize> Kernel for Score<'_, E, R> {
     }
 }
 
-/// `N` stripes from `slot` on, `P` rows at a time, asking for memory once every `D` dimensions.
+/// Scores `N` stripes from `slot` on, `P` rows at a time, with a prefetch every `D` dimensions.
 #[inline(always)]
 fn stripes<S: Simd, E: Element, const R: usize, const P: usize, const N: usize, const D: usize>(
     simd: S,

@@ -5,18 +5,18 @@ use crate::simd::{Kernel, Simd};
 pub(crate) struct Softmax<'a, const R: usize> {
     pub(crate) scores: &'a mut [[f32; KEY_BLOCK]; R],
     pub(crate) slots: usize,
-    /// Visible lanes per row and slot; all when absent.
+    /// Visible lanes per row and slot; `None` if all are visible.
     pub(crate) masks: Option<&'a [[u16; STRIPES]; R]>,
     /// Added to the logits, by slot and lane.
     pub(crate) bias: Option<&'a [f32; KEY_BLOCK]>,
     pub(crate) soft_cap: Option<f32>,
-    /// The places of the keys in their block, if they were gathered: weights are summed by those lanes, so that `l` has the
-    /// bits it has when the whole block is looked at.
+    /// Indices of gathered keys in their block. Weights are summed by the lanes of these indices, so that `l` has the
+    /// same bits as for the whole block.
     pub(crate) places: Option<&'a [usize]>,
     /// `[rows]`, rows ≤ R.
     pub(crate) m: &'a mut [f32],
     pub(crate) l: &'a mut [f32],
-    /// The factor on earlier sums of each row.
+    /// Factor on each row's earlier sums.
     pub(crate) keep: &'a mut [f32; R],
 }
 
@@ -30,8 +30,7 @@ pub(super) fn finish<S: Simd>(
     mask: Option<u16>,
 ) -> S::V {
     if let Some(cap) = cap {
-        // tanh x = 1 − 2 / (e^2x + 1), on |x| so that the exponent is never positive:
-        // (1 − e) / (1 + e) with e = exp(−2|x|).
+        // tanh x = (1 − e) / (1 + e) with e = exp(−2|x|); with |x| the exponent is never positive.
         let zero = simd.splat(0.0);
         let x = simd.mul(v, simd.splat(1.0 / cap));
         let magnitude = simd.max(x, simd.sub(zero, x));
@@ -90,7 +89,7 @@ impl<const R: usize> Kernel for Softmax<'_, R> {
             }
             let before = self.m[r];
             let m = before.max(simd.reduce_max(top));
-            // A row that has still read nothing: any finite shift makes its weights exp(−∞) = 0.
+            // A row that has read nothing yet: any finite shift makes its weights exp(−∞) = 0.
             let shift = if m == f32::NEG_INFINITY { 0.0 } else { m };
             let mut keep = 1.0;
             if before != m {
@@ -124,7 +123,7 @@ pub(crate) struct AddMass<'a, const R: usize> {
     pub(crate) slots: usize,
     pub(crate) masks: Option<&'a [[u16; STRIPES]; R]>,
     pub(crate) soft_cap: Option<f32>,
-    /// Final log-sum-exp of each row; a row that read nothing has no mass to give.
+    /// Final log-sum-exp of each row; a row that read nothing adds no mass.
     pub(crate) log_sum_exp: &'a [f32],
     /// By slot and lane.
     pub(crate) mass: &'a mut [f32; KEY_BLOCK],

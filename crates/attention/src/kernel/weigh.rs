@@ -1,13 +1,13 @@
-//! Steps of a softmax over rows of logits that lie in memory as a whole.
+//! Steps of a softmax over complete rows of logits in memory.
 
 use super::exp;
 use super::softmax::finish;
 use crate::simd::{Kernel, Simd};
 
-/// Vectors that are summed in single precision before they enter a sum in double precision.
+/// Vectors summed in single precision before they are added to a sum in double precision.
 const SUMMED: usize = 64;
 
-/// Caps the logits softly and finds the largest; −∞ without any.
+/// Applies the soft cap and finds the largest logit; −∞ if there is none.
 pub(crate) struct Top<'a> {
     pub(crate) logits: &'a mut [f32],
     pub(crate) soft_cap: Option<f32>,
@@ -114,13 +114,13 @@ impl Kernel for AddRows<'_> {
     }
 }
 
-/// Marks the tokens that some row weighs at least by its threshold, 16 a number, and returns each row's weight on the
-/// others.
+/// Marks the tokens to which some row gives at least its threshold, 16 per number. Returns each row's weight on
+/// unmarked tokens.
 pub(crate) struct MarkHeavy<'a> {
     /// Of equal length.
     pub(crate) rows: &'a [&'a [f32]],
     pub(crate) thresholds: &'a [f32],
-    /// Σ of the weights that are not marked.
+    /// Sum of the weights of unmarked tokens.
     pub(crate) left: &'a mut [f64],
     /// `[tokens / 16]`, rounded up.
     pub(crate) marks: &'a mut [u16],

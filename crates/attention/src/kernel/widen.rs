@@ -3,9 +3,9 @@ use crate::Plane;
 use crate::format::{PlaneFormat, PlaneKind, QUANT_BLOCK, Quant, block_of, with_plane};
 use crate::simd::{Kernel, Level, Simd};
 
-/// Widens the active stripes of a block of keys to f32, each at its own place.
+/// Widens the active stripes of a block of keys to f32, each to its own index.
 pub(crate) struct WidenKeys<'a, F: PlaneFormat> {
-    /// The block's part of the plane.
+    /// The block's slice of the plane.
     pub(crate) keys: &'a [F::Raw],
     pub(crate) slots: &'a [Slot],
     pub(crate) head_dim: usize,
@@ -26,7 +26,7 @@ impl<F: PlaneFormat> Kernel for WidenKeys<'_, F> {
     }
 }
 
-/// Widens the active stripes of a block of values to f32, each at its own place.
+/// Widens the active stripes of a block of values to f32, each to its own index.
 pub(crate) struct WidenValues<'a, F: PlaneFormat> {
     pub(crate) values: &'a [F::Raw],
     pub(crate) slots: &'a [Slot],
@@ -120,7 +120,7 @@ pub(crate) fn widen_quantised_values<S: Simd, Q: Quant>(
     }
 }
 
-/// One block of columns of a stripe; `out` begins at the block's first column, `row` vectors to a token.
+/// One column block of a stripe; `out` begins at the block's first column, with `row` vectors per token.
 #[inline(always)]
 fn widen_columns<S: Simd, Q: Quant, const N: usize>(
     simd: S,

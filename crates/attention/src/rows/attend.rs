@@ -21,21 +21,22 @@ use crate::{
 pub struct RowJob<'a> {
     /// The queries.
     pub queries: QueryTile<'a>,
-    /// Their keys and values.
+    /// Keys and values of the tile.
     pub kv: RowView<'a>,
-    /// Which of them they read.
+    /// Tokens that the tile reads.
     pub selection: &'a Selection,
 }
 
-/// [`attend`](crate::attend) over a cache whose keys and values lie row by row, such as another engine's.
+/// [`attend`](crate::attend) over a cache with row-major keys and values, such as another engine's.
 ///
-/// In [`Arithmetic::Fused`], for generated tokens, rows are read where they lie and nothing is copied. In the other arithmetics,
-/// for prompts, each block of 128 keys is laid out in stripes once for all rows of the tile, in scratch that stays in the
-/// processor's cache; outputs then have the bits that [`attend`](crate::attend) gives over the same tokens in f32 planes of one
-/// page, unless the selection has diagonals, whose sums are added in another order. No second cache is made either way.
+/// In [`Arithmetic::Fused`], for generated tokens, rows are read in place and nothing is copied. In the other
+/// arithmetics, for prompts, each block of 128 keys is interleaved into stripes once for all rows of the tile, in
+/// scratch that stays in the processor's cache. Outputs then have the same bits as [`attend`](crate::attend) over the
+/// same tokens in f32 planes of one page. Only selections with diagonals differ, because sums are added in another
+/// order. No second cache is made either way.
 ///
-/// A row's result does not depend on the other rows of the tile. Values a row does not see must be finite. Summaries and column
-/// masses are read from pages in Riffle's own layout alone.
+/// A row's result does not depend on the other rows of the tile. Values a row does not see must be finite. Summaries
+/// and column masses need pages in Riffle's own layout.
 ///
 /// # Errors
 /// Shapes that disagree, slices that are too short, pages out of order or of mixed formats.
@@ -58,8 +59,9 @@ pub fn attend_rows(
 
 /// Runs every job, adding job `n` to `partials[n]`.
 ///
-/// With the feature `parallel` jobs are spread over rayon's threads, and in [`Arithmetic::Fused`] each 4096 positions of a long
-/// cache are attended to on their own and merged in order. What a row computes does not depend on the number of threads.
+/// With the feature `parallel` jobs are spread over rayon's threads, and in [`Arithmetic::Fused`] each 4096 positions
+/// of a long cache are attended to separately and merged in order. A row's result does not depend on the number of
+/// threads.
 ///
 /// # Errors
 /// As [`attend_rows`]; also when the numbers of jobs and partials differ.
@@ -123,7 +125,7 @@ fn check(queries: &QueryTile, kv: &RowView, options: &AttendOptions, partial: &P
     partial.check_shape(queries.rows, queries.group)
 }
 
-/// The parts of 4096 positions that hold any block of the cache, ascending.
+/// The parts of 4096 positions that contain any block of the cache, ascending.
 fn parts_of(kv: &RowView) -> Vec<usize> {
     let mut parts = Vec::new();
     for run in kv.runs() {
@@ -134,7 +136,7 @@ fn parts_of(kv: &RowView) -> Vec<usize> {
     parts
 }
 
-/// [`attend_rows`] with checked arguments and chosen instructions, over blocks of one part or of all.
+/// [`attend_rows`] with checked arguments and chosen instructions, over the blocks of one part or of all.
 fn attend_at(level: Level, job: &RowJob, options: &AttendOptions, part: Option<usize>, partial: &mut Partial) {
     if job.queries.rows == 0 || job.queries.group == 0 {
         return;
@@ -143,7 +145,7 @@ fn attend_at(level: Level, job: &RowJob, options: &AttendOptions, part: Option<u
     with_workspace(|workspace| match options.arithmetic {
         Arithmetic::Fused => InPlace::new(level, job, options, widths.1).run(part, partial.sums()),
         Arithmetic::Expanded | Arithmetic::Rounded => {
-            // Scratch of its own beside that of the calls, which is refilled for each block.
+            // Separate scratch for keys and values, refilled for each block.
             let (mut keys, mut values) = (Vec::new(), Vec::new());
             for (run, block) in blocks(job, options.causal, part) {
                 let keys = aligned(&mut keys, KEY_BLOCK * widths.0);
@@ -223,7 +225,7 @@ fn lay_out_values<E: Element>(level: Level, run: &Run, block: Span, head_dim: us
     level.run(WidenRows::<E> { rows, head_dim, out });
 }
 
-/// The blocks of 128 keys, cut from the start of each run, that hold any token some row may read.
+/// Blocks of 128 keys, counted from the start of each run, that contain a token some row may read.
 pub(super) fn blocks<'a>(job: &RowJob<'a>, causal: bool, part: Option<usize>) -> Vec<(Run<'a>, Span)> {
     let visible = Tokens {
         selection: job.selection,
@@ -267,7 +269,7 @@ mod tests {
 
     const HEAD_DIM: usize = 80;
 
-    /// Rows of keys and values behind pages of uneven lengths with a gap, tokens `STRIDE` elements apart.
+    /// Row-major keys and values of pages of uneven lengths with a gap; tokens are `STRIDE` elements apart.
     struct Cache {
         keys: (Vec<f32>, Vec<u16>),
         values: (Vec<f32>, Vec<u16>),

@@ -2,8 +2,8 @@ use alloc::vec::Vec;
 
 use crate::{AttendError, RowPage, Rows};
 
-/// A paged cache as vLLM and engines like it keep it: blocks of a few tokens, of all KV heads, in one tensor for keys and one
-/// for values, and for each sequence a table that says which blocks are its own.
+/// A paged cache in the layout of vLLM and similar engines. One tensor holds the keys and one the values, in blocks
+/// of a few tokens of all KV heads. Each sequence has a table of its blocks.
 ///
 /// ```text
 /// tokens_first   [blocks, block_tokens, kv_heads, head_dim]      vLLM's NHD: FlashAttention, FlashInfer
@@ -43,7 +43,7 @@ pub struct BlockCache<'a> {
     value_tensor: Tensor,
 }
 
-/// Elements of a row, and from one block, token or head to the next.
+/// Row width, and strides between blocks, tokens and heads, in elements.
 #[derive(Debug, Clone, Copy)]
 struct Tensor {
     head_dim: usize,
@@ -90,7 +90,7 @@ impl<'a> BlockCache<'a> {
         }
     }
 
-    /// With values of `value_dim` elements, in a tensor of their own of the same order.
+    /// Sets the value width. Values then have a separate tensor with the same order of dimensions.
     pub fn with_value_dim(mut self, value_dim: usize) -> Self {
         let tensor = if self.heads_first {
             Tensor::heads_first
@@ -101,18 +101,18 @@ impl<'a> BlockCache<'a> {
         self
     }
 
-    /// With this many elements from one block to the next, where keys and values of a block lie side by side in one tensor. Call it
-    /// after [`with_value_dim`](Self::with_value_dim).
+    /// Sets the stride between blocks, for keys and values of a block side by side in one tensor. Call it after
+    /// [`with_value_dim`](Self::with_value_dim).
     pub fn with_block_stride(mut self, elements: usize) -> Self {
         self.key_tensor.block_stride = elements;
         self.value_tensor.block_stride = elements;
         self
     }
 
-    /// The pages of one KV head of the sequence that holds `tokens` tokens in the blocks of its table.
+    /// The pages of one KV head of a sequence with `tokens` tokens in the blocks of its table.
     ///
     /// # Errors
-    /// A KV head that is not there, a table with too few blocks, a block beyond the end of a tensor.
+    /// A KV head that does not exist, a table with too few blocks, a block beyond the end of a tensor.
     pub fn pages(
         &self,
         kv_head: usize,

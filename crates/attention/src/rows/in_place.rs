@@ -1,4 +1,4 @@
-//! Rows of generated tokens over keys and values that stay where they lie.
+//! Rows of generated tokens over keys and values that are read in place.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -12,7 +12,7 @@ use crate::simd::Level;
 use crate::visible::{Tokens, Visible, low_bits};
 use crate::{AttendOptions, LANES, RowPage, Rows, Span};
 
-/// A job whose rows are attended to eight at a time, each tile over all its blocks.
+/// A job whose rows attend eight at a time; each tile reads all its blocks.
 pub(super) struct InPlace<'a> {
     level: Level,
     job: &'a RowJob<'a>,
@@ -24,7 +24,7 @@ pub(super) struct InPlace<'a> {
 
 /// The tokens of a block that a tile of rows sees.
 struct Seen {
-    /// Of each row.
+    /// Visible tokens of each row.
     rows: [u128; LONE_ROWS],
     /// Of any.
     union: u128,
@@ -51,7 +51,7 @@ impl<'a> InPlace<'a> {
         }
     }
 
-    /// Adds what all rows read in blocks of `part`, or of the whole cache, to `sums`.
+    /// Adds the attention of all rows over the blocks of `part`, or of the whole cache, to `sums`.
     pub(super) fn run(&self, part: Option<usize>, sums: Sums) {
         let Some(page) = self.job.kv.pages.first() else { return };
         let blocks = blocks(self.job, self.options.causal, part);
@@ -87,7 +87,7 @@ impl<'a> InPlace<'a> {
         }
     }
 
-    /// The rows from `first` on, whose number is that of `sums`.
+    /// Attends for the rows from `first` on; `sums` gives their number.
     fn tile_of<K: Element, V: Element, const R: usize>(&self, blocks: &[(Run<'a>, Span)], first: usize, sums: Sums) {
         let (head_dim, value_dim, rows) = (self.job.kv.head_dim, self.value_dim, sums.m.len());
         let queries = self.scaled::<R>(first, rows);
@@ -146,7 +146,7 @@ impl<'a> InPlace<'a> {
         }
     }
 
-    /// Queries times the scale, `[R, head_dim]`; rows that are not there are zero.
+    /// Queries times the scale, `[R, head_dim]`; missing rows are zero.
     fn scaled<const R: usize>(&self, first: usize, rows: usize) -> Vec<f32> {
         let (group, head_dim) = (self.job.queries.group, self.job.kv.head_dim);
         let mut scaled = vec![0.0; R * head_dim];
@@ -159,7 +159,7 @@ impl<'a> InPlace<'a> {
         scaled
     }
 
-    /// The tokens of a block that each row of the tile sees, diagonals among it.
+    /// The tokens of a block that each row of the tile sees, including diagonals.
     fn seen(&self, block: Span, first: usize, rows: usize) -> Seen {
         let (group, start) = (self.job.queries.group, self.job.queries.start);
         let shared = self.visible.block_bits(block);
@@ -197,7 +197,7 @@ impl<'a> InPlace<'a> {
 }
 
 impl Seen {
-    /// By slot, where some row does not see all listed tokens or the last slot is not full.
+    /// Masks by slot; `None` if all rows see all listed tokens and the last slot is full.
     fn masks<'m, const R: usize>(
         &self,
         places: &[usize],
@@ -217,7 +217,7 @@ impl Seen {
     }
 }
 
-/// The places in a block whose bits are set.
+/// The indices of the set bits of a block.
 fn places_of(bits: u128, places: &mut [usize; KEY_BLOCK]) -> &[usize] {
     let mut len = 0;
     for place in (0..KEY_BLOCK).filter(|place| bits >> place & 1 == 1) {
@@ -228,7 +228,7 @@ fn places_of(bits: u128, places: &mut [usize; KEY_BLOCK]) -> &[usize] {
 }
 
 impl<'a, T> Listed<'a, T> {
-    /// Rows of `width` elements; `data` takes a page's, and their stride.
+    /// Rows of `width` elements; `data` returns a page's slice and stride.
     fn new(
         run: &Run<'a>,
         block: Span,
@@ -253,7 +253,7 @@ impl<'a, T> Listed<'a, T> {
         &self.rows[..self.len]
     }
 
-    /// The element at which the rows begin.
+    /// Index of the first element of the rows.
     fn addresses<'b>(&self, addresses: &'b mut [*const u8; KEY_BLOCK]) -> &'b [*const u8] {
         for (address, row) in addresses.iter_mut().zip(self.rows()) {
             *address = row.as_ptr().cast();

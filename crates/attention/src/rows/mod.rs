@@ -1,4 +1,4 @@
-//! Caches of other engines, whose keys and values lie row by row, read where they are.
+//! Reads row-major caches of other engines in place.
 
 mod attend;
 mod cache;

@@ -4,10 +4,10 @@ use crate::format::Element;
 use crate::format::check_head_dim;
 use crate::{AttendError, Rows, Span};
 
-/// Consecutive tokens of one KV head in another engine's cache: keys and values lie row by row.
+/// Consecutive tokens of one KV head in another engine's cache, with row-major keys and values.
 ///
-/// Key `t` is `keys[t * stride..]`, and value `t` is `values[t * value_stride..]`. A value may lie in its key, as where a latent
-/// of 512 elements is the beginning of a key of 576: then `values` are the slice of the keys.
+/// Key `t` is `keys[t * stride..]`, and value `t` is `values[t * value_stride..]`. A value may be a prefix of its
+/// key, for example a latent of 512 elements in a key of 576. Then `values` is the slice of the keys.
 #[derive(Debug, Clone, Copy)]
 pub struct RowPage<'a> {
     /// Absolute position of the first token.
@@ -24,16 +24,18 @@ pub struct RowPage<'a> {
     pub value_stride: usize,
 }
 
-/// The K and V of one KV head, row by row: pages sorted by start, gaps allowed, all keys in one format and all values in one.
+/// The K and V of one KV head, row-major: pages sorted by start, gaps allowed, all keys in one format and all values
+/// in one.
 #[derive(Debug, Clone, Copy)]
 pub struct RowView<'a> {
     /// Key width: elements of one key, a multiple of 16. Values have the value width, as in [`KvView`].
     pub head_dim: usize,
-    /// Pages sorted by their absolute start. [`BlockCache::pages`](crate::BlockCache::pages) makes them from a block table.
+    /// Pages sorted by their absolute start. [`BlockCache::pages`](crate::BlockCache::pages) computes them from a
+    /// block table.
     pub pages: &'a [RowPage<'a>],
 }
 
-/// Pages without a gap between them: what a page is where blocks of keys are cut.
+/// Pages without a gap between them. Blocks of keys are counted from the start of a run, as from the start of a page.
 #[derive(Clone, Copy)]
 pub(super) struct Run<'a> {
     pub(super) span: Span,
@@ -96,7 +98,7 @@ impl<'a> RowView<'a> {
     }
 }
 
-/// Checks that `tokens` rows lie in the slice, each of a width and a stride.
+/// Checks that the slice holds `tokens` rows of a width and a stride.
 fn check_rows(
     what: &'static str,
     rows: Rows,
@@ -123,7 +125,8 @@ fn check_rows(
 }
 
 impl<'a> Run<'a> {
-    /// Keys or values of the positions in `span`, which lie in the run, `[width]` each; `data` takes a page's, and their stride.
+    /// Keys or values of the positions in `span`, `[width]` each; the span lies in the run. `data` returns a page's
+    /// slice and stride.
     pub(super) fn rows<T>(
         &self,
         span: Span,
@@ -146,12 +149,12 @@ impl<'a> Run<'a> {
     }
 }
 
-/// The keys of a page, and the elements from one to the next.
+/// The keys of a page, and their stride in elements.
 pub(super) fn keys_of<'a, E: Element>(page: &RowPage<'a>) -> (&'a [E::Raw], usize) {
     (E::of_rows(page.keys).unwrap_or_default(), page.stride)
 }
 
-/// As [`keys_of`], of values.
+/// As [`keys_of`], for values.
 pub(super) fn values_of<'a, E: Element>(page: &RowPage<'a>) -> (&'a [E::Raw], usize) {
     (E::of_rows(page.values).unwrap_or_default(), page.value_stride)
 }

@@ -2,7 +2,7 @@ use core::arch::x86_64::*;
 
 use super::{Kernel, Simd};
 
-/// Proof that AVX2, FMA and F16C exist; made only by [`run`].
+/// Proof that AVX2, FMA and F16C exist; only [`run`] creates it.
 #[derive(Clone, Copy)]
 pub(super) struct Avx2(());
 
@@ -333,7 +333,7 @@ impl Simd for Avx2 {
     fn narrow(self, x: Self::I, out: &mut [i32; 8]) {
         // SAFETY: see the impl.
         unsafe {
-            // The integers have 16 bits, so that nothing saturates; lanes of 128 bits come interleaved.
+            // The integers have 16 bits, so nothing saturates; lanes of 128 bits come out interleaved.
             let both = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(x[0], x[1]));
             _mm256_storeu_si256(out.as_mut_ptr().cast(), both);
         }

@@ -2,7 +2,7 @@ use core::arch::x86_64::*;
 
 use super::{Kernel, Simd};
 
-/// Proof that AVX-512 F, BW, DQ, VL and VNNI exist; made only by [`run`].
+/// Proof that AVX-512 F, BW, DQ, VL and VNNI exist; only [`run`] creates it.
 #[derive(Clone, Copy)]
 pub(super) struct Avx512(());
 
@@ -40,7 +40,7 @@ impl Simd for Avx512 {
     type I = __m512i;
     type B = __m512i;
     type Factors = __m512i;
-    /// By the high bytes of the integers, then by the low ones.
+    /// Sums of the high bytes of the integers, then of the low bytes.
     type Sums = [__m512i; 2];
     type Pairs = __m512i;
     const WIDE: bool = true;
@@ -223,7 +223,8 @@ impl Simd for Avx512 {
     fn pack_words(self, x: Self::I, out: &mut [i32; 16]) {
         // SAFETY: see the impl.
         unsafe {
-            // As 256·high + low: with 128 added, the second byte is the high plane and the first the low one plus 128.
+            // As 256·high + low: with 128 added, the second byte is the high plane, and the first is the low plane
+            // plus 128.
             let raised = _mm512_add_epi32(x, _mm512_set1_epi32(128));
             let order = _mm512_broadcast_i32x4(_mm_setr_epi8(1, 5, 9, 13, 0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0));
             let lower = _mm512_broadcast_i32x4(_mm_setr_epi32(0, 0x8080_8080u32 as i32, 0, 0));

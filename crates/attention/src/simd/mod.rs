@@ -1,8 +1,8 @@
-//! Vectors of 16 f32 on every machine, and the choice among them at run time.
+//! Vectors of 16 f32 for every instruction set, and the choice of a set at run time.
 //!
-//! A kernel is written once over [`Simd`]; [`Level::run`] instantiates it inside a function compiled for
-//! the chosen instructions. All of the crate's `unsafe` is in this module: intrinsics, which are sound
-//! because a [`Simd`] token exists only after detection, and the call that enters such a function.
+//! A kernel is written once over [`Simd`]; [`Level::run`] instantiates it inside a function compiled for the chosen
+//! instructions. All of the crate's `unsafe` is in this module: intrinsics, and the call that enters such a function.
+//! Intrinsics are sound because a [`Simd`] token exists only after detection.
 
 #[cfg(all(feature = "simd", target_arch = "x86_64"))]
 mod avx2;
@@ -30,7 +30,7 @@ pub(crate) trait Simd: Copy {
     type Pairs: Copy;
     /// True if registers suffice for tiles of 12 rows × 2 vectors.
     const WIDE: bool;
-    /// The most rows of a tile whose integer sums have room in registers.
+    /// The most rows of a tile whose integer sums fit in registers.
     const INTEGER_ROWS: usize;
     /// The number that [`factors`](Self::factors) subtracts from every byte.
     const FACTOR_BIAS: i32 = 0;
@@ -56,7 +56,7 @@ pub(crate) trait Simd: Copy {
     fn scale_pow2(self, v: Self::V, n: Self::V) -> Self::V;
     /// `a` where the mask's bit is set, else `b`.
     fn select(self, mask: u16, a: Self::V, b: Self::V) -> Self::V;
-    /// A bit for each lane of `a` that is not below that of `b`.
+    /// A bit for each lane in which `a` ≥ `b`.
     fn at_least(self, a: Self::V, b: Self::V) -> u16;
     fn reduce_max(self, v: Self::V) -> f32;
     fn reduce_add(self, v: Self::V) -> f32;
@@ -69,7 +69,7 @@ pub(crate) trait Simd: Copy {
     fn splat_i32(self, x: i32) -> Self::I;
     /// Unsigned bytes less [`FACTOR_BIAS`](Self::FACTOR_BIAS).
     fn factors(self, b: Self::B) -> Self::Factors;
-    /// Bytes below 128, as they are.
+    /// Factors of bytes below 128, without an offset.
     #[inline(always)]
     fn small_factors(self, b: Self::B) -> Self::Factors {
         self.factors(b)
@@ -77,7 +77,8 @@ pub(crate) trait Simd: Copy {
     fn zero_sums(self) -> Self::Sums;
     /// Adds to each lane Σ of its four factors times four integers, packed by [`pack_words`](Self::pack_words).
     fn dot4(self, sums: Self::Sums, b: Self::Factors, words: [i32; 2]) -> Self::Sums;
-    /// As [`dot4`](Self::dot4) of integers that are multiples of 256, in units of 256 / [`HIGH_UNIT`](Self::HIGH_UNIT).
+    /// As [`dot4`](Self::dot4), for integers that are multiples of 256; in units of 256 /
+    /// [`HIGH_UNIT`](Self::HIGH_UNIT).
     #[inline(always)]
     fn dot4_high(self, sums: Self::I, b: Self::Factors, words: [i32; 2]) -> Self::I {
         self.add_i32(sums, self.sums_to_i32(self.dot4(self.zero_sums(), b, words)))
@@ -88,14 +89,14 @@ pub(crate) trait Simd: Copy {
     fn add_i32(self, a: Self::I, b: Self::I) -> Self::I;
     fn reduce_add_i32(self, x: Self::I) -> i32;
     fn to_i32(self, v: Self::V) -> Self::I;
-    /// Packs integers of magnitude up to 32512 as [`dot4`](Self::dot4) takes them: four of them into the first two
-    /// words of every four lanes. The other words mean nothing.
+    /// Packs integers of magnitude up to 32512 for [`dot4`](Self::dot4): four of them in the first two words of every
+    /// four lanes. The other words are undefined.
     fn pack_words(self, x: Self::I, out: &mut [i32; 16]);
     /// 16 words of two 16-bit integers.
     fn load_pairs(self, x: &[i32; 16]) -> Self::Pairs;
-    /// Adds to each lane the products of its two 16-bit integers with those of `word`.
+    /// Adds to each lane the products of its two 16-bit integers with the integers of `word`.
     fn dot2(self, sums: Self::I, pairs: Self::Pairs, word: i32) -> Self::I;
-    /// Words of the low halves of two integers each.
+    /// Packs the low halves of two integers into one word.
     fn pair(self, low: Self::I, high: Self::I) -> Self::I;
     fn store_words(self, x: Self::I, out: &mut [i32; 16]);
     /// The low halves of 16 integers, two neighbours to a word.
@@ -109,9 +110,9 @@ pub(crate) trait Simd: Copy {
         }
         core::array::from_fn(|j| self.load(&core::array::from_fn(|i| lanes[i][j])))
     }
-    /// Asks for the cache line where `data[at]` lies or would lie.
+    /// Prefetches the cache line of `data[at]`, even if the index is out of bounds.
     fn prefetch<T>(self, data: &[T], at: usize);
-    /// Asks for the cache line at an address, which need not be valid.
+    /// Prefetches the cache line at an address, which need not be valid.
     fn prefetch_line(self, line: *const u8);
 }
 
@@ -156,10 +157,10 @@ pub fn instruction_set() -> &'static str {
 }
 
 impl Level {
-    /// Plain Rust, on every machine: the twin that the others are compared with.
+    /// Plain Rust, on every machine: the reference for the other sets.
     pub(crate) const SCALAR: Self = Self(Instructions::Scalar);
 
-    /// The best level of this machine, or of those the environment variable `RIFFLE_INSTRUCTIONS` allows.
+    /// The best level of this machine, or of those that the environment variable `RIFFLE_INSTRUCTIONS` allows.
     #[inline]
     pub(crate) fn best() -> Self {
         #[cfg(feature = "std")]
@@ -167,7 +168,7 @@ impl Level {
             static BEST: std::sync::OnceLock<Level> = std::sync::OnceLock::new();
             *BEST.get_or_init(|| {
                 let most = std::env::var("RIFFLE_INSTRUCTIONS").ok();
-                // AVX-VNNI is for linear layers; attention has no kernels of its own for it.
+                // AVX-VNNI is for linear layers; attention has no kernels for it.
                 let most = most.map(|name| if name == "avxvnni" { "avx2".to_owned() } else { name });
                 let named = Self::all().filter(|level| Some(level.name()) == most.as_deref()).last();
                 named.or_else(|| Self::all().last()).unwrap_or(Self::SCALAR)
@@ -179,7 +180,7 @@ impl Level {
         }
     }
 
-    /// Every level of this machine, the plain one first and the best one last.
+    /// Every level of this machine, from the plain one to the best.
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         let levels = [
             Some(Instructions::Scalar),
@@ -224,13 +225,13 @@ impl Level {
         self.tile_rows() == 12
     }
 
-    /// The most rows that read planes of floats faster as they lie than from a widened copy.
+    /// The most rows for which unwidened planes of floats are faster than a widened copy.
     #[inline]
     pub(crate) fn rows_in_place(self) -> usize {
         if self.is_wide() { 24 } else { 64 }
     }
 
-    /// Rows of the widest tile that multiplies quantised planes as they lie.
+    /// Rows of the widest tile that multiplies quantised planes without widening.
     #[inline]
     pub(crate) fn integer_rows(self) -> usize {
         match self.0 {
@@ -244,8 +245,8 @@ impl Level {
         }
     }
 
-    /// How far ahead of its use a plane of floats is asked for: a whole block of it where several stripes are read side by
-    /// side, otherwise what the nearest cache has room for.
+    /// Prefetch distance of a plane of floats, in bytes: a whole block if several stripes are read together,
+    /// otherwise the size of the nearest cache.
     #[inline]
     pub(crate) fn lead_bytes(self) -> usize {
         match self.0 {

@@ -3,7 +3,7 @@ use core::arch::asm;
 
 use super::{Kernel, Simd};
 
-/// Proof that NEON exists, with `DOT` also the dot products of Armv8.2; made only by [`run`] and [`run_dotprod`].
+/// Proof that NEON exists, and with `DOT` the dot products of Armv8.2; only [`run`] and [`run_dotprod`] create it.
 #[derive(Clone, Copy)]
 pub(super) struct Neon<const DOT: bool>(());
 
@@ -72,7 +72,7 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     type I = [int32x4_t; 4];
     type B = [uint8x16_t; 4];
     type Factors = [uint8x16_t; 4];
-    /// Of the high bytes and of the low ones with `DOT`, otherwise the first alone.
+    /// With `DOT`, sums of the high bytes and of the low bytes; otherwise only the first are used.
     type Sums = [[int32x4_t; 4]; 2];
     /// The low halves of every four words, then the high ones.
     type Pairs = [[int16x4_t; 4]; 2];
@@ -370,7 +370,8 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     #[inline(always)]
     fn pack_words(self, x: Self::I, out: &mut [i32; 16]) {
         if DOT {
-            // As 256·high + low: with 128 added, the second byte is the high plane and the first the low one plus 128.
+            // As 256·high + low: with 128 added, the second byte is the high plane, and the first is the low plane
+            // plus 128.
             const ORDER: [u8; 16] = [1, 5, 9, 13, 0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0];
             const LOWER: [u8; 16] = [0, 0, 0, 0, 128, 128, 128, 128, 0, 0, 0, 0, 0, 0, 0, 0];
             for (out, x) in out.as_chunks_mut::<4>().0.iter_mut().zip(x) {

@@ -166,7 +166,7 @@ impl Simd for Scalar {
     fn dot2(self, sums: Self::I, pairs: Self::Pairs, word: i32) -> Self::I {
         let product = |a: i32, b: i32| i32::from(a as i16) * i32::from(b as i16);
         let both = |i: usize| product(pairs[i], word).wrapping_add(product(pairs[i] >> 16, word >> 16));
-        // Lanes without a token may hold anything.
+        // Lanes without a token have any value.
         core::array::from_fn(|i| sums[i].wrapping_add(both(i)))
     }
     #[inline(always)]

@@ -135,7 +135,7 @@ fn scopes(arguments: &AskArguments) -> Result<Vec<Scope>, Failure> {
     pages.chain(chapters).collect()
 }
 
-/// Says what of the documents is not read and, if somebody wants to know, what was chosen.
+/// Prints the documents' skipped parts and, if requested, the selected options.
 fn introduce(conversation: &Conversation, left_out: &LeftOut, is_verbose: bool) {
     note_documents(conversation.documents(), left_out);
     if is_verbose {
@@ -171,7 +171,7 @@ impl Asker<'_> {
         }
         while let Some(question) = self.next_question()? {
             match self.ask(&question) {
-                // A conversation that is full, or a question that is too long, ends no conversation at the keyboard.
+                // At a terminal, a full conversation or a long question must not end the program.
                 Err(failure) if io::stdin().is_terminal() && !failure.is_interrupted() => console::note(failure),
                 asked => asked?,
             }
@@ -179,13 +179,13 @@ impl Asker<'_> {
         Ok(())
     }
 
-    /// The next question at the keyboard or of a pipe; `None` at its end.
+    /// The next question from the terminal or a pipe; `None` at its end.
     fn next_question(&mut self) -> Result<Option<String>, Failure> {
         let is_terminal = io::stdin().is_terminal();
         loop {
             if is_terminal {
                 console::end_line()?;
-                // A prompt that cannot be written is not missed.
+                // A failed write of the prompt does not matter.
                 let _ = write!(io::stderr().lock(), "\nquestion> ").and_then(|()| io::stderr().flush());
             }
             let mut line = String::new();
@@ -255,7 +255,7 @@ impl Asker<'_> {
     }
 }
 
-/// Passages as a list. Attention is no proof of a source, and the label says so.
+/// Passages as a list. The label says that attention is not proof of a source.
 fn passages_text(passages: &[Passage]) -> String {
     if passages.is_empty() {
         return String::new();
@@ -291,14 +291,14 @@ fn summary(answer: &Answer) -> String {
     )
 }
 
-/// Everything as one JSON object.
+/// The whole result as one JSON object.
 #[derive(Serialize)]
 struct Report<'a> {
     model: String,
     choice: &'a Choice,
     documents: Vec<DocumentReport<'a>>,
     left_out: &'a LeftOut,
-    /// Why nothing is kept on disk, where that was asked for.
+    /// The reason why pages are not kept on disk although the options request it.
     not_kept: Option<Cow<'a, str>>,
     answers: &'a [Answer],
 }

@@ -1,4 +1,4 @@
-//! `riffle bench`: speed.
+//! `riffle bench`: measures speed.
 
 mod context;
 mod draft;

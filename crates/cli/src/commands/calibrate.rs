@@ -1,4 +1,4 @@
-//! `riffle calibrate`: the cheapest policies that keep the attention of each head, or an importance matrix.
+//! `riffle calibrate`: finds the cheapest policies that keep the attention of each head, or an importance matrix.
 
 use std::path::Path;
 

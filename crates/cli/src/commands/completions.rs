@@ -1,4 +1,4 @@
-//! `riffle completions` and `riffle man`: what shells and `man` read.
+//! `riffle completions` and `riffle man`: files for shells and `man`.
 
 use super::print;
 use crate::command_line;
@@ -11,7 +11,7 @@ pub(crate) fn completions(arguments: &CompletionsArguments) -> Result<(), Failur
     print(&String::from_utf8_lossy(&script))
 }
 
-/// Writes a page of each command.
+/// Writes a manual page for each command.
 pub(crate) fn man(arguments: &ManArguments) -> Result<(), Failure> {
     let folder = &arguments.folder;
     std::fs::create_dir_all(folder)

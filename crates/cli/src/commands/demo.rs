@@ -1,4 +1,4 @@
-//! The main job: the shipped model reads the shipped book and answers a question about it; one screen says how it went.
+//! The demonstration: the shipped model reads the shipped book and answers a question. One screen shows the result.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,14 +16,14 @@ use crate::interrupt::Interrupt;
 use crate::progress::PrefillDisplay;
 use crate::shipped::fixtures;
 
-/// Reads a ninth of the query-key pairs of full attention and finds what it finds, see docs/results/policies.md.
+/// Reads a ninth of full attention's query-key pairs and finds the same facts, see docs/results/policies.md.
 const POLICY: &str = "xattention:stride=16";
 /// Policy of the run for comparison.
 const DENSE: &str = "full";
-/// The audit samples 64 queries of each chunk: longer chunks than usual keep it to a fifth of the time.
+/// The audit samples 64 queries of each chunk; longer chunks reduce its cost to a fifth of the time.
 const CHUNK_TOKENS: usize = 2048;
 
-/// `dense` reads the book with full attention as well, for comparison.
+/// With `dense`, full attention reads the book too, for comparison.
 pub(crate) fn demo(dense: bool) -> Result<(), Failure> {
     with_threads(None, || read_and_answer(dense))?
 }
@@ -84,7 +84,7 @@ impl Subject {
         )
     }
 
-    /// Reads the book under a policy, which an audit watches, and answers the question.
+    /// Reads the book under a policy with an audit, and answers the question.
     fn answer(&self, policy: &str, interrupt: &Interrupt) -> Result<RunReport, Failure> {
         let options = EngineOptions::default()
             .with_prefill(policy.parse().map_err(EngineError::from)?)
@@ -108,7 +108,7 @@ impl Subject {
         run_quietly(&engine, &request, interrupt)
     }
 
-    /// The line of the book that completes the question with this answer.
+    /// The line of the book that states this answer.
     fn stated_by(&self, answer: &str) -> Result<usize, Failure> {
         let asked = self.question.rsplit_once("? ");
         let asked = asked.map_or(self.question.as_str(), |(_, begun)| begun);
@@ -128,7 +128,7 @@ impl Subject {
         }
     }
 
-    /// Commands that can be typed next.
+    /// Example commands for the user.
     fn next_steps(&self, compared: bool) -> String {
         let riffle = std::env::args().next().unwrap_or_else(|| "riffle".to_owned());
         let (model, book) = (self.model.display(), self.book.display());
@@ -143,7 +143,7 @@ impl Subject {
     }
 }
 
-/// Runs a request with nothing on the screen but its progress.
+/// Runs a request and shows only its progress.
 fn run_quietly(engine: &Arc<Engine>, request: &RunRequest, interrupt: &Interrupt) -> Result<RunReport, Failure> {
     let mut display = PrefillDisplay::new(engine);
     let report = riffle_engine::run(engine, request, &mut |event| {
@@ -165,7 +165,7 @@ fn audit(report: &RunReport) -> Result<&AuditReport, Failure> {
     audit.ok_or_else(|| Failure::new("the run was not audited, though it was to be: please report this"))
 }
 
-/// Describes the pairs that the policy read, and the attention mass that these kept.
+/// Describes the pairs that the policy read, and their share of the attention mass.
 fn findings(report: &RunReport, audit: &AuditReport) -> String {
     let worst = audit.worst_head.map_or(audit.mean_mass, |head| head.mean_mass);
     format!(
@@ -185,7 +185,7 @@ fn findings(report: &RunReport, audit: &AuditReport) -> String {
     )
 }
 
-/// Both runs side by side; both were audited.
+/// Compares both audited runs in columns.
 fn comparison(sparse: &RunReport, dense: &RunReport) -> String {
     let row =
         |name: &str, cell: &dyn Fn(&RunReport) -> String| format!("{name:<26}{:<26}{}\n", cell(sparse), cell(dense));

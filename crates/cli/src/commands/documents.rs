@@ -1,4 +1,4 @@
-//! Reads the documents on the command line, and lists the files that were skipped.
+//! Reads the documents of the command line, and lists the skipped files.
 
 use std::path::Path;
 
@@ -7,10 +7,10 @@ use riffle_documents::{Collection, Document, LeftOut, Limits};
 use crate::failure::Failure;
 use crate::{console, shown};
 
-/// Files left out of folders that are named; the others are counted.
+/// Limit on the named files that a folder skipped; the others are counted.
 const NAMED_FAILURES: usize = 5;
 
-/// Reads files and folders within the limits that every command has, and within the memory that the user allows.
+/// Reads files and folders within the limits of every command and within the user's memory limit.
 pub(crate) fn read_documents(paths: &[impl AsRef<Path>], memory_bytes: Option<u64>) -> Result<Collection, Failure> {
     let limits = Limits {
         memory_bytes,
@@ -19,7 +19,7 @@ pub(crate) fn read_documents(paths: &[impl AsRef<Path>], memory_bytes: Option<u6
     Ok(riffle_documents::read(paths, &limits)?)
 }
 
-/// Names the files of folders that were not read, and the parts of documents that were lost.
+/// Lists the skipped files of folders, and the lost parts of documents.
 pub(crate) fn note_documents(documents: &[Document], left_out: &LeftOut) {
     if left_out.count() > 0 {
         let failures = left_out.failures.len();

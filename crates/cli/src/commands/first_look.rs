@@ -1,4 +1,4 @@
-//! A look at a model of which only the beginning has been downloaded: what it is, whether it runs here, whether it fits.
+//! Inspects the beginning of a model during its download: its kind, and whether it runs and fits on this machine.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -11,10 +11,10 @@ use riffle_model::{LoadOptions, ModelConfig, ModelError, ModelInfo};
 use super::grouped;
 use crate::console;
 
-/// Tokens of the context that a model is planned with here.
+/// Tokens of the planned context.
 const CONTEXT_TOKENS: usize = 4096;
 
-/// Tells what the model is; an error says why it cannot run, so that the rest is not downloaded.
+/// Prints the model's properties. An error is the reason why it cannot run, and stops the download.
 pub(crate) fn look(beginning: &Beginning<'_>) -> Result<(), String> {
     match beginning {
         Beginning::Settings(path, bytes) => {
@@ -37,9 +37,9 @@ pub(crate) fn look(beginning: &Beginning<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// Inspects a GGUF file by its first bytes. `None` where these do not suffice: the file is looked at again when it is whole.
+/// Inspects the first bytes of a GGUF file. `None` if they are too few; the complete file is then inspected later.
 fn inspect_head(path: &Path, whole_bytes: u64) -> Result<Option<ModelInfo>, String> {
-    // A file as long as the whole one, without the bytes that nobody reads here.
+    // A sparse file of the full length, without the bytes that the inspection ignores.
     let Ok(stand_in) = stand_in(path, whole_bytes) else {
         return Ok(None);
     };
@@ -75,14 +75,14 @@ fn described(config: &ModelConfig) -> String {
     )
 }
 
-/// Bytes of the weights that every token reads: all but the rows of an embedding of its own.
+/// Bytes of the weights that every token reads: all except a separate embedding.
 fn bytes_of_a_token(info: &ModelInfo) -> u64 {
     let rows_only = |name: &str| name == "model.embed_tokens.weight" && !info.config.tied_embeddings;
     let read = info.tensors.iter().filter(|tensor| !rows_only(&tensor.name));
     read.map(|tensor| tensor.bytes).sum()
 }
 
-/// About how fast answers will be on the CPU, with little context: every token reads the weights once.
+/// The approximate rate of answers on the CPU with little context: every token reads the weights once.
 fn rate(weight_bytes: u64) -> String {
     let machine = super::pull::machine();
     let tokens = machine.tokens_per_s(weight_bytes);
@@ -94,7 +94,7 @@ fn rate(weight_bytes: u64) -> String {
     )
 }
 
-/// Compares what the model needs with the memory of this machine.
+/// Compares the model's memory with this machine's memory.
 fn fitting(info: &ModelInfo) -> String {
     let available = available_memory_bytes();
     let context = CONTEXT_TOKENS.min(info.config.max_position);

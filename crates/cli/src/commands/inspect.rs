@@ -1,4 +1,4 @@
-//! `riffle inspect`: what a model is.
+//! `riffle inspect`: the properties of a model.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -84,7 +84,7 @@ fn as_json(info: &ModelInfo, with_tensors: bool) -> Value {
     value
 }
 
-/// The kinds of states that layers keep, each once.
+/// The kinds of layer state, without duplicates.
 fn state_kinds(config: &ModelConfig) -> Vec<&'static str> {
     let mut kinds = Vec::new();
     for (_, shape) in config.state_layers() {
@@ -156,7 +156,7 @@ fn described(info: &ModelInfo) -> String {
     )
 }
 
-/// The different attentions of a model's layers, each with its layers; of a model whose layers are alike, one.
+/// The distinct attention shapes of a model, each with its layers.
 fn shapes(config: &ModelConfig) -> Vec<(AttentionShape, Vec<usize>)> {
     let mut shapes: Vec<(AttentionShape, Vec<usize>)> = Vec::new();
     for layer in (0..config.layers).filter(|layer| config.cache_layer(*layer).is_some()) {

@@ -1,4 +1,4 @@
-//! `riffle list`: the models in the hub's cache, and those of other programs.
+//! `riffle list`: the models in the hub's cache and in other programs.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -114,7 +114,7 @@ fn described_other(model: &OtherModel) -> serde_json::Value {
     })
 }
 
-/// How long ago something was, in the largest unit of which there is more than one.
+/// Age in the largest unit with a value above one.
 fn ago(then: SystemTime, now: SystemTime) -> String {
     let seconds = now.duration_since(then).map_or(0, |time| time.as_secs());
     let units = [(86_400, "days"), (3600, "hours"), (60, "minutes")];

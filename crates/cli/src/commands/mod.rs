@@ -1,4 +1,4 @@
-//! One file a command.
+//! The commands, one file each.
 
 pub(crate) mod ask;
 pub(crate) mod bench;
@@ -41,7 +41,7 @@ use crate::unused;
 
 pub(crate) use crate::console::{print, print_json};
 
-/// The engine's options, as the arguments give them.
+/// The engine's options from the arguments.
 pub(crate) fn engine_options(arguments: &EngineArguments) -> Result<EngineOptions, Failure> {
     unused::check_formats(arguments)?;
     let (key_format, value_format) = riffle_engine::parse_kv_type(&arguments.kv_formats())?;
@@ -99,7 +99,7 @@ pub(crate) fn engine_options(arguments: &EngineArguments) -> Result<EngineOption
     }
 }
 
-/// Refuses a file where an option takes a folder; one that is not there will be made.
+/// Refuses a file for an option that takes a folder; a missing folder is created later.
 pub(crate) fn check_folder(option: &str, path: Option<&Path>) -> Result<(), Failure> {
     match path {
         Some(path) if path.as_os_str().is_empty() => Err(Failure::new(format!(
@@ -126,7 +126,7 @@ pub(crate) fn heads(arguments: &HeadsArguments) -> Result<[usize; 3], Failure> {
     }
 }
 
-/// Policies as the arguments give them: from a file, or one for each phase.
+/// Policies from the arguments: from a file, or one for each phase.
 fn profile(arguments: &EngineArguments) -> Result<Profile, Failure> {
     if let Some(path) = &arguments.profile {
         let profile = read_text(path)?.parse::<Profile>();
@@ -163,7 +163,7 @@ fn profile(arguments: &EngineArguments) -> Result<Profile, Failure> {
     })
 }
 
-/// Says where --activations was given and changes nothing.
+/// Prints a note if --activations has no effect.
 pub(crate) fn note_activations(arguments: &EngineArguments, config: &ModelConfig, on_device: bool) {
     let given = arguments.activations;
     if let Some(note) = given.and_then(|given| riffle_engine::activations_note(config, given, on_device)) {
@@ -171,7 +171,7 @@ pub(crate) fn note_activations(arguments: &EngineArguments, config: &ModelConfig
     }
 }
 
-/// Warns of a model that goes on with texts and was not made to answer.
+/// Warns about a model that continues texts and was not trained to answer.
 pub(crate) fn note_template(engine: &Engine) {
     if engine.chat_template().is_none() {
         console::note(
@@ -184,7 +184,7 @@ pub(crate) fn note_template(engine: &Engine) {
 /// Most bytes of a prompt or another text: some fifty million tokens.
 pub(crate) const LARGEST_TEXT_BYTES: u64 = 256 << 20;
 
-/// The text given, a file's or a pipe's, or standard input's, of at most `most_bytes` bytes.
+/// The given text, or the text of a file, a pipe or standard input, up to `most_bytes` bytes.
 pub(crate) fn read_input(input: &PromptArguments, most_bytes: u64) -> Result<String, Failure> {
     let most_bytes = most_bytes.min(LARGEST_TEXT_BYTES);
     match (&input.prompt, &input.file) {
@@ -203,7 +203,7 @@ pub(crate) fn read_input(input: &PromptArguments, most_bytes: u64) -> Result<Str
     }
 }
 
-/// A text file, whole.
+/// Reads a whole text file.
 pub(crate) fn read_text(path: &Path) -> Result<String, Failure> {
     let bytes = riffle_files::read(path, LARGEST_TEXT_BYTES);
     text_of(&path.display().to_string(), bytes)
@@ -234,7 +234,7 @@ pub(crate) fn unread(error: &FileError) -> String {
     }
 }
 
-/// Bytes as text; says where they stop being UTF-8.
+/// Bytes as text; the error gives the position of invalid UTF-8.
 pub(crate) fn utf8(bytes: Vec<u8>, name: &str) -> Result<String, Failure> {
     String::from_utf8(bytes).map_err(|error| {
         Failure::new(format!(
@@ -257,7 +257,8 @@ pub(crate) fn grouped(number: usize) -> String {
     text
 }
 
-/// The lines of a table, its header first: columns as wide as their widest cell, those in `numbers` set to the right.
+/// The lines of a table, header first: columns as wide as their widest cell, columns in `numbers` aligned to the
+/// right.
 pub(crate) fn aligned<const N: usize>(
     header: &[String; N],
     rows: &[[String; N]],

@@ -1,4 +1,4 @@
-//! `riffle plan`: what a run would use.
+//! `riffle plan`: the memory of a run.
 
 use riffle_engine::{DevicePlan, EngineOptions, ExpertPlan, MemoryPlan, described_activations, human_bytes};
 use riffle_server::{Limits, RequestsBytes, requests_bytes};
@@ -10,7 +10,7 @@ use crate::args::PlanArguments;
 use crate::failure::Failure;
 use crate::flags;
 
-/// A plan, and with --parallel the requests that it is for.
+/// A plan and, with --parallel, its requests.
 #[derive(Serialize)]
 struct WithRequests<'a> {
     #[serde(flatten)]
@@ -19,20 +19,20 @@ struct WithRequests<'a> {
     requests: Option<&'a RequestsPlan>,
 }
 
-/// The requests of a server that a plan is for.
+/// The server requests of a plan.
 #[derive(Serialize)]
 struct RequestsPlan {
-    /// Requests that are read or answered at a time.
+    /// Requests that run at the same time.
     parallel: usize,
-    /// Tokens that all of them may hold together, where that is more than one context.
+    /// Limit on the tokens of all requests, if above one context.
     pool_tokens: Option<usize>,
-    /// Memory that the bodies and texts of requests take at most. The total of the plan includes it.
+    /// Memory limit of the requests' bodies and texts, included in the plan's total.
     #[serde(flatten)]
     bytes: RequestsBytes,
 }
 
 impl RequestsPlan {
-    /// Plans the requests of a server, and counts them in the plan of its engine.
+    /// Plans the requests of a server, and adds them to its engine's plan.
     fn new(parallel: usize, options: &EngineOptions, plan: &mut MemoryPlan) -> Self {
         let bytes = requests_bytes(plan, Limits::default().bodies_bytes as u64);
         plan.total_bytes = plan.total_bytes.saturating_add(bytes.total_bytes());
@@ -107,12 +107,12 @@ pub(crate) fn plan(arguments: &PlanArguments) -> Result<(), Failure> {
         text += &requests.line(&plan);
     }
     let printed = print(&text);
-    // A plan that does not fit is a failure, whether anybody read the table or not.
+    // A plan that does not fit is a failure, even if the table was not written.
     plan.check()?;
     printed
 }
 
-/// The plan part by part; `inputs` says what linear layers do with theirs.
+/// The plan by part; `inputs` describes the input rounding of linear layers.
 fn table(plan: &MemoryPlan, kv_formats: &str, inputs: &str, bytes_per_s: Option<f64>) -> String {
     let tiers = &plan.kv_tiers;
     let windows = match plan.window_layers {
@@ -150,7 +150,7 @@ fn table(plan: &MemoryPlan, kv_formats: &str, inputs: &str, bytes_per_s: Option<
     )
 }
 
-/// Experts that stay in the files; `bytes_per_s` is the rate at which these are read.
+/// Experts that stay in the files; `bytes_per_s` is their read rate.
 fn experts_table(experts: &ExpertPlan, bytes_per_s: Option<f64>) -> String {
     let mut text = format!(
         "  resident {}\n  experts  {} for {} of {} at a time; the others are read from the model's files\n  reading  {} of {} a token, {} a batch of {} tokens of a prompt\n",

@@ -1,4 +1,4 @@
-//! `riffle policies`: what can be chosen with --prefill and --decode.
+//! `riffle policies`: the policies for --prefill and --decode.
 
 use riffle_policy::{CostModel, Phase, PolicyInfo, PolicyRules, PolicyShape, PolicySpec, Recall};
 use serde_json::{Value, json};
@@ -27,11 +27,11 @@ pub(crate) fn policies(arguments: &PoliciesArguments) -> Result<(), Failure> {
     print(&text)
 }
 
-/// Warning for every policy that evicts.
+/// Warning for policies that evict.
 const EVICTS: &str =
     "    evicts tokens for good before a later question is known: what such a question asks for is lost as a rule\n";
 
-/// The note on policies whose selections depend on chunks.
+/// Note for policies whose selections depend on chunks.
 const DEPENDS_ON_CHUNKS: &str = "    its selections depend on chunks: another -ub or --page-tokens, or a prompt read in two parts, may give another answer\n";
 
 /// A policy as data.
@@ -104,8 +104,8 @@ fn paragraph(policy: &PolicyInfo, shape: &PolicyShape) -> String {
     text
 }
 
-/// Context length from which the policy's defaults pay, by the stored constants. `None` if they never pay, or if the
-/// policy lacks this phase.
+/// Context length from which the policy is faster with its defaults, by the stored constants. `None` if it never is,
+/// or if the policy lacks this phase.
 fn break_even(policy: &PolicyInfo, phase: Phase, shape: &PolicyShape) -> Option<usize> {
     let spec: PolicySpec = policy.name.parse().ok().filter(|_| policy.supports(phase))?;
     let rules = PolicyRules::from(spec.clone());

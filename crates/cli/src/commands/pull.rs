@@ -1,4 +1,4 @@
-//! `riffle pull`: a model of the hub is downloaded, and the list of models that have short names.
+//! `riffle pull`: downloads a model of the hub, or lists the models with short names.
 
 use riffle_engine::{available_memory_bytes, human_bytes};
 use riffle_hub::{Machine, TRIED, gigabytes};
@@ -23,7 +23,7 @@ pub(crate) fn machine() -> Machine {
     }
 }
 
-/// Shows the models that have short names. Models that fit this machine come first.
+/// Shows the models with short names, first those that fit this machine.
 fn list() -> Result<(), Failure> {
     let machine = machine();
     let fits = |memory: u64| memory <= machine.memory_bytes;
@@ -121,7 +121,7 @@ fn download(text: &str, quantisation: Option<&str>) -> Result<(), Failure> {
     console::print(&format!("{}\n", pulled.path.display()))
 }
 
-/// The model that the words of the command line mean.
+/// The model of the command line's words.
 #[cfg(feature = "pull")]
 fn named(text: &str, quantisation: Option<&str>) -> Result<riffle_hub::ModelName, Failure> {
     use riffle_hub::{HubError, ModelName, ModelPart, nearest, tried};
@@ -156,7 +156,7 @@ fn named(text: &str, quantisation: Option<&str>) -> Result<riffle_hub::ModelName
     })
 }
 
-/// Chooses among the quantisations of a repository, and shows them.
+/// Selects one of a repository's quantisations, and shows all.
 #[cfg(feature = "pull")]
 fn choose(offers: &[riffle_hub::Offer], machine: &Machine) -> Option<usize> {
     let best = machine.best(offers)?;

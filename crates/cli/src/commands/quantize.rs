@@ -1,4 +1,4 @@
-//! `riffle quantize`: a model is written as a GGUF file of smaller weights.
+//! `riffle quantize`: writes a model as a GGUF file of smaller weights.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -16,9 +16,9 @@ use crate::progress::QuantizeDisplay;
 use crate::quantize_args::QuantizeArguments;
 use crate::{console, shipped, shown};
 
-/// Bytes of the shipped text that are read: more than are compared.
+/// Bytes to read of the shipped text, more than the comparison uses.
 const CHECK_BYTES: usize = 1 << 14;
-/// Tensors that are named where there are many.
+/// Limit on the named tensors.
 const NAMED: usize = 3;
 
 pub(crate) fn quantize(arguments: &QuantizeArguments) -> Result<(), Failure> {
@@ -84,7 +84,7 @@ fn write(arguments: &QuantizeArguments, plan: &QuantizePlan, interrupt: &Interru
     Ok(written)
 }
 
-/// The text for the comparison; `None` where there is to be none.
+/// The text for the comparison; `None` without a comparison.
 fn check_text(arguments: &QuantizeArguments) -> Result<Option<String>, Failure> {
     if arguments.no_check || arguments.dry_run {
         return Ok(None);
@@ -101,7 +101,7 @@ fn check_text(arguments: &QuantizeArguments) -> Result<Option<String>, Failure> 
     Ok(Some(text))
 }
 
-/// Compares the file with the original. The file stands whatever comes of it.
+/// Compares the file with the original. The file stays whatever the result.
 fn check(arguments: &QuantizeArguments, text: &str, interrupt: &Interrupt) -> Option<WeightDivergence> {
     let options = WeightDivergenceOptions {
         window_tokens: arguments
@@ -130,7 +130,7 @@ fn check(arguments: &QuantizeArguments, text: &str, interrupt: &Interrupt) -> Op
     }
 }
 
-/// Says what a user may not expect of the plan.
+/// Prints the plan's surprises.
 fn note_tensors(plan: &QuantizePlan) {
     let name = |names: Vec<&str>| {
         let shown: Vec<String> = names

@@ -1,4 +1,4 @@
-//! `riffle rm`: a model leaves the hub's cache.
+//! `riffle rm`: removes a model from the hub's cache.
 
 use riffle_engine::human_bytes;
 use riffle_hub::{HubError, ModelName, OtherPrograms, Settings};
@@ -30,13 +30,13 @@ pub(crate) fn rm(arguments: &RmArguments) -> Result<(), Failure> {
     ))
 }
 
-/// True if anything of a repository lies in the cache.
+/// True if the cache has any file of the repository.
 fn is_stored(settings: &Settings, repository: &str) -> bool {
     let name = repository.parse::<ModelName>();
     name.is_ok_and(|name| settings.cache.join(name.folder_name()).exists())
 }
 
-/// The refusal for a model that another program keeps.
+/// The refusal for a model of another program.
 fn of_another(name: &str) -> Option<Failure> {
     let model = OtherPrograms::from_environment().find(name).ok()??;
     Some(Failure::new(format!(

@@ -1,4 +1,4 @@
-//! `riffle run`: read a prompt, write the answer.
+//! `riffle run`: reads a prompt and writes the answer.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -59,7 +59,7 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
     })?
 }
 
-/// Answers prompts that begin alike, each with its summary.
+/// Answers prompts with a common beginning, each with its summary.
 fn answer_all(
     engine: &std::sync::Arc<Engine>,
     request: &RunRequest,
@@ -119,7 +119,7 @@ fn answer_all(
     }
 }
 
-/// Runs a request with everything a person wants to see on the way.
+/// Runs a request with progress, answer and summary.
 fn answer(engine: &std::sync::Arc<Engine>, request: &RunRequest, json: bool) -> Result<(), Failure> {
     let interrupt = Interrupt::install()?;
     let mut display = PrefillDisplay::new(engine);
@@ -159,7 +159,7 @@ fn answer(engine: &std::sync::Arc<Engine>, request: &RunRequest, json: bool) -> 
     Ok(())
 }
 
-/// Tells the plan what will be read, and how its pages will be used.
+/// Tells the engine's planner the prompt and the use of its pages.
 pub(super) fn plan_text(options: &mut EngineOptions, text_bytes: u64, questions: &[String], prefix_cache: bool) {
     let longest = questions.iter().map(|question| question.len() as u64 + 1).max();
     options.machine.prompt = Some(PromptText {
@@ -170,12 +170,12 @@ pub(super) fn plan_text(options: &mut EngineOptions, text_bytes: u64, questions:
     options.cache.keeps_beginnings = prefix_cache;
 }
 
-/// Bytes of a file; 0 where that is not known before it is read.
+/// Bytes of a file; 0 if unknown before reading.
 pub(super) fn text_bytes(path: &Path) -> u64 {
     std::fs::metadata(path).map_or(0, |metadata| metadata.len())
 }
 
-/// Generation options: what was typed, else what the model recommends, else the most likely token.
+/// Generation options: the typed value, or else the model's recommendation, or else the most likely token.
 pub(super) fn generate_options(engine: &Engine, arguments: &GenerateArguments) -> GenerateOptions {
     let model = SamplingOptions::recommended(engine.generation_defaults());
     GenerateOptions {
@@ -196,7 +196,7 @@ pub(super) fn generate_options(engine: &Engine, arguments: &GenerateArguments) -
     }
 }
 
-/// How many tokens of drafts agreed; nothing where none was drafted.
+/// The number of accepted draft tokens; empty without drafts.
 fn how_drafted(drafts: DraftCount) -> String {
     match drafts.drafted {
         0 => String::new(),
@@ -208,10 +208,10 @@ fn how_drafted(drafts: DraftCount) -> String {
     }
 }
 
-/// The closing summary, on standard error so that standard output holds the answer alone.
+/// The final summary, on standard error, so that standard output has only the answer.
 fn summarise(report: &RunReport) {
     let kv = &report.kv;
-    // A user of a sparse policy wants to know from which length it is sparse.
+    // Shows the length from which a sparse policy is sparse.
     let guard = |tokens: usize| match tokens {
         0 => String::new(),
         tokens => format!(" (from {} tokens on)", grouped(tokens)),
@@ -264,7 +264,7 @@ memory    weights {weights}, scratch {scratch}, KV at most {kv_ceiling} for {con
     }
 }
 
-/// Says what happened to the prefix cache that its user did not ask for.
+/// Reports problems of the prefix cache.
 fn note_lost_prefixes(report: &RunReport) {
     let prefixes = report.prefix_cache.iter();
     prefixes.flat_map(|prefix| &prefix.notices).for_each(console::note);

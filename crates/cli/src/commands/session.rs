@@ -1,4 +1,4 @@
-//! `riffle session`: commands on saved sessions.
+//! `riffle session`: works on saved sessions.
 
 use riffle_engine::{
     CompressMethod, CompressOptions, CompressReport, Engine, compress_session, human_bytes, with_threads,
@@ -26,7 +26,7 @@ fn compress(arguments: &CompressArguments) -> Result<(), Failure> {
             arguments.session.display()
         )));
     }
-    // Measuring reads tokens in a second sequence beside the session.
+    // The measurement reads tokens in a second sequence.
     options.machine.sequences = 2;
     with_threads(arguments.engine.threads, || {
         let engine = Engine::load(arguments.model.path()?, options)?;
@@ -51,7 +51,7 @@ fn compress(arguments: &CompressArguments) -> Result<(), Failure> {
     })?
 }
 
-/// Describes the pairs kept and the bytes freed, in a line.
+/// One line about the kept pairs and the freed bytes.
 fn summary(report: &CompressReport) -> String {
     let compressed = &report.compressed;
     let share = 100.0 * compressed.pairs as f64 / compressed.pairs_before.max(1) as f64;

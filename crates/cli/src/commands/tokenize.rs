@@ -1,4 +1,4 @@
-//! `riffle tokenize`: text to token ids, and ids back to text.
+//! `riffle tokenize`: converts text to token ids and back.
 
 use std::path::Path;
 

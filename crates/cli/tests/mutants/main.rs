@@ -10,7 +10,7 @@
 //! answer is not compared. Every byte of the files that Riffle writes for itself (sessions, prefix blocks, journals) counts
 //! as structure.
 //!
-//! `RIFFLE_MUTANTS` sets how many mutants are made (`scripts/mutants` makes 5,000), `RIFFLE_MUTANT` runs one alone.
+//! `RIFFLE_MUTANTS` sets how many mutants are made (`scripts/test/mutants` makes 5,000), `RIFFLE_MUTANT` runs one alone.
 #![cfg(unix)]
 
 mod gguf;

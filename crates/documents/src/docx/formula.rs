@@ -1,19 +1,19 @@
-//! Formulas as text in one line.
+//! Formulas as one line of text.
 
 /// An open element of a formula.
 #[derive(Debug, Default)]
 struct Element {
     name: String,
     text: String,
-    /// Parts with names of their own, such as a numerator.
+    /// Parts with their own names, such as a numerator.
     parts: Vec<(String, String)>,
-    /// Its sign, and the brackets around it, where they are not the usual ones.
+    /// Its sign and brackets, if they are not the usual ones.
     sign: Option<String>,
     open: Option<String>,
     close: Option<String>,
 }
 
-/// Elements within one another; those beyond are taken as one.
+/// Deepest nesting of elements; deeper ones count as one.
 const DEPTH: usize = 256;
 
 /// A formula under construction.
@@ -29,7 +29,7 @@ impl Formula {
             self.deeper += 1;
             return;
         }
-        // Properties stand in an element of their own, within the one that they are about.
+        // Properties are in a separate element within the one that they describe.
         let about = self
             .elements
             .len()
@@ -55,7 +55,7 @@ impl Formula {
         }
     }
 
-    /// Ends an element. Returns the whole formula with its last one.
+    /// Ends an element. Returns the formula after its last element.
     pub(super) fn end(&mut self) -> Option<String> {
         if self.deeper > 0 {
             self.deeper -= 1;

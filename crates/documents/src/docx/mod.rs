@@ -51,7 +51,7 @@ pub(crate) fn read(name: &str, bytes: &[u8], limits: &Limits) -> Result<Document
     }
     let is_whole = is_whole(&text);
     paragraphs.take(text).map_err(|why| archive.damaged(why))?;
-    // Diagrams, notes and comments are read behind the text.
+    // Diagrams, notes and comments are read after the text.
     for kind in ["diagramData", "footnotes", "endnotes", "comments"] {
         for part in parts_of(&related, kind) {
             if let Some(notes) = archive.part(part)? {
@@ -75,7 +75,7 @@ pub(crate) fn read(name: &str, bytes: &[u8], limits: &Limits) -> Result<Document
     })
 }
 
-/// Adds headers and footers, each once, behind the text.
+/// Adds headers and footers, each once, after the text.
 fn add_margins(
     archive: &mut Archive<'_>,
     related: &[Relation],
@@ -89,7 +89,7 @@ fn add_margins(
             margin.take(part).map_err(|why| archive.damaged(why))?;
             let text = margin.builder.finish().0;
             let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
-            // A number alone is that of a page.
+            // A number alone is a page number.
             if text.chars().any(char::is_alphabetic) && known.insert(text.clone()) {
                 paragraphs.builder.end_line(2);
                 paragraphs.builder.flow(&format!("[{label}: {text}]"));
@@ -109,7 +109,7 @@ fn is_whole(part: &[u8]) -> bool {
 }
 
 impl LeftOut {
-    /// One line about each kind of part that is not in the text.
+    /// One line about each kind of part that is left out.
     fn warnings(&self, related: &[Relation]) -> Vec<String> {
         let mut warnings = Vec::new();
         for (count, what) in [

@@ -1,13 +1,13 @@
-//! Parts of a package, and how they name one another.
+//! Parts of a package, and the relations between them.
 
 use crate::DocumentError;
 use crate::archive::Archive;
 use crate::xml::{self, XmlEvent, attribute};
 
-/// Relations of one part; each picture is one.
+/// Most relations of one part; each picture is one.
 const RELATIONS: usize = 100_000;
 
-/// A part that another names.
+/// A relation to another part.
 #[derive(Debug, Clone)]
 pub(super) struct Relation {
     pub(super) id: String,
@@ -16,7 +16,7 @@ pub(super) struct Relation {
     pub(super) part: String,
 }
 
-/// The part with the text, as the package says; `None` where it says nothing.
+/// The part with the text, according to the package; `None` if the package does not name it.
 pub(super) fn main_part(archive: &mut Archive<'_>) -> Result<Option<String>, DocumentError> {
     let package = relations(archive, "_rels/.rels", "")?;
     let found = parts_of(&package, "officeDocument").next().map(str::to_owned);
@@ -38,7 +38,7 @@ pub(super) fn relations_of(archive: &mut Archive<'_>, part: &str) -> Result<Vec<
     relations(archive, &list, folder)
 }
 
-/// The relations that a part lists; places are counted from `folder`.
+/// The relations that a part lists; paths are relative to `folder`.
 fn relations(archive: &mut Archive<'_>, part: &str, folder: &str) -> Result<Vec<Relation>, DocumentError> {
     let Some(bytes) = archive.part(part)? else {
         return Ok(Vec::new());
@@ -64,7 +64,7 @@ fn relations(archive: &mut Archive<'_>, part: &str, folder: &str) -> Result<Vec<
     Ok(found)
 }
 
-/// A part's name from a target, which counts from the root or from a folder.
+/// A part's name from a target, relative to the root or to a folder.
 fn place(folder: &str, target: &str) -> String {
     let mut steps: Vec<&str> = match target.strip_prefix('/') {
         Some(_) => Vec::new(),

@@ -1,4 +1,4 @@
-//! Styles that are headings, and numbers that paragraphs get by their style or their list.
+//! Heading styles, and the numbers of paragraphs by style or list.
 
 use std::collections::HashMap;
 
@@ -11,10 +11,10 @@ const LEVELS: usize = 9;
 /// Letters of a mark.
 const MARK_LETTERS: usize = 40;
 
-/// A place in a list: the list's number and the level from 0.
+/// A position in a list: the list's number and the level from 0.
 pub(super) type ListPlace = (String, usize);
 
-/// What the styles of paragraphs say, by their ids.
+/// Properties of paragraph styles, by id.
 #[derive(Debug, Default)]
 pub(super) struct Styles {
     /// Levels of headings, from 1.
@@ -23,7 +23,7 @@ pub(super) struct Styles {
 }
 
 impl Styles {
-    /// Reads a styles part. Names of styles are English, in whatever language the file was made.
+    /// Reads a styles part. Names of styles are English in every language.
     pub(super) fn read(bytes: Vec<u8>) -> Result<Self, String> {
         let mut styles = Self::default();
         let (mut id, mut list, mut level) = (String::new(), None, 0);
@@ -87,11 +87,11 @@ fn number(text: Option<String>) -> usize {
 struct Level {
     start: usize,
     format: String,
-    /// The number with those above it: `%1.%2.`
+    /// The number including those above it: `%1.%2.`
     text: String,
 }
 
-/// Lists of a document, and how far each was counted.
+/// Lists of a document, with their counters.
 #[derive(Debug, Default)]
 pub(super) struct Numbering {
     levels: HashMap<String, Vec<Level>>,
@@ -137,7 +137,7 @@ impl Numbering {
         Ok(numbering)
     }
 
-    /// The mark of the next paragraph at a place of a list: `3.`, `2.1` or `-`. Empty for a list without marks.
+    /// The mark of the next paragraph of a list: `3.`, `2.1` or `-`. Empty for a list without marks.
     pub(super) fn next(&mut self, (list, level): &ListPlace) -> String {
         let Some(definition) = self.definitions.get(list) else {
             return String::new();

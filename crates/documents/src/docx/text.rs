@@ -1,4 +1,4 @@
-//! The events of a part as paragraphs.
+//! Turns the events of a part into paragraphs.
 
 use std::collections::HashMap;
 
@@ -12,10 +12,10 @@ use crate::pdf::symbol;
 use crate::xml::{self, XmlEvent, attribute};
 use crate::{Limits, PlaceKind};
 
-/// Boxes within one another.
+/// Deepest nesting of boxes.
 const BOXES: usize = 16;
 
-/// Elements whose text stands elsewhere as well: for old programs, or as it was before a change.
+/// Elements whose text is repeated elsewhere: for old programs, or from before a change.
 const REPEATED: [&str; 8] = [
     "Fallback",
     "moveFrom",
@@ -27,7 +27,7 @@ const REPEATED: [&str; 8] = [
     "numberingChange",
 ];
 
-/// Parts that are not read, and changes that were taken as accepted.
+/// Parts that are left out, and changes that are taken as accepted.
 #[derive(Debug, Default)]
 pub(super) struct LeftOut {
     pub(super) deletions: usize,
@@ -44,24 +44,24 @@ pub(super) struct Paragraphs<'l> {
     pub(super) builder: TextBuilder,
     pub(super) styles: Styles,
     pub(super) numbering: Numbering,
-    /// Pages that stand within the text, by the ids of their relations.
+    /// Pages within the text, by the ids of their relations.
     pub(super) chunks: HashMap<String, String>,
     pub(super) left_out: LeftOut,
     in_text: bool,
     /// Open elements of [`REPEATED`].
     repeated: usize,
-    /// Number and text of the heading that the paragraph is; `None` for other paragraphs.
+    /// Number and text of the heading; `None` for other paragraphs.
     heading: Option<(usize, String)>,
-    /// Place of the paragraph in a list.
+    /// List position of the paragraph.
     list: Option<ListPlace>,
     /// Cells of the open row, for each table.
     tables: Vec<usize>,
-    /// Text outside of boxes that are open.
+    /// Text outside the open boxes.
     boxes: Vec<Outside>,
     /// Text of boxes that ended within the paragraph.
     ended_boxes: Vec<String>,
     formula: Option<Formula>,
-    /// How a base is read that comes behind it in the file.
+    /// The reading of the base that follows it in the file.
     reading: Option<String>,
     in_reading: bool,
     choices: Choices,
@@ -320,7 +320,7 @@ impl<'l> Paragraphs<'l> {
         }
     }
 
-    /// A page of another kind within the text, which is read once.
+    /// An embedded page of another kind, which is read once.
     fn chunk(&mut self, id: &str) {
         let Some(page) = self.chunks.remove(id) else {
             if self.left_out.chunks.len() < 100 {
@@ -347,7 +347,7 @@ impl<'l> Paragraphs<'l> {
         }
     }
 
-    /// Ends a paragraph; those of a cell stay on its row.
+    /// Ends a paragraph; paragraphs of a cell stay on its row.
     fn end_block(&mut self) {
         if self.tables.is_empty() {
             self.builder.end_line(2);
@@ -361,7 +361,7 @@ impl<'l> Paragraphs<'l> {
             self.builder.name(number, title(&heading));
         }
         self.list = None;
-        // A mark without text behind it is none.
+        // A mark without text after it is dropped.
         self.builder.prefix(String::new());
         self.end_block();
         if self.boxes.is_empty() {

@@ -1,4 +1,4 @@
-//! Formulas as text: the LaTeX that stands beside them, else one line with `^`, `_` and `/`.
+//! Formulas as text: their LaTeX annotation, otherwise one line with `^`, `_` and `/`.
 
 use super::tree::{NodeId, Tree};
 
@@ -11,7 +11,7 @@ pub(super) fn text(tree: &Tree, math: NodeId) -> String {
     words.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// LaTeX that a formula is annotated with.
+/// The LaTeX annotation of a formula.
 fn source(tree: &Tree, math: NodeId) -> Option<String> {
     let mut left = vec![math];
     while let Some(node) = left.pop() {
@@ -22,7 +22,7 @@ fn source(tree: &Tree, math: NodeId) -> Option<String> {
             let words: String = tree.children(node).filter_map(|child| tree.text(child)).collect();
             return Some(words).filter(|words| !words.trim().is_empty());
         }
-        // Annotations stand beside the formula, never within its parts.
+        // Annotations are beside the formula, never within its parts.
         if matches!(tree.element(node), Some(("math" | "semantics", _))) {
             left.extend(tree.children(node));
         }
@@ -30,14 +30,14 @@ fn source(tree: &Tree, math: NodeId) -> Option<String> {
     None
 }
 
-/// The children of an element, one behind the other.
+/// The children of an element, concatenated.
 fn row(tree: &Tree, node: NodeId) -> String {
     tree.children(node).map(|child| part(tree, child)).collect()
 }
 
 fn part(tree: &Tree, node: NodeId) -> String {
     if let Some(words) = tree.text(node) {
-        // White space between elements is none of the formula's.
+        // White space between elements is not part of the formula.
         return words.trim().to_owned();
     }
     let Some((name, _)) = tree.element(node) else {
@@ -52,7 +52,7 @@ fn part(tree: &Tree, node: NodeId) -> String {
         "annotation" | "annotation-xml" => String::new(),
         "mtext" | "ms" => format!(" {} ", row(tree, node)),
         "mo" => match &*row(tree, node) {
-            // Signs that no one sees.
+            // Invisible signs.
             "\u{2061}" | "\u{2062}" | "\u{2063}" | "\u{2064}" => String::new(),
             "," | ";" => format!("{} ", row(tree, node)),
             sign => sign.to_owned(),

@@ -13,19 +13,19 @@ pub(crate) use tree::Dialect;
 use tree::Tree;
 use writer::Writer;
 
-/// Attributes of one tag; the tokenizer compares each with all before it.
+/// Most attributes of one tag; the tokenizer compares each with all earlier ones.
 const ATTRIBUTES: usize = 2000;
 
-/// Pages within one another, such as an inner page that a page writes out as an attribute.
+/// Deepest nesting of pages, such as an inner page in an attribute.
 const PAGES: usize = 3;
 
-/// Bytes of one web page; its text is held three times while it is read.
+/// Largest web page in bytes; its text is held three times while it is read.
 const PAGE_BYTES: u64 = 64 << 20;
 
-/// Nodes of one page.
+/// Most nodes of one page.
 const NODES: usize = 3 << 20;
 
-/// Bytes that a node takes, with what the builder of the tree keeps about it.
+/// Bytes per node, including the tree builder's data.
 const NODE_BYTES: u64 = 64;
 
 /// Limits of one page, and the chapters within it.
@@ -33,26 +33,26 @@ const NODE_BYTES: u64 = 64;
 struct Places<'a> {
     anchors: &'a Anchors,
     nodes: usize,
-    /// Pages within this one that may still be opened.
+    /// Number of nested pages that may still be opened.
     pages: usize,
 }
 
-/// Chapters that begin within a page, by the names of their places.
+/// Chapters that begin within a page, by anchor names.
 pub(crate) type Anchors = BTreeMap<String, String>;
 
-/// What a page holds beside its text.
+/// Facts about a page besides its text.
 #[derive(Debug, Default)]
 pub(crate) struct PageNotes {
     /// Its first heading.
     pub(crate) heading: Option<String>,
-    /// Parts that are not read, such as pages of other files.
+    /// Parts that are left out, such as pages in other files.
     pub(crate) left_out: LeftOutParts,
 }
 
-/// Numbers of parts that are not read.
+/// Counts of parts that are left out.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct LeftOutParts {
-    /// Frames whose pages are other files.
+    /// Frames with pages in other files.
     pub(crate) frames: usize,
     /// Templates with text, which scripts would show.
     pub(crate) templates: usize,
@@ -110,7 +110,7 @@ pub(crate) fn read(name: &str, bytes: Vec<u8>, limits: &Limits) -> Result<Docume
     })
 }
 
-/// Adds the text of a page, whose `anchors` begin chapters. `None` for a page of more elements than any page has.
+/// Adds the text of a page, whose `anchors` begin chapters. `None` for a page with too many elements.
 pub(crate) fn read_into(
     builder: TextBuilder,
     page: String,
@@ -139,7 +139,7 @@ fn read_within(
     Writer::new(&tree, builder, places).write()
 }
 
-/// The page without the attributes of a tag that has more than any page needs.
+/// The page without the attributes of tags with implausibly many.
 fn without_endless_tags(text: String) -> String {
     let mut endless: Vec<std::ops::Range<usize>> = Vec::new();
     let (mut tag, mut quote, mut words, mut was_space) = (false, None, 0, false);

@@ -1,4 +1,4 @@
-//! Trees of web pages, of a bounded depth and size, by the rules of the HTML standard.
+//! Trees of web pages, of bounded depth and size, by the rules of the HTML standard.
 
 use std::borrow::Cow;
 use std::cell::{Cell, Ref, RefCell};
@@ -12,16 +12,16 @@ use html5ever::{Attribute, LocalName, QualName, local_name, ns};
 
 use crate::guard;
 
-/// Elements within one another; tags of those beyond are left out, their text is kept.
+/// Deepest nesting of elements; deeper tags are dropped, their text is kept.
 const DEPTH: usize = 256;
 
-/// Bytes that the tokenizer takes at once.
+/// Bytes passed to the tokenizer at once.
 const PIECE_BYTES: usize = 1 << 18;
 
-/// Names of elements that one page may make up.
+/// Most different element names of one page.
 const NAMES: usize = 10_000;
 
-/// Elements of one page whose attributes are kept.
+/// Most elements of one page whose attributes are kept.
 const KEPT_ATTRIBUTES: usize = 200_000;
 
 /// Attributes that are read.
@@ -38,7 +38,7 @@ const ATTRIBUTES: [&str; 10] = [
     "value",
 ];
 
-/// Elements that look otherwise and read alike. The tree is built without them, so that none has to be opened anew.
+/// Elements that only change the appearance. The tree is built without them, so that none must be reopened.
 const LOOKS: [&str; 14] = [
     "a", "b", "big", "code", "em", "font", "i", "nobr", "s", "small", "strike", "strong", "tt", "u",
 ];
@@ -48,7 +48,7 @@ const VOID: [&str; 14] = [
     "area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr",
 ];
 
-/// Elements whose content is no markup.
+/// Elements whose content is not markup.
 const RAW: [&str; 9] = [
     "iframe",
     "noembed",
@@ -61,7 +61,7 @@ const RAW: [&str; 9] = [
     "xmp",
 ];
 
-/// Which tags a page may leave open or close by themselves.
+/// Which tags a page may leave open or self-close.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Dialect {
     Html,
@@ -69,21 +69,21 @@ pub(crate) enum Dialect {
     Xhtml,
 }
 
-/// A node by its number.
+/// Index of a node.
 pub(super) type NodeId = u32;
 
-/// Stands for no node.
+/// Means no node.
 const NONE: NodeId = NodeId::MAX;
 
-/// The document, which holds the root element.
+/// The document, which contains the root element.
 pub(super) const DOCUMENT: NodeId = 0;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum NodeKind {
     Document,
-    /// The number of its name.
+    /// The index of its name.
     Element(u16),
-    /// The number of its bytes.
+    /// The index of its byte range.
     Text(u32),
 }
 
@@ -94,7 +94,7 @@ struct Node {
     last: NodeId,
     previous: NodeId,
     next: NodeId,
-    /// How deep it lies.
+    /// Its depth.
     depth: u16,
     kind: NodeKind,
 }
@@ -105,7 +105,7 @@ pub(super) struct Tree {
     nodes: Vec<Node>,
     names: Vec<QualName>,
     numbers: HashMap<QualName, u16>,
-    /// Text of all nodes, and the bytes of each text node.
+    /// Text of all nodes, and the byte range of each text node.
     text: String,
     texts: Vec<(u32, u32)>,
     attributes: HashMap<NodeId, Vec<(LocalName, String)>>,
@@ -116,7 +116,7 @@ pub(super) struct Tree {
     pub(super) is_full: bool,
 }
 
-/// Names of an element: its own, and that of its language.
+/// The language of an element: HTML, SVG or MathML.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Language {
     Html,
@@ -140,7 +140,7 @@ impl Tree {
         };
         let tokenizer = Tokenizer::new(filter, TokenizerOpts::default());
         let mut rest = &*text;
-        // The tokenizer takes copies, so it gets a piece at a time.
+        // The tokenizer copies its input, so it gets one piece at a time.
         while !rest.is_empty() {
             guard::check();
             let (piece, behind) = rest.split_at(rest.floor_char_boundary(PIECE_BYTES));
@@ -196,7 +196,7 @@ impl Tree {
         self.contents.get(&template).copied()
     }
 
-    /// Adds a node without a place; the document's number beyond the limit.
+    /// Adds a node without a parent; returns the document's index beyond the limit.
     fn add(&mut self, kind: NodeKind) -> NodeId {
         if self.nodes.len() >= self.most_nodes {
             self.is_full = true;
@@ -232,7 +232,7 @@ impl Tree {
         number
     }
 
-    /// Makes a node the child of another, before `next` or as the last one.
+    /// Makes a node the child of another, before `next` or as the last child.
     fn place(&mut self, parent: NodeId, child: NodeId, next: NodeId) {
         if child == DOCUMENT || child == parent {
             return;
@@ -273,7 +273,7 @@ impl Tree {
         (node.parent, node.previous, node.next) = (NONE, NONE, NONE);
     }
 
-    /// A text node with these words; the node before it grows where it can.
+    /// A text node with these words; the previous node is extended if possible.
     fn add_text(&mut self, parent: NodeId, next: NodeId, words: &str) {
         let previous = match next {
             NONE => self.nodes[parent as usize].last,
@@ -303,10 +303,10 @@ impl Tree {
     }
 }
 
-/// Builds a tree as the rules of HTML say.
+/// Builds a tree by the rules of HTML.
 struct Sink {
     tree: RefCell<Tree>,
-    /// How deep the element lies that is open now.
+    /// Depth of the open element.
     depth: Cell<usize>,
 }
 
@@ -359,7 +359,7 @@ impl TreeSink for Sink {
     fn elem_name<'a>(&'a self, target: &'a NodeId) -> Ref<'a, QualName> {
         Ref::map(self.tree.borrow(), |tree| match tree.nodes[*target as usize].kind {
             NodeKind::Element(name) => &tree.names[usize::from(name)],
-            // The tree is full: what comes is read no more.
+            // The tree is full: further content is ignored.
             _ => &tree.names[0],
         })
     }
@@ -426,7 +426,7 @@ impl TreeSink for Sink {
     fn add_attrs_if_missing(&self, _: &NodeId, _: Vec<Attribute>) {}
 
     fn allow_declarative_shadow_roots(&self, _: &NodeId) -> bool {
-        // Their contents are read as those of templates.
+        // Their contents are read like templates.
         false
     }
 
@@ -443,11 +443,11 @@ impl TreeSink for Sink {
     }
 }
 
-/// Hands tags to the builder of a tree, without those that would make it deep or slow.
+/// Passes tags to the tree builder, except tags that would make it deep or slow.
 struct Filter {
     tree: TreeBuilder<NodeId, Sink>,
     dialect: Dialect,
-    /// Start tags that were left out because they lie too deep, by name.
+    /// Start tags dropped for their depth, by name.
     dropped: RefCell<HashMap<LocalName, usize>>,
 }
 
@@ -487,7 +487,7 @@ impl Filter {
         }
         tag.attrs.retain(|attribute| {
             let name = &*attribute.name.local;
-            // Only chapters of books begin at named places.
+            // Only chapters of books begin at anchors.
             ATTRIBUTES.contains(&name) && (is_xhtml || !["id", "name"].contains(&name))
         });
         if LOOKS.contains(&&*tag.name) {
@@ -509,7 +509,7 @@ impl Filter {
             if !tag.self_closing {
                 *self.dropped.borrow_mut().entry(tag.name).or_default() += 1;
             }
-            // Words on both sides stay apart.
+            // Keep the words on both sides separate.
             return self.tree.process_token(Token::TagToken(start("br")), line);
         }
         let closes = is_xhtml && tag.self_closing && !is_void && !self.is_foreign();
@@ -529,7 +529,7 @@ impl Filter {
         result
     }
 
-    /// Leaves out a tag that changes looks alone. It may name a place, and it ends a picture or a formula that was left open.
+    /// Drops a tag that only changes the appearance. It may have an anchor, and it ends an open picture or formula.
     fn plain(&self, mut tag: Tag, line: u64) -> TokenSinkResult<NodeId> {
         let ends_picture = self.dialect == Dialect::Html && self.is_foreign();
         let is_place = !tag.attrs.is_empty();

@@ -1,4 +1,4 @@
-//! From the tree of a page to its text.
+//! Writes the text of a page's tree.
 
 use super::formula;
 use super::tree::{DOCUMENT, Dialect, Language, NodeId, Tree};
@@ -6,10 +6,10 @@ use super::{PageNotes, Places, read_within};
 use crate::PlaceKind;
 use crate::builder::{TextBuilder, title};
 
-/// Elements within one another that are walked; the tree has fewer.
+/// Deepest nesting of elements to visit; the tree has less.
 const DEPTH: usize = 1000;
 
-/// Nodes of a cell that are looked at to find out if it is a page of its own.
+/// Limit on the examined nodes of a cell, to detect a cell that is a whole page.
 const CELL_NODES: usize = 500;
 
 /// Elements that begin and end paragraphs.
@@ -62,7 +62,7 @@ const LINES: [&str; 23] = [
     "tr",
 ];
 
-/// Elements that make a cell more than a line.
+/// Elements that make a cell longer than a line.
 const BLOCKS: [&str; 13] = [
     "blockquote",
     "dl",
@@ -81,12 +81,12 @@ const BLOCKS: [&str; 13] = [
 
 const HEADINGS: [&str; 6] = ["h1", "h2", "h3", "h4", "h5", "h6"];
 
-/// Kinds of fields whose value a person sees.
+/// Kinds of fields with visible values.
 const SHOWN_FIELDS: [&str; 12] = [
     "", "button", "date", "email", "number", "reset", "search", "submit", "tel", "text", "time", "url",
 ];
 
-/// A list, whose items may have numbers.
+/// A list, possibly with numbers.
 struct List {
     /// The number of the next item; `None` for lists without numbers.
     next: Option<i64>,
@@ -94,9 +94,9 @@ struct List {
     style: u8,
 }
 
-/// A heading whose text is read.
+/// An open heading.
 struct Heading {
-    /// Its number among the places.
+    /// Its index among the places.
     number: usize,
     text: String,
 }
@@ -108,11 +108,11 @@ pub(super) struct Writer<'t> {
     places: Places<'t>,
     notes: PageNotes,
     lists: Vec<List>,
-    /// Open elements whose white space is kept.
+    /// Number of open elements with preserved white space.
     verbatim: usize,
     /// The open heading, with its text so far.
     heading: Option<Heading>,
-    /// The formula that was written last, without white space.
+    /// The latest formula, without white space.
     formula: String,
     is_too_large: bool,
 }
@@ -132,7 +132,7 @@ impl<'t> Writer<'t> {
         }
     }
 
-    /// Writes the page; `None` if a page within it has too many elements.
+    /// Writes the page; `None` if a nested page has too many elements.
     pub(super) fn write(mut self) -> Option<(TextBuilder, PageNotes)> {
         self.children(DOCUMENT, 0);
         self.end_heading();
@@ -243,7 +243,7 @@ impl<'t> Writer<'t> {
         self.builder.name(heading.number, text);
     }
 
-    /// How ruby letters are read, behind them.
+    /// Ruby text, written after its base.
     fn reading(&mut self, node: NodeId, depth: usize) {
         self.words("(");
         self.children(node, depth);
@@ -296,7 +296,7 @@ impl<'t> Writer<'t> {
         };
         self.builder.prefix(format!("{indent}{mark} "));
         self.children(node, depth);
-        // A mark without text behind it is none.
+        // A mark without text after it is dropped.
         self.builder.prefix(String::new());
         self.builder.end_line(1);
     }
@@ -321,7 +321,7 @@ impl<'t> Writer<'t> {
         }
     }
 
-    /// A row is a line, unless one of its cells is a page of its own.
+    /// A row is a line, unless one of its cells is a whole page.
     fn row(&mut self, row: NodeId, depth: usize) {
         let tree = self.tree;
         let cells: Vec<NodeId> = tree
@@ -369,7 +369,7 @@ impl<'t> Writer<'t> {
         false
     }
 
-    /// A template is shown where it is the inside of an element.
+    /// A template is shown if it is the content of an element.
     fn template(&mut self, node: NodeId, depth: usize) {
         let tree = self.tree;
         let Some(contents) = tree.contents(node) else { return };
@@ -387,7 +387,7 @@ impl<'t> Writer<'t> {
         }
     }
 
-    /// A page within the page: its text where it is written out, else a count.
+    /// A nested page: its text if it is inline, otherwise it is counted.
     fn frame(&mut self, node: NodeId, name: &str, depth: usize) {
         let tree = self.tree;
         let inner = match name {
@@ -419,7 +419,7 @@ impl<'t> Writer<'t> {
         self.builder.end_line(2);
     }
 
-    /// The words that stand for a picture.
+    /// The text that replaces a picture.
     fn described(&mut self, node: NodeId) {
         let Some(words) = self.tree.attribute(node, "alt").map(title) else {
             return;
@@ -454,7 +454,7 @@ impl<'t> Writer<'t> {
         self.formula = bare(&words);
     }
 
-    /// Words that a picture shows; names and descriptions of its parts are not among them.
+    /// Visible words of a picture, without names and descriptions of its parts.
     fn picture(&mut self, node: NodeId, depth: usize, is_shown: bool) {
         let tree = self.tree;
         let name = tree.element(node).map_or("", |(name, _)| name);

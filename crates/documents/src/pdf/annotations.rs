@@ -1,4 +1,4 @@
-//! Values of form fields, and what people wrote on pages.
+//! Values of form fields, and people's notes on pages.
 
 use std::collections::HashSet;
 use std::rc::Rc;
@@ -9,13 +9,13 @@ use super::object::{Dict, Object, Stream};
 use super::pages::Page;
 use super::strings::text_string;
 
-/// Annotations of one page.
+/// Most annotations of one page.
 const ANNOTATIONS: usize = 10_000;
 
-/// Fields within one another.
+/// Deepest nesting of fields.
 const FIELDS: usize = 16;
 
-/// Kinds of annotations whose comment is a text of its own.
+/// Kinds of annotations with a separate comment text.
 const COMMENTED: [&str; 12] = [
     "Text",
     "Highlight",
@@ -31,7 +31,7 @@ const COMMENTED: [&str; 12] = [
     "Stamp",
 ];
 
-/// Places what annotations show among the letters of the page; returns the comments that stand nowhere on it.
+/// Adds the visible text of annotations to the page's letters; returns the comments without a place on it.
 pub(super) fn draw(interpreter: &mut Interpreter<'_>, page: &Page) -> Result<Vec<String>, Refusal> {
     let file = interpreter.file;
     let mut comments = Vec::new();
@@ -73,7 +73,7 @@ fn text_of(file: &File, dict: &Dict, key: &str) -> Option<String> {
     (!text.trim().is_empty()).then_some(text)
 }
 
-/// The form that an annotation looks like in its present state.
+/// The form that draws an annotation in its current state.
 fn appearance(file: &File, annotation: &Dict) -> Option<Rc<Stream>> {
     let looks = file.get_dict(annotation, "AP")?;
     match file.get(&looks, "N")? {
@@ -89,7 +89,7 @@ fn appearance(file: &File, annotation: &Dict) -> Option<Rc<Stream>> {
     }
 }
 
-/// From the space of an appearance to that of the page (ISO 32000-1, 12.5.5).
+/// The matrix from an appearance's space to the page's (ISO 32000-1, 12.5.5).
 fn placed(file: &File, annotation: &Dict, stream: &Stream) -> Matrix {
     let corners = |numbers: Option<Vec<f64>>| match numbers.as_deref() {
         Some([a, b, c, d]) => [a.min(*c), b.min(*d), a.max(*c), b.max(*d)],
@@ -120,7 +120,7 @@ fn placed(file: &File, annotation: &Dict, stream: &Stream) -> Matrix {
     [x, 0.0, 0.0, y, goal[0] - left * x, goal[1] - bottom * y]
 }
 
-/// The value of a field that is text, its own or that of a field above it.
+/// The text value of a field, its own or its parent's.
 fn value(file: &File, annotation: &Dict) -> Option<String> {
     let mut field = annotation.clone();
     for _ in 0..FIELDS {
@@ -139,7 +139,7 @@ fn value(file: &File, annotation: &Dict) -> Option<String> {
     None
 }
 
-/// Places text that has no appearance where the annotation lies.
+/// Places text without an appearance at its annotation.
 fn write(interpreter: &mut Interpreter<'_>, page: &Page, annotation: &Dict, text: &str) -> Result<(), Refusal> {
     let rectangle = interpreter.file.get_numbers(annotation, "Rect").unwrap_or_default();
     let [a, b, c, d] = rectangle[..] else { return Ok(()) };

@@ -1,4 +1,4 @@
-//! Lines from right to left: from the order on the page to that in which they are read.
+//! Right-to-left lines: converts the order on the page to reading order.
 
 use super::content::Glyph;
 
@@ -23,7 +23,7 @@ fn is_number(c: char) -> bool {
     c.is_ascii_digit() || matches!(c, '\u{660}'..='\u{669}' | '\u{6f0}'..='\u{6f9}')
 }
 
-/// Letters from the left, each sign behind the letter that it stands at.
+/// Letters from the left, each sign after its letter.
 pub(super) fn by_place(order: &[u32], glyphs: &[Glyph]) -> Vec<u32> {
     let glyph = |at: &u32| &glyphs[*at as usize];
     let middle = |at: &u32| (glyph(at).left + glyph(at).right) / 2.0;
@@ -42,14 +42,14 @@ pub(super) fn by_place(order: &[u32], glyphs: &[Glyph]) -> Vec<u32> {
             signs[nearest].push(*sign);
         }
     }
-    // The order is turned round later: so signs stand before their letters here.
+    // The order is reversed later, so signs come before their letters here.
     let pairs = letters.into_iter().zip(signs);
     pairs
         .flat_map(|(letter, signs)| signs.into_iter().rev().chain([letter]))
         .collect()
 }
 
-/// Pieces in the order in which they are read, from their order on the page.
+/// Pieces in reading order, from their order on the page.
 pub(super) fn logical(pieces: Vec<String>, is_rtl_page: bool) -> Vec<String> {
     let (mut right, mut left) = (0, 0);
     for c in pieces.iter().flat_map(|piece| piece.chars()) {
@@ -77,7 +77,7 @@ pub(super) fn logical(pieces: Vec<String>, is_rtl_page: bool) -> Vec<String> {
     with_brackets(read.concat())
 }
 
-/// Pieces whose brackets open before they close. Some programs name a bracket by its look, others by its meaning.
+/// Pieces with brackets that open before they close. Some programs name a bracket by its look, others by its meaning.
 fn with_brackets(pieces: Vec<String>) -> Vec<String> {
     if opens_first(pieces.iter().map(String::as_str)) {
         return pieces;
@@ -90,7 +90,7 @@ fn with_brackets(pieces: Vec<String>) -> Vec<String> {
     }
 }
 
-/// True if no round bracket closes before it opens, and none stays open before one that closes.
+/// True if every round bracket opens before it closes.
 fn opens_first<'p>(pieces: impl Iterator<Item = &'p str>) -> bool {
     let mut open = 0i32;
     for piece in pieces {
@@ -135,7 +135,7 @@ fn kind(piece: &str) -> TextClass {
     }
 }
 
-/// Neighbouring pieces of one direction as runs: `true` for a run against the line, and its number of pieces.
+/// Adjacent pieces of one direction as runs: `true` for a run against the line, and its number of pieces.
 fn runs(kinds: &[TextClass], inner: TextClass, outer: TextClass) -> Vec<(bool, usize)> {
     let mut flags = vec![false; kinds.len()];
     let is_inner = |kind: TextClass| kind == inner || (kind == TextClass::Number && inner == TextClass::Left);
@@ -143,7 +143,7 @@ fn runs(kinds: &[TextClass], inner: TextClass, outer: TextClass) -> Vec<(bool, u
     for (at, kind) in kinds.iter().enumerate() {
         if is_inner(*kind) {
             flags[at] = true;
-            // Pieces between two pieces of a run belong to the run. A space alone parts two numbers.
+            // Pieces between two pieces of a run belong to the run. A single space separates two numbers.
             if let Some(last) = last {
                 let are_numbers = kinds[last] == TextClass::Number && *kind == TextClass::Number;
                 if !(are_numbers && kinds[last..at].contains(&TextClass::Space)) {
@@ -154,7 +154,7 @@ fn runs(kinds: &[TextClass], inner: TextClass, outer: TextClass) -> Vec<(bool, u
         } else if *kind == outer {
             last = None;
         } else if *kind == TextClass::Number && inner == TextClass::Right && last.is_some() {
-            // A number within words that run to the left.
+            // A number within right-to-left words.
             let goes_on = kinds[at..]
                 .iter()
                 .find(|kind| !matches!(kind, TextClass::Number | TextClass::Neutral | TextClass::Space));
@@ -166,7 +166,7 @@ fn runs(kinds: &[TextClass], inner: TextClass, outer: TextClass) -> Vec<(bool, u
     let mut runs: Vec<(bool, usize)> = Vec::new();
     for flag in flags {
         match runs.last_mut() {
-            // Outer pieces of a line to the left are turned one by one with it.
+            // Outer pieces of a right-to-left line are reversed one by one with it.
             Some((known, length)) if *known == flag => *length += 1,
             _ => runs.push((flag, 1)),
         }
@@ -174,7 +174,7 @@ fn runs(kinds: &[TextClass], inner: TextClass, outer: TextClass) -> Vec<(bool, u
     runs
 }
 
-/// A run the other way round; its numbers stay, and its brackets look the other way.
+/// A reversed run; its numbers keep their order, and its brackets are mirrored.
 fn turned(run: Vec<String>) -> Vec<String> {
     let mut out: Vec<String> = Vec::with_capacity(run.len());
     let mut number: Vec<String> = Vec::new();
@@ -192,7 +192,7 @@ fn turned(run: Vec<String>) -> Vec<String> {
     out
 }
 
-/// Adds a number that was collected from its end; a sign at its front is none of it.
+/// Adds a number that was collected from its end, without a leading sign.
 fn flush(number: &mut Vec<String>, out: &mut Vec<String>) {
     let digits = number
         .iter()

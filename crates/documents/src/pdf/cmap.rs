@@ -1,4 +1,4 @@
-//! CMaps: from the bytes of a string to codes, from codes to glyphs of a collection, and to text.
+//! CMaps: map the bytes of a string to codes, codes to glyphs of a collection, and codes to text.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -8,10 +8,10 @@ use hayro_cmap::{BfString, CMap as Collection, CMapName, load_embedded};
 
 use super::object::{ContentToken, Object, Parser};
 
-/// Ranges of one CMap; an honest one has at most one for each code of two bytes.
+/// Most ranges of one CMap; a valid one has at most one per two-byte code.
 const RANGES: usize = 1 << 17;
 
-/// Bytes of the text that one code stands for.
+/// Longest text of one code in bytes.
 const TEXT_BYTES: usize = 512;
 
 /// A range of codes of one length.
@@ -31,12 +31,12 @@ pub(super) struct CMap {
     glyphs: Vec<Codes<u32>>,
     /// Units of the longest text.
     longest_text: usize,
-    /// The predefined CMap that this one begins with.
+    /// The predefined CMap that this one extends.
     pub(super) base: Option<String>,
 }
 
 impl CMap {
-    /// Reads a CMap; it stays as ranges, however many codes they span.
+    /// Reads a CMap as ranges, independent of their length.
     pub(super) fn read(bytes: &[u8]) -> Self {
         let mut map = Self::default();
         let mut parser = Parser::of_content(bytes);
@@ -134,7 +134,7 @@ impl CMap {
         }
     }
 
-    /// The text of a code; empty for a code that the file maps to no text. `None` for a code that it does not map.
+    /// The text of a code; empty if the file maps it to no text. `None` if it is not mapped.
     pub(super) fn text(&self, code: u32) -> Option<String> {
         let codes = find(&self.texts, code)?;
         let mut units = codes.value.clone();
@@ -159,7 +159,7 @@ impl CMap {
         find(&self.glyphs, code).map(|codes| codes.value.wrapping_add(code - codes.first))
     }
 
-    /// True if one code stands for more than `most` units of UTF-16.
+    /// True if one code maps to more than `most` units of UTF-16.
     pub(super) fn has_words(&self, most: usize) -> bool {
         self.longest_text > most
     }
@@ -168,7 +168,7 @@ impl CMap {
         !self.texts.is_empty()
     }
 
-    /// The length and the number of the code that bytes begin with.
+    /// The length and the number of the first code in the bytes.
     pub(super) fn code(&self, bytes: &[u8]) -> Option<(usize, u32)> {
         (1..=bytes.len().min(4)).find_map(|length| {
             let code = code(&bytes[..length]);
@@ -178,14 +178,14 @@ impl CMap {
     }
 }
 
-/// The last range that begins at a code or before, if it reaches it.
+/// The last range that starts at a code or before, if it contains it.
 fn find<T>(ranges: &[Codes<T>], code: u32) -> Option<&Codes<T>> {
     let before = ranges.partition_point(|codes| codes.first <= code);
-    // Ranges may overlap: the eight ranges that begin closest before the code are tried.
+    // Ranges may overlap: the eight closest ranges that start before the code are tried.
     ranges[..before].iter().rev().take(8).find(|codes| code <= codes.last)
 }
 
-/// The number that bytes are, of which the last four count.
+/// The number in the bytes, from the last four.
 pub(super) fn code(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0u32, |code, byte| code << 8 | u32::from(*byte))
 }
@@ -200,7 +200,7 @@ fn units(text: &[u8]) -> Vec<u16> {
     }
 }
 
-/// Predefined CMaps that were loaded, by name.
+/// Loaded predefined CMaps, by name.
 #[derive(Debug, Default)]
 pub(super) struct Predefined {
     loaded: RefCell<HashMap<String, Option<Rc<Collection>>>>,
@@ -215,7 +215,7 @@ impl Predefined {
         let map = loaded
             .and_then(|bytes| Collection::parse(bytes, load_embedded))
             .map(Rc::new);
-        // Names that are unknown are a stranger's, and might be many.
+        // Unknown names are untrusted, and may be many.
         if map.is_some() {
             self.loaded.borrow_mut().insert(name.to_owned(), map.clone());
         }
@@ -223,7 +223,7 @@ impl Predefined {
     }
 }
 
-/// The text of a glyph by one of Adobe's maps from glyphs to Unicode.
+/// The text of a glyph in one of Adobe's maps from glyphs to Unicode.
 pub(super) fn text_in(map: &Collection, glyph: u32) -> Option<String> {
     match map.lookup_bf_string(glyph)? {
         BfString::Char(c) => Some(c.to_string()),

@@ -1,4 +1,4 @@
-//! The order in which the rows of a page are read: columns one after another, tables row by row.
+//! The reading order of a page's rows: columns one after another, tables row by row.
 
 use super::lines::{Row, Segment};
 use super::tables;
@@ -6,29 +6,29 @@ use super::tables;
 /// Columns within columns.
 const DEPTH: usize = 6;
 
-/// Rows of one page that are looked at for columns.
+/// Most rows of one page searched for columns.
 const ROWS: usize = 3000;
 
-/// Rows that may stand before both columns begin.
+/// Most rows before both columns begin.
 const ONE_SIDED: usize = 4;
 
-/// Letters of a usual line of a column, blanks included; cells of tables have fewer.
+/// Letters of a usual line of a column, including blanks; cells of tables have fewer.
 const COLUMN_LETTERS: usize = 12;
 
 /// Letters of a page's number at most.
 const NUMBER_LETTERS: usize = 5;
 
-/// Rows of the shortest columns whose lines stand side by side.
+/// Rows of the shortest columns with aligned lines.
 const COLUMN_ROWS: usize = 4;
 
-/// The distance of lines that stand apart, in sizes of the font.
+/// The distance of separate lines, in font sizes.
 const APART: f32 = 2.2;
 
-/// Segments that are read as one line.
+/// Segments read as one line.
 #[derive(Debug, Clone)]
 pub(super) struct Line {
     pub(super) row: Row,
-    /// The number of its column on the page.
+    /// The index of its column on the page.
     pub(super) region: usize,
     /// True if its segments are cells of a table.
     pub(super) is_table: bool,
@@ -85,7 +85,7 @@ impl Order {
             match beside(&inside, &gutters, widest) {
                 Beside::Cells => self.add_lines(tables::rows(inside, &gutters), true),
                 Beside::Columns => {
-                    // What stands apart above is read before what stands below.
+                    // An upper separate part is read before a lower one.
                     for chunk in chunks(inside) {
                         let (left, right) = parted(chunk, widest);
                         let (first, second) = if self.is_rtl { (right, left) } else { (left, right) };
@@ -106,7 +106,7 @@ impl Order {
     }
 }
 
-/// The number of rows from the first on that gutters part, the gutters, and the widest of them.
+/// The number of leading rows separated by gutters, the gutters, and the widest one.
 fn band(rows: &[Row]) -> Option<(usize, Vec<Gutter>, Gutter)> {
     let mut free = vec![Gutter {
         left: f32::NEG_INFINITY,
@@ -144,7 +144,7 @@ fn band(rows: &[Row]) -> Option<(usize, Vec<Gutter>, Gutter)> {
     (is_gutter || is_gap).then(|| (count, inner(&free).collect(), widest))
 }
 
-/// True for a page's number between two columns, which stands below them.
+/// True for a page number between and below two columns.
 fn is_number_between(free: &[Gutter], row: &Row) -> bool {
     match &row.segments[..] {
         [only] if only.glyphs.len() <= NUMBER_LETTERS => {
@@ -154,7 +154,7 @@ fn is_number_between(free: &[Gutter], row: &Row) -> bool {
     }
 }
 
-/// Gaps with something on both sides.
+/// Gaps with text on both sides.
 fn inner(free: &[Gutter]) -> impl Iterator<Item = Gutter> + '_ {
     free.iter()
         .filter(|gutter| gutter.left.is_finite() && gutter.right.is_finite())
@@ -185,7 +185,7 @@ fn subtracted(free: &[Gutter], row: &Row) -> Vec<Gutter> {
             });
         }
     }
-    // Gaps narrower than a letter part nothing, now or later: so a page's number in a gutter ends its columns.
+    // Gaps narrower than a letter never separate columns, so a page number in a gutter ends its columns.
     out.retain(|gutter| gutter.right - gutter.left > 0.7 * row.size);
     out
 }
@@ -193,7 +193,7 @@ fn subtracted(free: &[Gutter], row: &Row) -> Vec<Gutter> {
 /// Columns of prose have long lines that reach their ends, or lines at other heights than their neighbours.
 fn beside(rows: &[Row], gutters: &[Gutter], widest: Gutter) -> Beside {
     let at = gutters.iter().position(|gutter| *gutter == widest).unwrap_or(0);
-    // The column beside the gutter ends at the next gutter.
+    // The column next to the gutter ends at the next gutter.
     let start = at
         .checked_sub(1)
         .map_or(f32::NEG_INFINITY, |before| gutters[before].left);
@@ -230,7 +230,7 @@ fn beside(rows: &[Row], gutters: &[Gutter], widest: Gutter) -> Beside {
     }
 }
 
-/// Letters and width of each line between two places.
+/// Letters and width of each line between two positions.
 fn column(rows: &[Row], start: f32, end: f32) -> Vec<(usize, f32)> {
     let lines = rows.iter().filter_map(|row| {
         let mut here = row
@@ -246,7 +246,7 @@ fn column(rows: &[Row], start: f32, end: f32) -> Vec<(usize, f32)> {
     lines.collect()
 }
 
-/// True if most rows follow one another as lines of a text do.
+/// True if most rows have the distance of text lines.
 fn is_close(rows: &[Row]) -> bool {
     let apart = rows.windows(2).filter(|pair| is_apart(&pair[0], &pair[1])).count();
     apart * 2 < rows.len()
@@ -256,7 +256,7 @@ fn is_apart(above: &Row, below: &Row) -> bool {
     above.base - below.base > APART * above.size.max(below.size)
 }
 
-/// Rows between gaps that go through all columns.
+/// Rows between gaps that cross all columns.
 fn chunks(rows: Vec<Row>) -> Vec<Vec<Row>> {
     let mut chunks: Vec<Vec<Row>> = Vec::new();
     for row in rows {

@@ -1,4 +1,4 @@
-//! Runs content streams as far as they place letters.
+//! Runs the operators of content streams that place letters.
 
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
@@ -11,25 +11,25 @@ use super::object::{ContentToken, Dict, Object, Parser, Stream};
 use super::strings::text_string;
 use crate::Limits;
 
-/// Forms within one another.
+/// Deepest nesting of forms.
 const FORM_DEPTH: usize = 24;
 
-/// Operands and operators that are run altogether.
+/// Most operands and operators in total.
 const PARTS: u64 = 100_000_000;
 
-/// Parts that one drawing of a form costs.
+/// Cost of drawing a form, in operands.
 const FORM_PARTS: u64 = 200;
 
-/// Letters of one page.
+/// Most letters of one page.
 const LETTERS: usize = 1 << 20;
 
-/// Bytes that a letter takes until its page is text.
+/// Bytes per letter until its page is text.
 const LETTER_BYTES: u64 = 256;
 
-/// States that a page saves without taking them up again, and contents that are marked within one another.
+/// Most saved states of a page, and deepest nesting of marked content.
 const SAVED: usize = 4096;
 
-/// Operands before one operator.
+/// Most operands of one operator.
 const OPERANDS: usize = 1 << 16;
 
 /// Parts between two looks at the clock.
@@ -53,12 +53,12 @@ pub(super) fn product(first: &Matrix, second: &Matrix) -> Matrix {
     ]
 }
 
-/// A letter on its page, turned so that its line runs to the right.
+/// A letter on its page, rotated so that its line runs to the right.
 #[derive(Debug, Clone)]
 pub(super) struct Glyph {
     pub(super) left: f32,
     pub(super) right: f32,
-    /// The line that it stands on; greater is higher.
+    /// Height of its line; larger is higher.
     pub(super) base: f32,
     pub(super) size: f32,
     /// The direction of its line in degrees.
@@ -66,13 +66,13 @@ pub(super) struct Glyph {
     pub(super) text: Rc<str>,
 }
 
-/// The letters of a page in the order in which they are drawn.
+/// The letters of a page in drawing order.
 #[derive(Debug, Default)]
 pub(super) struct Drawn {
     pub(super) glyphs: Vec<Glyph>,
     /// Area of the largest picture, in units of the page.
     pub(super) picture_area: f64,
-    /// Curves, of which shapes are made that look like letters.
+    /// Number of curves, which may be letters drawn as shapes.
     pub(super) curves: usize,
     /// Bytes of the text of all letters.
     text_bytes: usize,
@@ -94,7 +94,7 @@ struct State {
     rise: f64,
 }
 
-/// Contents that stand for other text: it is given to the first letter of them.
+/// Marked content with replacement text, which is assigned to its first letter.
 #[derive(Debug)]
 enum Mark {
     Plain,
@@ -107,7 +107,7 @@ pub(super) struct Interpreter<'a> {
     pub(super) file: &'a File,
     predefined: Predefined,
     fonts: HashMap<u32, Rc<Font>>,
-    /// Stands in for fonts that are not there.
+    /// Replaces missing fonts.
     missing: Option<Rc<Font>>,
     resources: HashMap<usize, Rc<Dict>>,
     parts: u64,
@@ -123,7 +123,7 @@ struct Frame<'r> {
     fonts: HashMap<String, Rc<Font>>,
     state: State,
     saved: Vec<State>,
-    /// States beyond the limit, which are only counted.
+    /// Number of states saved beyond the limit.
     unsaved: usize,
     text: Matrix,
     line: Matrix,
@@ -145,7 +145,7 @@ impl<'a> Interpreter<'a> {
         }
     }
 
-    /// Runs operators; the letters come to `drawn`.
+    /// Runs operators; letters are added to `drawn`.
     pub(super) fn run(&mut self, bytes: &[u8], resources: &Dict, matrix: Matrix) -> Result<(), Refusal> {
         self.run_within(bytes, resources, matrix, &mut HashSet::new())
     }
@@ -322,7 +322,7 @@ impl<'a> Interpreter<'a> {
         Ok(())
     }
 
-    /// The text that marked contents stand for, by their properties.
+    /// The replacement text of marked content, from its properties.
     fn mark(&self, frame: &Frame<'_>, properties: Option<&Object>) -> Mark {
         let properties = match properties {
             Some(Object::Dict(dict)) => Some(dict.clone()),
@@ -480,7 +480,7 @@ impl<'r> Frame<'r> {
         }
     }
 
-    /// The left and the right end of a letter, its line, its size and its direction; moves on by its width.
+    /// The left and the right end of a letter, its line, its size and its direction; advances by its width.
     fn place(&mut self, letter: &Letter, is_vertical: bool) -> (f32, f32, f32, f32, i16) {
         let state = &self.state;
         let trm = product(&self.text, &state.matrix);
@@ -510,7 +510,7 @@ impl<'r> Frame<'r> {
         let size = (scale * state.size.abs()).clamp(0.1, 1e6);
         let right = left + width.abs() * per_unit;
         if is_vertical {
-            // Letters hang from the middle of their tops.
+            // Vertical letters hang from the middle of their tops.
             base -= f64::from(super::vertical::MIDDLE) * size;
             self.advance(0.0, -(width + space));
         } else {
@@ -527,7 +527,7 @@ impl<'r> Frame<'r> {
     }
 }
 
-/// Skips a picture that stands among the operators.
+/// Skips an inline picture.
 fn skip_picture(parser: &mut Parser<'_>) {
     while let Some(part) = parser.part() {
         if matches!(part, ContentToken::Operator(b"ID")) {

@@ -1,4 +1,4 @@
-//! Decryption of files that open without a password.
+//! Decrypts files that open without a password.
 
 use aes::cipher::block_padding::NoPadding;
 use aes::cipher::{BlockDecryptMut, BlockEncryptMut, KeyIvInit};
@@ -8,18 +8,18 @@ use sha2::{Sha256, Sha384, Sha512};
 
 use super::object::{Dict, Object};
 
-/// Stands for the characters that a password lacks.
+/// Pads passwords.
 const PADDING: [u8; 32] = [
     0x28, 0xbf, 0x4e, 0x5e, 0x4e, 0x75, 0x8a, 0x41, 0x64, 0x00, 0x4e, 0x56, 0xff, 0xfa, 0x01, 0x08, 0x2e, 0x2e, 0x00,
     0xb6, 0xd0, 0x68, 0x3e, 0x80, 0x2f, 0x0c, 0xa9, 0xfe, 0x64, 0x53, 0x69, 0x7a,
 ];
 
-/// A way to encrypt strings or streams.
+/// An encryption method for strings or streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Method {
     None,
     Rc4,
-    /// AES with a key for each object.
+    /// AES with a key per object.
     Aes128,
     /// AES with the key of the file.
     Aes256,
@@ -33,12 +33,12 @@ pub(super) struct Crypt {
     streams: Method,
 }
 
-/// Why a file cannot be decrypted: it needs a password, or its method is unknown.
+/// The reason a file cannot be decrypted: it needs a password, or its method is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Locked;
 
 impl Crypt {
-    /// The key that the empty password gives.
+    /// The key from the empty password.
     pub(super) fn new(encrypt: &Dict, id: &[u8]) -> Result<Self, Locked> {
         let is_standard = encrypt
             .get("Filter")
@@ -98,7 +98,7 @@ impl Crypt {
     }
 }
 
-/// The method of the crypt filter that `key` names.
+/// The method of the crypt filter given by `key`.
 fn method(encrypt: &Dict, key: &str) -> Method {
     let name = encrypt.get(key).and_then(Object::name).unwrap_or("Identity");
     let filters = encrypt.get("CF").and_then(Object::dict);
@@ -216,7 +216,7 @@ fn rc4(key: &[u8], bytes: &[u8]) -> Vec<u8> {
     bytes.iter().map(step).collect()
 }
 
-/// Decrypts blocks behind their initial vector; padding that is no padding stays.
+/// Decrypts blocks after their initialisation vector; invalid padding stays.
 fn aes(key: &[u8], bytes: &[u8]) -> Vec<u8> {
     let Some((vector, blocks)) = bytes.split_at_checked(16) else {
         return Vec::new();

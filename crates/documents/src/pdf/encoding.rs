@@ -1,4 +1,4 @@
-//! Names of glyphs, encodings of simple fonts and widths of the standard fonts, from tables of their makers.
+//! Glyph names, encodings of simple fonts and widths of the standard fonts, from their makers' tables.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -21,7 +21,7 @@ static GLYPHS: LazyLock<HashMap<&str, String>> = LazyLock::new(|| {
     lines.filter_map(of_line).collect()
 });
 
-/// Names of the codes of each encoding.
+/// Glyph names by code, for each encoding.
 static ENCODINGS: LazyLock<HashMap<&str, HashMap<u8, &str>>> = LazyLock::new(|| {
     let mut encodings: HashMap<&str, HashMap<u8, &str>> = HashMap::new();
     let mut current = "";
@@ -49,12 +49,13 @@ static WIDTHS: LazyLock<HashMap<&str, Vec<f32>>> = LazyLock::new(|| {
     lines.filter_map(of_line).collect()
 });
 
-/// The name of a code's glyph in one of the encodings `Standard`, `MacRoman`, `WinAnsi`, `MacExpert`, `Symbol`, `ZapfDingbats`.
+/// The name of a code's glyph in one of the encodings `Standard`, `MacRoman`, `WinAnsi`, `MacExpert`, `Symbol`,
+/// `ZapfDingbats`.
 pub(super) fn glyph_of(encoding: &str, code: u8) -> Option<&'static str> {
     ENCODINGS.get(encoding)?.get(&code).copied()
 }
 
-/// The text of a glyph by its name, as the Adobe Glyph List rules.
+/// The text of a glyph by its name, according to the Adobe Glyph List.
 pub(super) fn text_of(name: &str) -> Option<String> {
     let stem = name.split('.').next().filter(|stem| !stem.is_empty())?;
     let parts: Option<Vec<String>> = stem.split('_').map(text_of_part).collect();
@@ -117,7 +118,7 @@ pub(super) fn text_of_bitmap(name: &str, code: u8) -> Option<String> {
 const CORK: &str = "ĂĄĆČĎĚĘĞĹĽŁŃŇŊŐŔŘŚŠŞŤŢŰŮŸŹŽŻĲİđ§ăąćčďěęğĺľłńňŋőŕřśšşťţűůÿźžżĳ¡¿£\
     ÀÁÂÃÄÅÆÇÈÉÊËÌÍÎÏÐÑÒÓÔÕÖŒØÙÚÛÜÝÞẞàáâãäåæçèéêëìíîïðñòóôõöœøùúûüýþß";
 
-/// Small capitals and old digits of Adobe's corporate use, as the letters that they are.
+/// Small capitals and old-style digits of Adobe's corporate use area, as plain letters.
 fn of_private_use(c: char) -> Option<char> {
     match u32::from(c) {
         code @ 0xf730..=0xf739 => char::from_u32(code - 0xf700),
@@ -127,7 +128,7 @@ fn of_private_use(c: char) -> Option<char> {
     }
 }
 
-/// The text of a sign by the name of its font and its code, which may lie in Unicode's private use area.
+/// The text of a sign by the name of its font and its code, possibly in Unicode's private use area.
 pub(crate) fn symbol(font: &str, code: u32) -> Option<String> {
     let byte = match code {
         0xf000..=0xf0ff => (code - 0xf000) as u8,
@@ -148,7 +149,7 @@ pub(crate) fn symbol(font: &str, code: u32) -> Option<String> {
     text_of(glyph_of(encoding, byte)?)
 }
 
-/// Signs of Wingdings that people use.
+/// Common signs of Wingdings.
 const WINGDINGS: [(u8, char); 30] = [
     (0x21, '✏'),
     (0x22, '✂'),
@@ -182,7 +183,7 @@ const WINGDINGS: [(u8, char); 30] = [
     (0xfe, '☑'),
 ];
 
-/// The width of a character in thousandths of the size, in a standard font or one that looks like it.
+/// The width of a character in thousandths of the size, in a standard or similar font.
 pub(super) fn width_of(font: &str, c: char) -> f32 {
     let lower = font.to_ascii_lowercase();
     if lower.contains("courier") || lower.contains("mono") {

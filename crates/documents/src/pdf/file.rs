@@ -1,4 +1,4 @@
-//! A PDF file as objects by their numbers: found through its cross-references, or by looking for them.
+//! A PDF file as numbered objects, found through its cross-references or by a search.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
@@ -10,25 +10,25 @@ use super::object::{Dict, Object, Parser, Stream};
 use super::xref::{self, Entries, Entry};
 use crate::Limits;
 
-/// References that lead to references.
+/// Longest chain of references.
 const STEPS: usize = 16;
 
-/// Bytes that one stream may unpack to.
+/// Largest unpacked stream in bytes.
 const STREAM_BYTES: usize = 64 << 20;
 
-/// Bytes of unpacked streams that are kept, since pages share their forms and contents.
+/// Bytes of unpacked streams that are kept, because pages share forms and contents.
 const KEPT_BYTES: usize = 16 << 20;
 
-/// Objects that are kept after they were parsed, with those within them.
+/// Parsed objects that are kept, including nested ones.
 const KEPT_OBJECTS: usize = 1 << 20;
 
-/// Bytes that an object takes in memory.
+/// Bytes of an object in memory.
 const OBJECT_BYTES: u64 = 128;
 
-/// Objects that are parsed or copied altogether. A document with 100,000 pages takes some 10 million.
+/// Most objects parsed or copied in total. A document with 100,000 pages takes about 10 million.
 const WORK: usize = 60 << 20;
 
-/// Filters of one stream.
+/// Most filters of one stream.
 const FILTERS: usize = 8;
 
 /// Why a file is not read.
@@ -36,11 +36,11 @@ const FILTERS: usize = 8;
 pub(super) enum Refusal {
     /// It needs a password.
     Locked,
-    /// It holds more than it may.
+    /// It exceeds a limit.
     TooMuch,
-    /// It makes more work than any document.
+    /// It needs more work than any real document.
     TooMuchWork,
-    /// It took longer than it may.
+    /// It exceeded its time.
     Late,
     Damaged(&'static str),
 }
@@ -49,7 +49,7 @@ pub(super) enum Refusal {
 #[derive(Debug)]
 struct Packed {
     bytes: Vec<u8>,
-    /// Number of each object, and the byte that it begins at.
+    /// First byte of each object, by number.
     starts: HashMap<u32, usize>,
 }
 
@@ -61,27 +61,27 @@ pub(super) struct File {
     most_kept_bytes: usize,
     stream_bytes: usize,
     entries: Entries,
-    /// Entries that a search of the whole file finds, where those of the file are wrong.
+    /// Entries from a search of the whole file, if the file's own are wrong.
     found: RefCell<Option<Rc<Entries>>>,
     crypt: Option<Crypt>,
-    /// Objects that were parsed, and the work that each made.
+    /// Parsed objects, with the work that each needed.
     objects: RefCell<HashMap<u32, (Object, usize)>>,
     kept_objects: Cell<usize>,
     left_work: Cell<usize>,
     packed: RefCell<HashMap<u32, Option<Rc<Packed>>>>,
     unpacked: RefCell<HashMap<usize, Rc<[u8]>>>,
     kept_bytes: Cell<usize>,
-    /// Streams whose bytes are counted, by where they begin.
+    /// First bytes of the streams that are already counted.
     counted: RefCell<HashSet<usize>>,
     left_bytes: Cell<usize>,
-    /// Bytes that may be unpacked again, for streams that are too large to be kept.
+    /// Remaining bytes for unpacking large streams again.
     left_again: Cell<usize>,
     depth: Cell<usize>,
     ends: RefCell<Option<Rc<[usize]>>>,
 }
 
 impl File {
-    /// Opens a file. Its streams without pictures may unpack to [`Limits::expanded_bytes`] altogether.
+    /// Opens a file. Its streams, except pictures, may unpack to [`Limits::expanded_bytes`] in total.
     pub(super) fn open(bytes: Vec<u8>, limits: &Limits) -> Result<Self, Refusal> {
         let most = usize::try_from(limits.expanded_bytes).unwrap_or(usize::MAX);
         let mut file = Self {
@@ -145,14 +145,14 @@ impl File {
         Ok(())
     }
 
-    /// The catalog, where it names pages.
+    /// The catalog, if it has pages.
     pub(super) fn catalog(&self) -> Option<Dict> {
         let root = self.get(&self.entries.trailer, "Root")?;
         let catalog = root.dict()?;
         catalog.contains_key("Pages").then(|| catalog.clone())
     }
 
-    /// The value of a key, wherever it stands; `None` for a null.
+    /// The resolved value of a key; `None` for a null.
     pub(super) fn get(&self, dict: &Dict, key: &str) -> Option<Object> {
         match self.resolved(dict.get(key)?) {
             Object::Null => None,
@@ -190,8 +190,8 @@ impl File {
         )
     }
 
-    /// Calls `each` with every pair under `key` in a tree of names or of numbers. A node that comes again is left out, and so are nodes
-    /// below the first `most` or so.
+    /// Calls `each` with every pair under `key` in a tree of names or of numbers. Repeated nodes are skipped, and
+    /// nodes beyond about `most`.
     pub(super) fn for_each_pair(
         &self,
         root: Option<&Object>,
@@ -218,7 +218,7 @@ impl File {
         }
     }
 
-    /// The object that a reference leads to.
+    /// The object of a reference.
     pub(super) fn resolved(&self, object: &Object) -> Object {
         let mut object = object.clone();
         for _ in 0..STEPS {
@@ -235,7 +235,7 @@ impl File {
             self.work(work / 8);
             return object.clone();
         }
-        // The length of a stream may be an object, whose stream's length may be an object, and so on.
+        // The length of a stream may be an object in a stream whose length is an object, and so on.
         if self.depth.get() > STEPS || self.left_work.get() == 0 {
             return Object::Null;
         }
@@ -261,12 +261,12 @@ impl File {
         self.left_work.set(self.left_work.get().saturating_sub(work));
     }
 
-    /// The objects that a search of the whole file finds. The search runs once.
+    /// The objects found by a search of the whole file, which runs once.
     fn found(&self) -> Rc<Entries> {
         if let Some(found) = &*self.found.borrow() {
             return Rc::clone(found);
         }
-        // The search itself asks for objects, which must not search again.
+        // The search itself reads objects, which must not search again.
         *self.found.borrow_mut() = Some(Rc::default());
         let mut entries = xref::search(&self.bytes);
         let numbers: Vec<(u32, usize)> = entries.streams_of_objects.clone();
@@ -306,7 +306,7 @@ impl File {
         }
     }
 
-    /// The object that stands at a byte, if it has this number.
+    /// The object at a byte, if it has this number.
     fn indirect(&self, at: usize, number: u32) -> Option<Object> {
         let mut parser = Parser::of_file(&self.bytes, at);
         let id = xref::head(&mut parser).filter(|id| id.0 == number)?;
@@ -329,7 +329,7 @@ impl File {
         Some(Object::Stream(Rc::new(Stream { dict, data, id })))
     }
 
-    /// The byte that a stream ends before: its length if that is right, else the next `endstream`.
+    /// The end of a stream: from its length if that is right, otherwise from the next `endstream`.
     fn stream_end(&self, dict: &Dict, start: usize) -> usize {
         if let Some(length) = self.get(dict, "Length").and_then(|length| length.index()) {
             let end = start.saturating_add(length);
@@ -372,7 +372,7 @@ impl File {
         if let Some(packed) = self.packed.borrow().get(&number) {
             return packed.clone();
         }
-        // A stream of objects within another is none.
+        // A stream of objects cannot contain another one.
         let at = match entries.by_number.get(&number)? {
             Entry::At(at) => *at,
             Entry::Packed { .. } => return None,
@@ -417,7 +417,7 @@ impl File {
         }
     }
 
-    /// An error once the limits of bytes or of work are reached.
+    /// An error if the limits of bytes or work are reached.
     pub(super) fn check(&self) -> Result<(), Refusal> {
         if self.left_bytes.get() == 0 || self.left_again.get() == 0 {
             Err(Refusal::TooMuch)

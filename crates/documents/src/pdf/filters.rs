@@ -1,4 +1,4 @@
-//! Decoders of streams, each within a limit of bytes.
+//! Decoders of streams, each with a limit on bytes.
 
 use std::io::Read;
 
@@ -9,20 +9,20 @@ use super::object::{hex, is_space};
 /// Why a stream has no bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FilterError {
-    /// It holds more than the limit.
+    /// The result exceeds the limit.
     TooLarge,
-    /// Its bytes are a picture, or of a kind that nobody knows.
+    /// A picture, or an unknown kind.
     Unknown,
 }
 
-/// Parameters of a predictor, which keeps differences between neighbours.
+/// Parameters of a predictor, which stores differences between neighbours.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Predictor {
     pub(super) kind: usize,
     pub(super) colors: usize,
     pub(super) bits: usize,
     pub(super) columns: usize,
-    /// True if LZW codes grow one code early.
+    /// True if LZW codes lengthen one code early.
     pub(super) is_early: bool,
 }
 
@@ -38,7 +38,7 @@ impl Default for Predictor {
     }
 }
 
-/// The bytes that a filter's data stand for. Damaged data give what can be read of them.
+/// Decodes a filter's data. Damaged data give their readable part.
 pub(super) fn decode(filter: &str, data: &[u8], predictor: &Predictor, most: usize) -> Result<Vec<u8>, FilterError> {
     let bytes = match filter {
         "FlateDecode" | "Fl" => inflate(data, most)?,
@@ -67,7 +67,7 @@ fn inflate(data: &[u8], most: usize) -> Result<Vec<u8>, FilterError> {
     let skipped = data.iter().take_while(|byte| is_space(**byte)).count();
     let data = &data[skipped..];
     let mut bytes = Vec::new();
-    // Bytes that were unpacked before an error are kept.
+    // Bytes unpacked before an error are kept.
     let _ = ZlibDecoder::new(data).take(most as u64 + 1).read_to_end(&mut bytes);
     if bytes.is_empty() && data.len() > 2 {
         let _ = DeflateDecoder::new(&data[2..])
@@ -147,7 +147,7 @@ fn run_length(data: &[u8], most: usize) -> Result<Vec<u8>, FilterError> {
 fn lzw(data: &[u8], is_early: bool, most: usize) -> Result<Vec<u8>, FilterError> {
     const CLEAR: usize = 256;
     const END: usize = 257;
-    // Each code of the table is a range of the bytes that were written before.
+    // Each code of the table is a range of earlier output.
     let mut table: Vec<(usize, usize)> = Vec::with_capacity(4096);
     let mut bytes: Vec<u8> = Vec::new();
     let mut previous: Option<(usize, usize)> = None;
@@ -183,7 +183,7 @@ fn lzw(data: &[u8], is_early: bool, most: usize) -> Result<Vec<u8>, FilterError>
         if let Some((from, to)) = previous
             && table.len() < 4096 - 258
         {
-            // The entry is what came before and the first byte of this one, which lie side by side.
+            // The entry is the previous one plus the first byte of this one, which are adjacent.
             table.push((from, to + 1));
         }
         previous = Some((start, bytes.len()));
@@ -201,7 +201,7 @@ fn lzw(data: &[u8], is_early: bool, most: usize) -> Result<Vec<u8>, FilterError>
     Ok(bytes)
 }
 
-/// Undoes the predictor of PNG or TIFF pictures, which cross-reference streams use.
+/// Undoes the predictor of PNG or TIFF, which cross-reference streams use.
 fn predicted(mut bytes: Vec<u8>, predictor: &Predictor) -> Vec<u8> {
     let bits = predictor.colors.clamp(1, 64) * predictor.bits.clamp(1, 16);
     let pixel = bits.div_ceil(8);

@@ -1,4 +1,4 @@
-//! Fonts: from the bytes of a string to letters and their widths.
+//! Fonts: map the bytes of a string to letters and their widths.
 
 use std::cell::{LazyCell, OnceCell, RefCell};
 use std::collections::HashMap;
@@ -18,9 +18,9 @@ const LIGATURE: usize = 4;
 /// A letter of a string.
 #[derive(Debug, Clone)]
 pub(super) struct Letter {
-    /// Its text; `None` if no part of the font tells it.
+    /// Its text; `None` if no part of the font gives it.
     pub(super) text: Option<Rc<str>>,
-    /// How far it advances, in parts of the font's size.
+    /// Its advance width, relative to the font size.
     pub(super) advance: f32,
     /// True for the single byte 32, which word spacing widens.
     pub(super) is_space_code: bool,
@@ -45,18 +45,18 @@ enum FontKind {
 struct Composite {
     codes: Codes,
     to_unicode: Option<CMap>,
-    /// From glyphs of one of Adobe's collections to text.
+    /// Map from glyphs of one of Adobe's collections to text.
     collection: Option<Rc<Collection>>,
-    /// The font program, read at the first question, and the dictionary that names it.
+    /// The font program, read on first use, and the dictionary that refers to it.
     program: OnceCell<Program>,
     descendant: Dict,
-    /// From glyphs of the collection to those of the font's program, two bytes each.
+    /// Map from the collection's glyphs to the font program's, two bytes each.
     glyph_map: Option<Rc<[u8]>>,
     widths: Widths,
     known: RefCell<HashMap<(usize, u32), Letter>>,
 }
 
-/// How bytes become codes and codes glyphs.
+/// Maps bytes to codes and codes to glyphs.
 #[derive(Debug)]
 enum Codes {
     Identity,
@@ -73,7 +73,7 @@ struct Widths {
 }
 
 impl Font {
-    /// The font of text whose font is missing.
+    /// A replacement for a missing font.
     pub(super) fn missing(file: &File) -> Self {
         let encoding = Object::Name("WinAnsiEncoding".to_owned());
         let dict = Dict::from([("Encoding".to_owned(), encoding)]);
@@ -142,7 +142,7 @@ impl Font {
 }
 
 impl Composite {
-    /// The length and the number of the code that bytes begin with.
+    /// The length and the number of the first code in the bytes.
     fn code(&self, bytes: &[u8]) -> (usize, u32) {
         let of_length = |length: usize| {
             let length = length.min(bytes.len());
@@ -191,7 +191,7 @@ impl Composite {
 
     fn text(&self, file: &File, (length, code): (usize, u32), glyph: u32) -> Option<String> {
         let told = self.to_unicode.as_ref().and_then(|map| map.text(code));
-        // Some programs give whole words to one letter; what they say of pairs is not trusted either.
+        // Some programs assign whole words to one letter; their texts for pairs are not trusted either.
         let has_words = self.to_unicode.as_ref().is_some_and(|map| map.has_words(LIGATURE));
         let most = if has_words { 1 } else { LIGATURE };
         let is_word = |text: &String| text.chars().count() > most;
@@ -263,7 +263,7 @@ impl Widths {
     }
 }
 
-/// How a composite font's bytes become glyphs, and true if it is written downwards.
+/// The mapping of a composite font's bytes to glyphs, and true if it is vertical.
 fn codes(file: &File, dict: &Dict, predefined: &Predefined) -> (Codes, bool) {
     match file.get(dict, "Encoding") {
         Some(Object::Name(name)) => {
@@ -301,7 +301,7 @@ fn simple(file: &File, dict: &Dict) -> [Letter; 256] {
     let base_font = file.get_name(dict, "BaseFont").unwrap_or_default();
     let descriptor = file.get_dict(dict, "FontDescriptor").unwrap_or_default();
     let is_type3 = file.get_name(dict, "Subtype").as_deref() == Some("Type3");
-    // A Type 3 font has a scale of its own.
+    // A Type 3 font has its own scale.
     let scale = match file.get_numbers(dict, "FontMatrix").filter(|_| is_type3).as_deref() {
         Some([scale, ..]) => scale.abs() as f32,
         _ => 0.001,
@@ -347,7 +347,7 @@ fn simple(file: &File, dict: &Dict) -> [Letter; 256] {
     })
 }
 
-/// Names of the glyphs that the font's dictionary gives to codes, and the encoding of the others where its program has none.
+/// Glyph names that the font's dictionary assigns to codes, and the encoding of the others if its program has none.
 fn names(file: &File, dict: &Dict, base_font: &str) -> (Vec<Option<String>>, &'static str) {
     let mut names: Vec<Option<String>> = vec![None; 256];
     let fallback = match base_font {

@@ -1,17 +1,17 @@
-//! From letters to rows: which letters form words, and which words share a line.
+//! From letters to rows: groups letters into words, and words into lines.
 
 use super::content::Glyph;
 
-/// Words that stand together on a line, without a gap that a column could begin behind.
+/// Adjacent words on a line, without a gap that could separate columns.
 #[derive(Debug, Clone)]
 pub(super) struct Segment {
     pub(super) left: f32,
     pub(super) right: f32,
     pub(super) base: f32,
     pub(super) size: f32,
-    /// The letters, as places in the list of the page's.
+    /// The letters, as indices into the page's list.
     pub(super) glyphs: Vec<u32>,
-    /// The number of its column in a table, from 1.
+    /// The index of its column in a table, from 1.
     pub(super) column: u32,
 }
 
@@ -23,10 +23,10 @@ pub(super) struct Row {
     pub(super) segments: Vec<Segment>,
 }
 
-/// A gap that parts segments, in sizes of the font.
+/// A gap that separates segments, in font sizes.
 const SEGMENT_GAP: f32 = 0.7;
 
-/// Gives accents over capitals the line of their letters, which come before or behind them.
+/// Moves accents over capitals to the line of their letters, which come before or after them.
 pub(super) fn level_accents(glyphs: &mut [Glyph]) {
     for at in 0..glyphs.len() {
         if !super::normal::is_accent(&glyphs[at].text) {
@@ -48,7 +48,7 @@ pub(super) fn level_accents(glyphs: &mut [Glyph]) {
     }
 }
 
-/// The rows of letters that run in one direction, from the top.
+/// The rows of letters in one direction, from the top.
 pub(super) fn rows(glyphs: &[Glyph], chosen: &[u32]) -> Vec<Row> {
     let mut runs = runs(glyphs, chosen);
     level_scripts(&mut runs);
@@ -67,7 +67,7 @@ pub(super) fn rows(glyphs: &[Glyph], chosen: &[u32]) -> Vec<Row> {
     with_scripts(rows).into_iter().map(|row| merged(row, glyphs)).collect()
 }
 
-/// Rows with those of small letters beside theirs taken into the row that they belong to.
+/// Merges rows of small letters into the rows they belong to.
 fn with_scripts(rows: Vec<Vec<Segment>>) -> Vec<Vec<Segment>> {
     let mut out: Vec<Vec<Segment>> = Vec::with_capacity(rows.len());
     let is_script_of =
@@ -89,7 +89,7 @@ fn is_blank(glyph: &Glyph) -> bool {
     glyph.text.chars().all(char::is_whitespace)
 }
 
-/// Letters that were drawn one behind the other.
+/// Letters drawn in sequence.
 fn runs(glyphs: &[Glyph], chosen: &[u32]) -> Vec<Segment> {
     let mut runs: Vec<Segment> = Vec::new();
     // The end of the last letter, and true if blanks follow it.
@@ -112,7 +112,7 @@ fn runs(glyphs: &[Glyph], chosen: &[u32]) -> Vec<Segment> {
             let gap = glyph.left - pen;
             let is_wide = has_blank && glyph.left - run.right > 1.2 * size;
             let follows = gap > -0.4 * size && gap < SEGMENT_GAP * size && !is_wide;
-            // Lines from right to left may be drawn as they are read.
+            // Right-to-left lines may be drawn in reading order.
             let precedes = (run.left - glyph.right).abs() < 0.3 * size;
             let previous = run.glyphs.last().map(|last| &glyphs[*last as usize]);
             let is_twice = previous.is_some_and(|previous| {
@@ -149,7 +149,7 @@ fn alike(a: f32, b: f32) -> bool {
     a < b * 1.2 && b < a * 1.2
 }
 
-/// Gives indices and exponents the line of the letters beside them.
+/// Moves indices and exponents to the line of the adjacent letters.
 fn level_scripts(runs: &mut [Segment]) {
     for at in 0..runs.len() {
         let beside = [at.checked_sub(1), Some(at + 1)].into_iter().flatten();
@@ -162,14 +162,14 @@ fn level_scripts(runs: &mut [Segment]) {
     }
 }
 
-/// True for an index or an exponent beside its letters.
+/// True for an index or an exponent next to its letters.
 fn is_script(run: &Segment, other: &Segment) -> bool {
     let gap = (run.left - other.right).max(other.left - run.right);
     let rise = (run.base - other.base).abs();
     run.size < 0.9 * other.size && rise < 0.7 * other.size && gap < 0.4 * other.size
 }
 
-/// A row with its runs joined as far as they stand close together.
+/// A row with close runs merged.
 fn merged(mut runs: Vec<Segment>, glyphs: &[Glyph]) -> Row {
     runs.sort_by(|a, b| a.left.total_cmp(&b.left));
     let base = runs.first().map_or(0.0, |run| run.base);
@@ -205,7 +205,7 @@ fn is_shadow(one: &Segment, other: &Segment, glyphs: &[Glyph]) -> bool {
             .all(|(a, b)| glyphs[*a as usize].text == glyphs[*b as usize].text)
 }
 
-/// The text of a segment, with spaces where letters stand apart.
+/// The text of a segment, with spaces at gaps between letters.
 pub(super) fn text(segment: &Segment, glyphs: &[Glyph], is_rtl: bool) -> String {
     let mut order = segment.glyphs.clone();
     let has_rtl = order
@@ -221,7 +221,7 @@ pub(super) fn text(segment: &Segment, glyphs: &[Glyph], is_rtl: bool) -> String 
     for at in order {
         let glyph = &glyphs[at as usize];
         if is_blank(glyph) {
-            // Blanks of no text belong to letters that say it for them.
+            // Blanks without text belong to letters with replacement text.
             is_apart |= !glyph.text.is_empty();
             end = if glyph.text.is_empty() {
                 end.max(glyph.right)
@@ -246,7 +246,7 @@ pub(super) fn text(segment: &Segment, glyphs: &[Glyph], is_rtl: bool) -> String 
         }
         pieces.push(glyph.text.to_string());
         end = end.max(glyph.right);
-        // A letter that stands far back begins anew.
+        // A letter far back starts again.
         if glyph.right < end - 2.0 * glyph.size {
             end = glyph.right;
         }
@@ -260,7 +260,7 @@ pub(super) fn text(segment: &Segment, glyphs: &[Glyph], is_rtl: bool) -> String 
     super::normal::cleaned(&pieces)
 }
 
-/// The gap between letters that parts words, in sizes of the font.
+/// The gap between letters that separates words, in font sizes.
 fn word_gap(order: &[u32], glyphs: &[Glyph]) -> f32 {
     let mut gaps: Vec<f32> = Vec::with_capacity(order.len());
     let mut has_blanks = false;
@@ -277,6 +277,6 @@ fn word_gap(order: &[u32], glyphs: &[Glyph]) -> f32 {
     }
     let middle = gaps.len() / 2;
     let (_, median, _) = gaps.select_nth_unstable_by(middle, f32::total_cmp);
-    // Letters that are set wide apart stand in words all the same.
+    // Widely spaced letters still form words.
     if *median > 0.08 { *median + least } else { least }
 }

@@ -1,9 +1,9 @@
-//! Letters as people write them: without ligatures, forms of Arabic letters, and accents that stand alone.
+//! Normalises letters: resolves ligatures, presentation forms of Arabic letters, and separate accents.
 
 use unicode_normalization::UnicodeNormalization;
 use unicode_normalization::char::compose;
 
-/// The text of pieces, each a letter or a few.
+/// The text of pieces, each of one or a few letters.
 pub(super) fn cleaned(pieces: &[String]) -> String {
     let mut text = String::new();
     for c in pieces.iter().flat_map(|piece| piece.chars()) {
@@ -16,13 +16,13 @@ pub(super) fn cleaned(pieces: &[String]) -> String {
     if text.is_ascii() { text } else { text.nfc().collect() }
 }
 
-/// True for an accent that stands alone.
+/// True for a separate accent.
 pub(super) fn is_accent(text: &str) -> bool {
     let mut letters = text.chars();
     letters.next().and_then(combining).is_some() && letters.next().is_none()
 }
 
-/// The letter of two that were drawn over one another, if one of them is an accent: TeX's older fonts do so.
+/// The letter from two that were drawn over one another, if one is an accent, as in TeX's older fonts.
 pub(super) fn accented(one: &str, other: &str) -> Option<String> {
     let lone = |text: &str| {
         let mut letters = text.chars();
@@ -43,7 +43,7 @@ pub(super) fn accented(one: &str, other: &str) -> Option<String> {
     whole.map(String::from)
 }
 
-/// The mark above or below a letter that an accent on its own stands for.
+/// The combining mark for a separate accent.
 fn combining(c: char) -> Option<char> {
     Some(match c {
         '`' => '\u{300}',
@@ -64,7 +64,7 @@ fn combining(c: char) -> Option<char> {
     })
 }
 
-/// True for characters that stand for others on paper alone. Exponents, fractions and wide commas say something of their own.
+/// True for characters that only differ in typography. Exponents, fractions and wide commas have their own meaning.
 fn is_compatible(c: char) -> bool {
     matches!(c,
         '\u{fb00}'..='\u{fb4f}' | '\u{fb50}'..='\u{fdff}' | '\u{fe70}'..='\u{fefc}' | '\u{2e80}'..='\u{2fdf}'

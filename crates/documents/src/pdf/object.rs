@@ -4,19 +4,19 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Arrays and dictionaries within one another.
+/// Deepest nesting of arrays and dictionaries.
 const DEPTH: usize = 64;
 
-/// Objects within one object. No document has as many; a hostile one would fill memory with them.
+/// Most nested objects of one object. Real documents have fewer; a hostile one would fill memory.
 const PARTS: usize = 1 << 20;
 
-/// Objects that a dictionary counts as.
+/// Number of objects as which a dictionary counts.
 const DICT_PARTS: usize = 16;
 
 /// A dictionary, by its keys without their slash.
 pub(super) type Dict = BTreeMap<String, Object>;
 
-/// An object; streams are shared, since their dictionaries may be large.
+/// An object; streams are shared, because their dictionaries may be large.
 #[derive(Debug, Clone)]
 pub(super) enum Object {
     Null,
@@ -26,17 +26,17 @@ pub(super) enum Object {
     Text(Vec<u8>),
     Array(Vec<Object>),
     Dict(Dict),
-    /// The number of an object that stands elsewhere.
+    /// The number of another object.
     Reference(u32),
     Stream(Rc<Stream>),
 }
 
-/// A stream: its dictionary, and the bytes of the file that are its data.
+/// A stream: its dictionary, and the byte range of its data in the file.
 #[derive(Debug)]
 pub(super) struct Stream {
     pub(super) dict: Dict,
     pub(super) data: Range<usize>,
-    /// Number and generation of the object, which its key depends on.
+    /// Number and generation of the object, on which its key depends.
     pub(super) id: (u32, u16),
 }
 
@@ -48,7 +48,7 @@ impl Object {
         }
     }
 
-    /// A whole number that is not negative.
+    /// A non-negative integer.
     pub(super) fn index(&self) -> Option<usize> {
         let number = self.number()?;
         (0.0..4e15).contains(&number).then_some(number as usize)
@@ -75,7 +75,7 @@ impl Object {
         }
     }
 
-    /// The dictionary, that of a stream included.
+    /// The dictionary, also of a stream.
     pub(super) fn dict(&self) -> Option<&Dict> {
         match self {
             Self::Dict(dict) => Some(dict),
@@ -97,9 +97,10 @@ pub(super) enum ContentToken<'a> {
 pub(super) struct Parser<'a> {
     pub(super) bytes: &'a [u8],
     pub(super) at: usize,
-    /// True where `1 0 R` is a reference.
+    /// True if `1 0 R` is a reference.
     has_references: bool,
-    /// Objects that the one at hand may still hold; none where a limit ended it, so that nothing of it is read twice.
+    /// Number of nested objects that the current one may still have; 0 after a limit ended it, so that nothing is
+    /// read twice.
     parts: usize,
 }
 
@@ -132,7 +133,7 @@ impl<'a> Parser<'a> {
                 return Some(ContentToken::Operand(object));
             }
             if self.parts == 0 {
-                // Beyond the limits: what was read of it is not read again.
+                // Beyond the limits: the part already read is not read again.
                 self.at = self.at.max(before + 1);
                 continue;
             }
@@ -141,18 +142,18 @@ impl<'a> Parser<'a> {
             if !word.is_empty() {
                 return Some(ContentToken::Operator(word));
             }
-            // A stray delimiter. Braces are operators of CMaps and functions, which nobody here runs.
+            // A stray delimiter. Braces are operators of CMaps and functions, which are not run here.
             debug_assert!(is_delimiter(first));
             self.at = before + 1;
         }
     }
 
-    /// Work that the object read last made, in objects of a few bytes.
+    /// Work for the latest object, in small objects.
     pub(super) fn work_since(&self, start: usize) -> usize {
         PARTS - self.parts + self.at.saturating_sub(start) / 16
     }
 
-    /// The next object; `None` at anything else, and beyond the limits.
+    /// The next object; `None` for anything else, and beyond the limits.
     pub(super) fn object(&mut self) -> Option<Object> {
         self.parts = PARTS;
         self.nested(0)
@@ -209,7 +210,7 @@ impl<'a> Parser<'a> {
                 Some(item) => items.push(item),
                 None if self.parts == 0 => return None,
                 None => {
-                    // A word that ends objects ends an array that was left open.
+                    // A word that ends objects ends an unclosed array.
                     if ends_objects(self.word()) {
                         self.at = before;
                         return Some(items);
@@ -220,7 +221,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Ends the whole object beyond the limit of depth.
+    /// Ends the whole object beyond the depth limit.
     fn enter(&mut self, depth: usize) -> Option<()> {
         if depth == DEPTH {
             self.parts = 0;
@@ -293,7 +294,7 @@ impl<'a> Parser<'a> {
         Some(Object::Number(number))
     }
 
-    /// A number as programs write them, with signs and points too many.
+    /// A number, with superfluous signs and points allowed.
     fn number(&mut self) -> Option<f64> {
         let mut is_negative = false;
         while let Some(sign @ (b'+' | b'-')) = self.bytes.get(self.at) {
@@ -325,7 +326,7 @@ impl<'a> Parser<'a> {
         Some(if is_negative { -value } else { value })
     }
 
-    /// A whole number without a sign.
+    /// An unsigned integer.
     pub(super) fn digits(&mut self) -> Option<u64> {
         let start = self.at;
         let mut value = 0u64;
@@ -378,7 +379,7 @@ impl<'a> Parser<'a> {
         text
     }
 
-    /// Adds the character behind a backslash.
+    /// Adds the character after a backslash.
     fn escaped(&mut self, text: &mut Vec<u8>) {
         let Some(byte) = self.bytes.get(self.at) else { return };
         self.at += 1;
@@ -453,7 +454,7 @@ impl<'a> Parser<'a> {
     }
 }
 
-/// True for words that stand outside of objects alone.
+/// True for words that only occur outside objects.
 fn ends_objects(word: &[u8]) -> bool {
     matches!(
         word,

@@ -1,4 +1,4 @@
-//! The outline of a file: chapters, and where they begin.
+//! The outline of a file: chapters and their beginnings.
 
 use std::collections::{HashMap, HashSet};
 
@@ -7,10 +7,10 @@ use super::object::{Dict, Object};
 use super::pages::PageNumbers;
 use super::strings::text_string;
 
-/// Entries of one outline, and names of places.
+/// Most entries of one outline, and most named places.
 const ENTRIES: usize = 20_000;
 
-/// Entries within one another.
+/// Deepest nesting of entries.
 const DEPTH: usize = 16;
 
 /// A chapter or a part of one.
@@ -21,11 +21,11 @@ pub(super) struct Chapter {
     pub(super) level: usize,
     /// The page from 0.
     pub(super) page: usize,
-    /// How high on its page it begins, in the page's own space.
+    /// Height of its beginning on its page, in the page's own space.
     pub(super) top: Option<f64>,
 }
 
-/// The chapters of a file in the order of their pages.
+/// The chapters of a file in page order.
 pub(super) fn read(file: &File, catalog: &Dict, pages: &PageNumbers) -> Vec<Chapter> {
     let Some(outline) = file.get_dict(catalog, "Outlines") else {
         return Vec::new();
@@ -73,7 +73,7 @@ pub(super) fn read(file: &File, catalog: &Dict, pages: &PageNumbers) -> Vec<Chap
     chapters
 }
 
-/// The page that an entry leads to, and how high on it.
+/// The target page of an entry, and the height on it.
 fn destination(
     file: &File,
     entry: &Dict,
@@ -110,7 +110,7 @@ fn destination(
 /// Places by their names.
 fn names(file: &File, catalog: &Dict) -> HashMap<Vec<u8>, Object> {
     let mut names = HashMap::new();
-    // Files before PDF 1.2 keep them in a dictionary.
+    // Files before PDF 1.2 store them in a dictionary.
     for (name, place) in file.get_dict(catalog, "Dests").unwrap_or_default() {
         names.insert(name.into_bytes(), place);
     }

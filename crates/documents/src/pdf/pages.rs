@@ -1,4 +1,4 @@
-//! Pages of a file in their order, and their labels.
+//! Pages of a file in order, and their labels.
 
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
@@ -9,26 +9,26 @@ use super::object::{Dict, Object};
 use super::strings::text_string;
 use crate::numerals::roman;
 
-/// Pages of one file.
+/// Most pages of one file.
 const PAGES: usize = 200_000;
 
-/// A page, with the attributes that it inherits from the nodes above it.
+/// A page, with inherited attributes.
 #[derive(Debug)]
 pub(super) struct Page {
     /// The number of its object.
     pub(super) object: Option<u32>,
     pub(super) dict: Dict,
     pub(super) resources: Rc<Dict>,
-    /// From the page's space to that of a reader, upright and with its corner at the origin.
+    /// The matrix from the page's space to a reader's, upright and with its corner at the origin.
     pub(super) matrix: Matrix,
-    /// Width and height as a reader sees them.
+    /// Width and height for a reader.
     pub(super) size: (f32, f32),
 }
 
-/// Nodes of the tree of page labels that are read at most.
+/// Most nodes of the tree of page labels.
 const LABEL_NODES: usize = 10_000;
 
-/// Properties that pages inherit from the node above them.
+/// Attributes that pages inherit.
 #[derive(Debug, Clone)]
 struct Inherited {
     resources: Rc<Dict>,
@@ -36,11 +36,11 @@ struct Inherited {
     rotate: f64,
 }
 
-/// The pages of a file, which are read one by one.
+/// The pages of a file, read one by one.
 #[derive(Debug)]
 pub(super) struct Pages<'a> {
     file: &'a File,
-    /// Nodes that are still to be read, the next one last.
+    /// Nodes still to read, the next one last.
     left: Vec<(Object, Inherited)>,
     visited: HashSet<u32>,
     count: usize,
@@ -70,7 +70,7 @@ impl<'a> Pages<'a> {
                 Object::Reference(number) => Some(number),
                 _ => None,
             };
-            // A node that stands above itself would never end.
+            // A node that is its own ancestor would never end.
             if object.is_some_and(|number| !self.visited.insert(number)) {
                 continue;
             }
@@ -133,7 +133,7 @@ fn page(object: Option<u32>, dict: &Dict, inherited: &Inherited) -> Page {
     }
 }
 
-/// The bytes of a page's operators; `false` beside them if a part is missing.
+/// The bytes of a page's operators, and `false` if a part is missing.
 pub(super) fn contents(file: &File, page: &Dict) -> (Vec<u8>, bool) {
     let parts = match file.get(page, "Contents") {
         Some(Object::Array(parts)) => parts,
@@ -161,7 +161,7 @@ pub(super) fn contents(file: &File, page: &Dict) -> (Vec<u8>, bool) {
     (bytes, is_whole)
 }
 
-/// Labels of pages, such as `iv` or `A-3`, by ranges that begin at a page.
+/// Labels of pages, such as `iv` or `A-3`, by ranges.
 #[derive(Debug, Default)]
 pub(super) struct Labels {
     /// First page from 0, style, prefix and first number.

@@ -1,4 +1,4 @@
-//! From lines to paragraphs: lines that fill their column go on in the next one, and words that were parted are joined.
+//! From lines to paragraphs: joins full lines with the next one, and hyphenated words.
 
 use std::collections::HashMap;
 
@@ -15,30 +15,30 @@ pub(super) struct TextLine {
     pub(super) is_table: bool,
 }
 
-/// How a line follows the one before it.
+/// How a line follows the previous one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Joint {
     /// A new paragraph.
     Paragraph,
     /// A new line of the paragraph.
     Line,
-    /// The same sentence goes on.
+    /// The same sentence continues.
     Flow,
 }
 
-/// Words of a document that tell how words at the ends of lines are joined.
+/// Word counts of a document, for joining words at line ends.
 #[derive(Debug, Default)]
 pub(super) struct Hyphens {
     counts: HashMap<String, usize>,
 }
 
-/// Line ends of one region that reach this far are full.
+/// Line ends of a region that reach this share of its width are full.
 const FULL: f32 = 0.86;
 
-/// Lines of a column that are narrower than this many letters are no prose.
+/// Lines of a column narrower than this many letters are not prose.
 const NARROW: f32 = 14.0;
 
-/// How each line of a page follows the one before it.
+/// How each line of a page follows the previous one.
 pub(super) fn joints(lines: &[TextLine], is_rtl: bool) -> Vec<Joint> {
     let mut joints = Vec::with_capacity(lines.len());
     let mut edges: HashMap<usize, (f32, f32)> = HashMap::new();
@@ -69,7 +69,7 @@ fn is_new_paragraph(lines: &[TextLine], at: usize) -> bool {
     if pitch < 0.2 * size {
         return true;
     }
-    // The distance of lines beside this one, in the same region.
+    // The distance of neighbouring lines in the same region.
     let near = |from: usize| {
         let (one, other) = (lines.get(from)?, lines.get(from + 1)?);
         let pitch = one.base - other.base;
@@ -80,7 +80,7 @@ fn is_new_paragraph(lines: &[TextLine], at: usize) -> bool {
     pitch > 1.9 * size || pitch > 1.35 * usual || before.size > 1.2 * line.size || line.size > 1.2 * before.size
 }
 
-/// Marks lines of a paragraph that go on in the next one.
+/// Marks lines of a paragraph that continue in the next one.
 fn flow(block: &[TextLine], joints: &mut [Joint], edges: &HashMap<usize, (f32, f32)>, is_rtl: bool) {
     let Some(first) = block.first().filter(|first| block.len() > 1 && !first.is_table) else {
         return;
@@ -109,7 +109,7 @@ fn flow(block: &[TextLine], joints: &mut [Joint], edges: &HashMap<usize, (f32, f
     }
 }
 
-/// The letters before a hyphen at the end of a line and those behind it, where both are words.
+/// The letters before and after a hyphen at a line end, if both are words.
 pub(super) fn parted<'a>(before: &'a str, behind: &'a str) -> Option<(&'a str, &'a str)> {
     let stem = before.strip_suffix(['-', '\u{2010}', '\u{ad}'])?;
     let is_letter = |c: char| c.is_alphabetic();
@@ -123,7 +123,7 @@ pub(super) fn parted<'a>(before: &'a str, behind: &'a str) -> Option<(&'a str, &
 }
 
 impl Hyphens {
-    /// Notes the words of lines that end with a hyphen.
+    /// Records the words at hyphenated line ends.
     pub(super) fn ask(&mut self, lines: &[TextLine]) {
         for pair in lines.windows(2) {
             if let Some((one, other)) = parted(&pair[0].text, &pair[1].text) {
@@ -133,7 +133,7 @@ impl Hyphens {
         }
     }
 
-    /// Counts the words that were asked for.
+    /// Counts the recorded words.
     pub(super) fn count(&mut self, lines: &[TextLine]) {
         if self.counts.is_empty() {
             return;
@@ -151,7 +151,7 @@ impl Hyphens {
     pub(super) fn join(&self, text: &mut String, line: &str) {
         if let Some((one, other)) = parted(text, line) {
             let count = |word: String| self.counts.get(&word.to_lowercase()).copied().unwrap_or(0);
-            // A compound that the document writes with its hyphen elsewhere keeps it.
+            // A compound that the document writes with a hyphen elsewhere keeps it.
             let is_compound = count(format!("{one}-{other}")) > count(format!("{one}{other}"));
             if !is_compound || text.ends_with('\u{ad}') {
                 text.pop();
@@ -163,7 +163,7 @@ impl Hyphens {
     }
 }
 
-/// True if a word goes on behind a hyphen or a slash.
+/// True if a word continues after a hyphen or a slash.
 fn ends_open(text: &str) -> bool {
     let mut last = text.chars().rev();
     matches!(last.next(), Some('-' | '\u{2010}')) && last.next().is_some_and(char::is_alphanumeric)

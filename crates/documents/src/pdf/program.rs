@@ -1,4 +1,4 @@
-//! Embedded font programs: the letters that they give for glyphs which the PDF does not map.
+//! Embedded font programs: their letters for glyphs that the PDF does not map.
 
 use std::collections::HashMap;
 
@@ -9,19 +9,19 @@ use super::file::File;
 use super::object::{Dict, Object};
 use super::xref::positions;
 
-/// Bytes of a Type 1 program that its encoding stands in.
+/// Bytes of a Type 1 program that may contain its encoding.
 const CLEAR_BYTES: usize = 64 << 10;
 
-/// Codes of a TrueType program that are asked for: two planes of Unicode and the ideographs of the third.
+/// Last code looked up in a TrueType program: two planes of Unicode and the ideographs of the third.
 const LAST_CODE: u32 = 0x2_fa20;
 
-/// Tables of codes in one TrueType program.
+/// Most code tables of one TrueType program.
 const SUBTABLES: usize = 4;
 
-/// Glyphs whose names are asked for; each name costs a walk over those before it.
+/// Most glyphs whose names are looked up; each name costs a walk over earlier ones.
 const NAMES: u16 = 2048;
 
-/// Texts that a font's program gives for codes and glyphs.
+/// Texts of codes and glyphs from a font's program.
 #[derive(Debug, Default)]
 pub(super) struct Program {
     of_code: HashMap<u8, String>,
@@ -30,7 +30,7 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// Reads the program that a font's descriptor names.
+    /// Reads the program of a font's descriptor.
     pub(super) fn read(file: &File, font: &Dict) -> Self {
         let descriptor = file.get_dict(font, "FontDescriptor").unwrap_or_default();
         let bytes = |key: &str| match file.get(&descriptor, key) {
@@ -60,12 +60,12 @@ impl Program {
         self.of_glyph.get(&glyph).cloned()
     }
 
-    /// The text of a glyph whose name tells none.
+    /// The text of a glyph whose name gives none.
     pub(super) fn text_of_name(&self, name: &str) -> Option<String> {
         self.of_name.get(name).cloned()
     }
 
-    /// The encoding at the beginning of a Type 1 program: `dup 65 /A put`.
+    /// The encoding at the start of a Type 1 program: `dup 65 /A put`.
     fn read_type1(&mut self, bytes: &[u8]) {
         let Some(start) = positions(bytes, b"/Encoding").first().copied() else {
             return;
@@ -115,7 +115,7 @@ impl Program {
         let mut glyphs_of_codes = HashMap::new();
         for subtable in subtables.into_iter().take(SUBTABLES) {
             let is_unicode = subtable.is_unicode();
-            // The ranges of a table are not believed: each code is asked for.
+            // The ranges of a table are not trusted: each code is looked up.
             for code in (0..LAST_CODE).filter(|code| is_unicode || *code < 0x100 || *code >> 8 == 0xf0) {
                 let Some(GlyphId(glyph)) = subtable.glyph_index(code) else {
                     continue;
@@ -123,11 +123,11 @@ impl Program {
                 let c = char::from_u32(code).filter(|c| is_unicode && !('\u{e000}'..='\u{f8ff}').contains(c));
                 match c {
                     Some(c) => {
-                        // The plain letter comes before its compatible forms.
+                        // The plain letter takes precedence over its compatible forms.
                         self.of_glyph.entry(glyph).or_insert_with(|| c.to_string());
                     }
                     None => {
-                        // Symbol fonts keep their codes at U+F000.
+                        // Symbol fonts have their codes at U+F000.
                         glyphs_of_codes.entry((code & 0xff) as u8).or_insert(glyph);
                     }
                 }

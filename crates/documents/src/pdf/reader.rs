@@ -1,4 +1,4 @@
-//! From the bytes of a PDF file to a document.
+//! Turns the bytes of a PDF file into a document.
 
 use super::bidi;
 use super::columns::Order;
@@ -15,26 +15,26 @@ use crate::{Document, DocumentError, DocumentKind, Limits, PlaceKind};
 /// Pages or ranges of pages named in a warning.
 const NAMED_PAGES: usize = 10;
 
-/// Bytes of text of one file: 10,000 pages have half of them.
+/// Longest text of one file in bytes: 10,000 pages have half of it.
 const TEXT_BYTES: u64 = 64 << 20;
 
-/// Curves of a page whose letters are shapes.
+/// Fewest curves of a page with letters as shapes.
 const LEAST_CURVES: usize = 100;
 
-/// Bytes of text beside a picture as large as a page, such as a number or a stamp.
+/// Most bytes of text beside a full-page picture, such as a number or a stamp.
 const FEW_LETTERS: usize = 100;
 
-/// A page as lines in the order in which they are read.
+/// A page as lines in reading order.
 struct PageText {
     lines: Vec<TextLine>,
     comments: Vec<String>,
     height: f32,
     is_rtl: bool,
-    /// Chapters that begin on the page, and how high.
+    /// Chapters that begin on the page, with their heights.
     chapters: Vec<(Chapter, f32)>,
 }
 
-/// Pages of which something is missing, from 1.
+/// Pages with missing content, from 1.
 #[derive(Default)]
 struct Missing {
     damaged: Vec<usize>,
@@ -153,7 +153,7 @@ fn read_page(
     })
 }
 
-/// True for a page whose words are a picture or shapes: it has none, or a few beside a picture as large as a page.
+/// True for a page whose words are a picture or shapes: it has no text, or little beside a full-page picture.
 fn is_picture(drawn: &Drawn, lines: &[TextLine], page: &Page) -> bool {
     if lines.is_empty() {
         return drawn.picture_area > 0.0 || drawn.curves > LEAST_CURVES;
@@ -235,7 +235,7 @@ fn lines_of(glyphs: &[Glyph], is_rtl: bool) -> Vec<TextLine> {
     out
 }
 
-/// True for what stands before an item of a list: a sign, a number or a letter.
+/// True for a list item's mark: a sign, a number or a letter.
 fn is_list_mark(text: &str) -> bool {
     let bare = text.trim_matches(['(', ')', '.', '[', ']', ':']);
     let is_short = bare.chars().count() <= 1 || (bare.len() <= 3 && bare.bytes().all(|byte| byte.is_ascii_digit()));

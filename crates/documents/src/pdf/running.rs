@@ -1,26 +1,26 @@
-//! Lines that stand at the top or the bottom of many pages, such as titles and page numbers.
+//! Lines at the top or the bottom of many pages, such as titles and page numbers.
 
 use std::collections::HashMap;
 
 use super::paragraphs::TextLine;
 
-/// Pages that a line stands on before it is taken for a running one.
+/// Fewest pages with a line for it to be a running one.
 const LEAST_PAGES: usize = 3;
 
-/// How much of a page is its top and its bottom.
+/// Share of a page's height that is its top or bottom.
 const MARGIN: f32 = 0.12;
 
-/// The share of the pages between the first and the last with a line that have it, as one in so many.
+/// One in this many pages, between the first and the last with a line, must have it.
 const ONE_IN: usize = 3;
 
 /// Lines on pages of one document.
 #[derive(Debug, Default)]
 pub(super) struct Running {
-    /// For each line, the pages that it stands on.
+    /// For each line, its pages.
     pages: HashMap<Key, Vec<usize>>,
 }
 
-/// A line at an edge; its number counts from that of its page.
+/// A line at an edge, with numbers relative to the page number.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Key {
     is_top: bool,
@@ -29,7 +29,7 @@ struct Key {
 }
 
 impl Running {
-    /// Notes the lines at the edges of a page of this height.
+    /// Records the lines at the edges of a page of this height.
     pub(super) fn look(&mut self, page: usize, lines: &[TextLine], height: f32) {
         for (_, key) in edges(page, lines, height) {
             let pages = self.pages.entry(key).or_default();
@@ -39,7 +39,7 @@ impl Running {
         }
     }
 
-    /// Takes running lines off a page; a line with words stays on the first page that has it.
+    /// Removes running lines from a page; a line with words stays on the first page that has it.
     pub(super) fn take_off(&self, page: usize, lines: &mut Vec<TextLine>, height: f32) {
         let found = edges(page, lines, height);
         let is_off = |key: &Key| {
@@ -52,7 +52,7 @@ impl Running {
             .filter(|(_, key)| is_off(key).is_some())
             .map(|(at, _)| at)
             .collect();
-        // A page of nothing else is no page with a header.
+        // A page with nothing else has no header.
         if off.len() == lines.len() {
             return;
         }
@@ -62,11 +62,11 @@ impl Running {
         }
     }
 
-    /// One line about lines that were taken off, if any were.
+    /// One line about removed lines, if there were any.
     pub(super) fn warning(&self) -> Option<String> {
         let running = self.pages.iter().filter(|(_, pages)| is_running(pages));
         let mut running: Vec<(usize, &str)> = running.map(|(key, pages)| (pages.len(), key.text.as_str())).collect();
-        // The most frequent line with words stands for all of them.
+        // The most frequent line with words represents all of them.
         let has_words = |text: &str| text.chars().any(char::is_alphabetic);
         running.sort_by_key(|(pages, text)| (!has_words(text), std::cmp::Reverse(*pages), *text));
         let (pages, first) = running.first()?;
@@ -89,7 +89,7 @@ fn is_running(pages: &[usize]) -> bool {
     pages.len() >= LEAST_PAGES && pages.len() * ONE_IN > last - first
 }
 
-/// Lines apart from the others at the top and at the bottom of a page.
+/// Separate lines at the top and the bottom of a page.
 fn edges(page: usize, lines: &[TextLine], height: f32) -> Vec<(usize, Key)> {
     let mut by_height: Vec<usize> = (0..lines.len()).collect();
     by_height.sort_by(|a, b| lines[*b].base.total_cmp(&lines[*a].base));
@@ -123,7 +123,7 @@ fn edges(page: usize, lines: &[TextLine], height: f32) -> Vec<(usize, Key)> {
     found
 }
 
-/// The text of a line with its page's number left open.
+/// The text of a line with a placeholder for its page number.
 fn key(page: usize, text: &str, is_top: bool) -> Key {
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     let start = text
@@ -131,7 +131,7 @@ fn key(page: usize, text: &str, is_top: bool) -> Key {
         .rev()
         .find(|(_, c)| c.is_ascii_digit())
         .map(|(at, _)| at + 1);
-    // The number of a page stands at the end of its line, or at the beginning.
+    // A page number is at the end of its line, or at the start.
     let last = start.map(|end| {
         let digits = text[..end].bytes().rev().take_while(u8::is_ascii_digit).count();
         (end - digits, end)

@@ -2,13 +2,13 @@
 
 use encoding_rs::{UTF_16BE, UTF_16LE};
 
-/// Characters of PDFDocEncoding at 0x80 and behind it, as far as they are not Latin-1's.
+/// Characters of PDFDocEncoding from 0x80 on that differ from Latin-1.
 const DOC_ENCODING: [char; 32] = [
     '•', '†', '‡', '…', '—', '–', 'ƒ', '⁄', '‹', '›', '−', '‰', '„', '“', '”', '‘', '’', '‚', '™', 'ﬁ', 'ﬂ', 'Ł', 'Œ',
     'Š', 'Ÿ', 'Ž', 'ı', 'ł', 'œ', 'š', 'ž', '\u{fffd}',
 ];
 
-/// A string as its first bytes say: UTF-16, UTF-8, or PDFDocEncoding.
+/// A string in the encoding of its first bytes: UTF-16, UTF-8, or PDFDocEncoding.
 pub(super) fn text_string(bytes: &[u8]) -> String {
     let decoded = match bytes {
         [0xfe, 0xff, text @ ..] => UTF_16BE.decode_without_bom_handling(text).0.into_owned(),
@@ -27,7 +27,7 @@ fn of_doc_encoding(byte: u8) -> char {
     }
 }
 
-/// Text without the marks of a language, which stand between two escape characters.
+/// Text without language marks, which are between two escape characters.
 fn without_language(text: &str) -> String {
     let parts = text.split('\u{1b}').step_by(2);
     parts.collect()

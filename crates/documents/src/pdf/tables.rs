@@ -1,4 +1,4 @@
-//! Tables: cells of several lines are put together, row by row.
+//! Tables: cells of several lines are joined, row by row.
 
 use super::columns::Gutter;
 use super::lines::{Row, Segment};
@@ -6,10 +6,10 @@ use super::lines::{Row, Segment};
 /// Lines of one cell are at most this much farther apart than the closest ones.
 const SAME_CELL: f32 = 1.1;
 
-/// Lines of neighbouring rows are at least this much farther apart, where rows have space between them.
+/// Lines of adjacent rows are at least this much farther apart, if there is space between rows.
 const OTHER_ROW: f32 = 1.15;
 
-/// The rows of a table between its gutters; each segment has the number of its column.
+/// The rows of a table between its gutters; each segment has its column's index.
 pub(super) fn rows(mut rows: Vec<Row>, gutters: &[Gutter]) -> Vec<Row> {
     for segment in rows.iter_mut().flat_map(|row| &mut row.segments) {
         segment.column = gutters
@@ -34,13 +34,14 @@ pub(super) fn rows(mut rows: Vec<Row>, gutters: &[Gutter]) -> Vec<Row> {
         }
     }
     for row in &mut merged {
-        // The order within a column stays that of its lines.
+        // Lines within a column keep their order.
         row.segments.sort_by_key(|segment| segment.column);
     }
     merged
 }
 
-/// False for a cell that stands alone behind the first column: it goes on in the row above. Rows of a group leave the first cell empty.
+/// False for a single cell after the first column: it continues the row above. Rows of a group leave the first cell
+/// empty.
 fn is_complete(row: &Row) -> bool {
     let mut columns = row.segments.iter().map(|segment| segment.column);
     columns
@@ -48,7 +49,7 @@ fn is_complete(row: &Row) -> bool {
         .is_none_or(|first| first == 1 || columns.any(|column| column != first))
 }
 
-/// Distances between a line and the next one of the same column, with the numbers of both rows.
+/// Distances between a line and the next one of the same column, with the indices of both rows.
 fn pitches(rows: &[Row], columns: usize) -> Vec<(f32, usize, usize)> {
     let mut last: Vec<Option<usize>> = vec![None; columns + 1];
     let mut pitches = Vec::new();
@@ -79,7 +80,7 @@ fn spaced_pitch(rows: &[Row], columns: usize) -> Option<f32> {
     (least > 0.0 && same * 5 >= distances.len() && other >= 2 && between * 10 <= distances.len()).then_some(least)
 }
 
-/// For each row, true if no cell goes on from above it to below it.
+/// For each row, true if no cell continues across its upper edge.
 fn starts_by_space(rows: &[Row], columns: usize, pitch: f32) -> Vec<bool> {
     let mut starts = vec![true; rows.len()];
     for (distance, above, below) in pitches(rows, columns) {
@@ -87,7 +88,7 @@ fn starts_by_space(rows: &[Row], columns: usize, pitch: f32) -> Vec<bool> {
             starts[above + 1..=below].fill(false);
         }
     }
-    // A line between two lines of a cell beside it belongs to their row; so does one at less than a line's distance.
+    // A line between two lines of an adjacent cell belongs to their row; so does one at less than a line's distance.
     for at in 1..rows.len() {
         if rows[at - 1].base - rows[at].base < 0.75 * pitch {
             starts[at] = false;

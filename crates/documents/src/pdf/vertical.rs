@@ -1,17 +1,17 @@
-//! Lines from top to bottom whose letters stand upright: they are turned, as if the page lay on its side.
+//! Top-to-bottom lines with upright letters: they are rotated like a page in landscape.
 
 use super::content::Glyph;
 
-/// The direction of lines that run downwards, in degrees.
+/// The direction of top-to-bottom lines, in degrees.
 const DOWNWARDS: i16 = -90;
 
-/// How many neighbours below one another there are for each beside one another, on a page that is written downwards.
+/// Ratio of vertical to horizontal neighbours on a page with vertical writing.
 const MOSTLY: usize = 3;
 
-/// The middle of a letter above its line, in sizes of the font.
+/// The middle of a letter above its line, in font sizes.
 pub(super) const MIDDLE: f32 = 0.35;
 
-/// Turns upright letters that were drawn below one another, on a page that is mostly written so.
+/// Rotates upright letters drawn below one another, on a page with mostly vertical writing.
 pub(super) fn turn(glyphs: &mut [Glyph]) {
     let upright: Vec<usize> = (0..glyphs.len())
         .filter(|at| glyphs[*at].turn == 0 && is_ideographic(&glyphs[*at]))
@@ -40,7 +40,7 @@ pub(super) fn turn(glyphs: &mut [Glyph]) {
     }
 }
 
-/// True for a letter or a sign of a script that is written downwards.
+/// True for a letter or sign of a script with vertical writing.
 fn is_ideographic(glyph: &Glyph) -> bool {
     glyph.text.chars().next().is_some_and(super::paragraphs::is_wide)
 }

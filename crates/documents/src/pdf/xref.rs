@@ -1,4 +1,4 @@
-//! Places of the objects of a file, from its cross-references or from a search for them.
+//! Locations of a file's objects, from its cross-references or from a search.
 
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
@@ -6,13 +6,13 @@ use std::rc::Rc;
 use super::file::Refusal;
 use super::object::{Dict, Object, Parser, is_space};
 
-/// Objects of one file.
+/// Most objects of one file.
 const OBJECTS: usize = 2 << 20;
 
-/// Cross-references that name one before them.
+/// Longest chain of cross-references.
 const CHAIN: usize = 1024;
 
-/// Catalogs that are looked at in a file that names none.
+/// Most catalogs examined in a file that names none.
 const CATALOGS: usize = 64;
 
 /// The place of an object.
@@ -34,7 +34,7 @@ pub(super) struct Entries {
 }
 
 impl Entries {
-    /// Adds what a newer section does not say.
+    /// Adds entries that newer sections lack.
     fn add(&mut self, number: u32, entry: Entry) -> Result<(), Refusal> {
         if self.by_number.len() >= OBJECTS {
             return Err(Refusal::TooMuch);
@@ -49,10 +49,10 @@ impl Entries {
         }
     }
 
-    /// Makes the last catalog that stands in the file the root.
+    /// Makes the last catalog in the file the root.
     pub(super) fn find_root(&mut self, bytes: &[u8]) {
         for at in positions(bytes, b"/Catalog").into_iter().rev().take(CATALOGS) {
-            // A catalog names itself near its beginning.
+            // A catalog's type is near its start.
             let near = at.saturating_sub(4096);
             let Some(obj) = memchr::memmem::rfind(&bytes[near..at], b"obj") else {
                 continue;
@@ -87,7 +87,7 @@ pub(super) fn head(parser: &mut Parser<'_>) -> Option<(u32, u16)> {
 /// Reads the unpacked cross-reference stream at a byte.
 type ReadStream<'a> = dyn FnMut(usize) -> Option<(Dict, Rc<[u8]>)> + 'a;
 
-/// The entries that the end of a file leads to; `None` where nothing sound is there.
+/// The entries from the end of the file; `None` if they are invalid.
 pub(super) fn read(bytes: &[u8], stream: &mut ReadStream<'_>) -> Result<Option<Entries>, Refusal> {
     let near = bytes.len().saturating_sub(4096);
     let Some(last) = positions(&bytes[near..], b"startxref").pop() else {
@@ -95,7 +95,7 @@ pub(super) fn read(bytes: &[u8], stream: &mut ReadStream<'_>) -> Result<Option<E
     };
     let mut parser = Parser::of_file(bytes, near + last + 9);
     parser.skip_space();
-    // Offsets count from the header, which may stand behind a few other bytes.
+    // Offsets are relative to the header, which may follow a few other bytes.
     let header = positions(&bytes[..bytes.len().min(1024)], b"%PDF-")
         .first()
         .copied()
@@ -121,14 +121,14 @@ pub(super) fn read(bytes: &[u8], stream: &mut ReadStream<'_>) -> Result<Option<E
             None
         };
         let Some(dict) = dict else {
-            // Without the newest section nothing can be trusted.
+            // Without the newest section, nothing can be trusted.
             if visited.len() == 1 {
                 return Ok(None);
             }
             continue;
         };
         entries.add_trailer(&dict);
-        // A hybrid file names a stream that counts before what is older.
+        // A hybrid file's stream takes precedence over older sections.
         for key in ["Prev", "XRefStm"] {
             next.extend(dict.get(key).and_then(Object::index));
         }
@@ -136,7 +136,7 @@ pub(super) fn read(bytes: &[u8], stream: &mut ReadStream<'_>) -> Result<Option<E
     Ok(Some(entries))
 }
 
-/// Adds a table; its trailer.
+/// Adds a table and returns its trailer.
 fn table(parser: &mut Parser<'_>, header: usize, entries: &mut Entries) -> Result<Option<Dict>, Refusal> {
     loop {
         parser.skip_space();
@@ -182,7 +182,7 @@ fn of_stream(dict: &Dict, data: &[u8], header: usize, entries: &mut Entries) -> 
         return Ok(());
     };
     let width = kind_width.saturating_add(place_width).saturating_add(third_width);
-    // Fields wider than a number of 64 bits stand in no sound file; rows of no bytes would never end.
+    // No valid file has fields wider than 64 bits; rows of zero bytes would never end.
     if width == 0 || widths.iter().any(|width| *width > 8) {
         return Ok(());
     }
@@ -207,7 +207,7 @@ fn of_stream(dict: &Dict, data: &[u8], header: usize, entries: &mut Entries) -> 
     Ok(())
 }
 
-/// Finds objects by their heads; the last of a number counts.
+/// Finds objects by their headers; the last one of a number counts.
 pub(super) fn search(bytes: &[u8]) -> Entries {
     let mut entries = Entries::default();
     for at in positions(bytes, b"obj") {
@@ -237,7 +237,7 @@ pub(super) fn search(bytes: &[u8]) -> Entries {
     entries
 }
 
-/// The number of the object whose `obj` stands at a byte, and the byte that its head begins at.
+/// The number of the object whose `obj` is at a byte, and the first byte of its header.
 fn head_before(bytes: &[u8], at: usize) -> Option<(u32, usize)> {
     let mut end = at;
     let mut fields = [0; 2];
@@ -264,7 +264,7 @@ fn head_before(bytes: &[u8], at: usize) -> Option<(u32, usize)> {
     Some((u32::try_from(fields[1]).ok()?, end))
 }
 
-/// Every byte that a pattern begins at.
+/// Every occurrence of a pattern.
 pub(super) fn positions(bytes: &[u8], pattern: &[u8]) -> Vec<usize> {
     memchr::memmem::find_iter(bytes, pattern).collect()
 }

@@ -1,32 +1,34 @@
-//! Answers that are held to a form, such as a grammar.
+//! Answers constrained to a form, such as a grammar.
 
 use std::fmt;
 
-/// The form that answers have to have. Many requests may ask for the same.
+/// The required form of answers. Many requests may share one.
 pub trait AnswerForm: fmt::Debug + Send + Sync {
-    /// An answer of this form, before its first token.
+    /// Begins an answer of this form.
     ///
     /// # Errors
-    /// Why it cannot be begun, as a sentence.
+    /// The reason it cannot begin, as a sentence.
     fn begin(&self) -> Result<Box<dyn TokenConstraint>, String>;
 }
 
-/// Which tokens may come next in an answer under way.
+/// The tokens that may come next in an unfinished answer.
 pub trait TokenConstraint: Send {
-    /// Bits of the tokens that may come next, 32 to a word, the lowest token in the lowest bit. Tokens that end a text are
-    /// among them where the answer may end here.
+    /// Bits of the allowed next tokens, 32 per word, the lowest token in the lowest bit. If the answer may end here,
+    /// tokens that end a text are allowed.
     ///
     /// # Errors
-    /// Why this cannot be told, as a sentence; the answer ends with it.
+    /// The reason this cannot be computed, as a sentence; it ends the answer.
     fn allowed(&mut self) -> Result<&[u32], String>;
 
-    /// Goes on behind `token`, which was drawn from the allowed tokens. True when the answer is complete and no token can follow.
+    /// Continues after `token`, one of the allowed tokens. Returns true if the answer is complete and no token can
+    /// follow.
     ///
     /// # Errors
-    /// Why the answer cannot go on, as a sentence.
+    /// The reason the answer cannot continue, as a sentence.
     fn accept(&mut self, token: u32) -> Result<bool, String>;
 
-    /// The same answer once more, to try what may follow. Without it drafts are made without the form, and fewer of them agree.
+    /// A copy of the unfinished answer, to try further tokens. Without copies, drafts ignore the form and agree less
+    /// often.
     fn fork(&mut self) -> Option<Box<dyn TokenConstraint>> {
         None
     }

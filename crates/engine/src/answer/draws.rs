@@ -1,4 +1,4 @@
-//! How the tokens of an answer are drawn: by its sampler, from what its form allows.
+//! Draws the tokens of an answer with its sampler, from the tokens that its form allows.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,16 +13,16 @@ pub(super) struct Draws {
     pub(super) options: Arc<GenerateOptions>,
 }
 
-/// Draws the tokens of a draft with the random numbers that the answer will use.
+/// Draws the tokens of a draft with the random numbers of the answer.
 pub(crate) struct Guess {
     draws: Draws,
-    /// Tokens of the answer with those of the draft.
+    /// Tokens of the answer and the draft.
     tokens: usize,
     is_complete: bool,
 }
 
 impl Draws {
-    /// The draws of the sequence's next answer: they begin where the latest of the same seed stood.
+    /// The draws of the sequence's next answer: they continue after the latest draws with the same seed.
     pub(super) fn new(sequence: &Sequence, options: GenerateOptions) -> Result<Self, EngineError> {
         let sampling = options.sampling.clone();
         Ok(Self {
@@ -39,7 +39,8 @@ impl Draws {
         })
     }
 
-    /// The same draws from here on, for a draft. A form that cannot be forked does not hold the draft: what it forbids is not drawn later.
+    /// Copies the draws for a draft. If the form cannot be copied, the draft ignores it, and forbidden tokens are
+    /// later rejected.
     pub(super) fn guess(&mut self, tokens: usize) -> Guess {
         Guess {
             draws: Self {
@@ -53,7 +54,8 @@ impl Draws {
         }
     }
 
-    /// Draws a token behind `tokens`, of which the last `answer_tokens` are the answer, from the logits there, `[vocab]`.
+    /// Draws the token after `tokens`, of which the last `answer_tokens` are the answer, from the logits there,
+    /// `[vocab]`.
     pub(super) fn draw(&mut self, tokens: &[u32], answer_tokens: usize, logits: &[f32]) -> Result<u32, EngineError> {
         let ends = &self.engine.generation_defaults().eos;
         let is_early = answer_tokens < self.options.min_tokens;
@@ -84,7 +86,7 @@ impl Draws {
         Ok(self.sampler.sample(logits, &context))
     }
 
-    /// Goes on behind a token; whether the answer has the whole form then.
+    /// Continues after a token; returns true if the answer then has its complete form.
     pub(super) fn accept(&mut self, token: u32) -> Result<bool, EngineError> {
         match &mut self.constraint {
             Some(constraint) => constraint.accept(token).map_err(EngineError::Form),
@@ -100,12 +102,12 @@ impl Draws {
 }
 
 impl Guess {
-    /// True if nothing can follow.
+    /// True if no token can follow.
     pub(crate) fn is_complete(&self) -> bool {
         self.is_complete
     }
 
-    /// The token behind `tokens`; `None` where the form refuses to go on.
+    /// The token after `tokens`; `None` if the form cannot continue.
     pub(crate) fn draw(&mut self, tokens: &[u32], logits: &[f32]) -> Option<u32> {
         let token = self.draws.draw(tokens, self.tokens, logits).ok()?;
         self.tokens += 1;

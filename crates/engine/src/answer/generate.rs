@@ -1,4 +1,4 @@
-//! Options of an answer, and what came of it.
+//! Options of an answer, and its outcome.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,22 +14,22 @@ pub struct GenerateOptions {
     pub max_tokens: usize,
     /// How tokens are drawn.
     pub sampling: SamplingOptions,
-    /// Texts that end the answer; they are not part of it.
+    /// Texts that end the answer and are not part of it.
     pub stops: Vec<String>,
-    /// Further tokens that end the answer. The tokens that the model ends a text with always do.
+    /// Additional tokens that end the answer. The model's end tokens always do.
     pub stop_tokens: Vec<u32>,
-    /// Tokens before which nothing ends the answer but its length.
+    /// Number of tokens before which only the length limit ends the answer.
     pub min_tokens: usize,
-    /// Go on after the model's end of a text.
+    /// Continue after the model's end of text.
     pub ignores_end: bool,
-    /// End an answer that writes the same tokens again and again: up to 256 tokens, at least four times, with 128 repeated tokens. Has
-    /// no effect under a form, under penalties for repetition, and where the model's end is ignored.
+    /// End an answer that repeats itself: a run of up to 256 tokens, at least four times, with at least 128 repeated
+    /// tokens. Has no effect with a form, with repetition penalties, and if the model's end is ignored.
     pub ends_loops: bool,
-    /// Tell how likely each token was, with so many of the likeliest tokens in its place.
+    /// Return each token's probability, with this many of the likeliest alternatives.
     pub probabilities: Option<usize>,
-    /// The form that the answer has to have.
+    /// The required form of the answer.
     pub form: Option<Arc<dyn AnswerForm>>,
-    /// The source of guesses, so that several tokens are read in one pass. The answer is the same to the byte.
+    /// The source of drafts, so that several tokens are read in one pass. The answer stays the same to the byte.
     pub draft: DraftSpec,
 }
 
@@ -58,15 +58,15 @@ pub enum StopReason {
     EndOfText,
     /// A stop string appeared.
     StopString(String),
-    /// The asked number of tokens was written.
+    /// The requested number of tokens was generated.
     MaxTokens,
-    /// The context is full: there was no room for another token.
+    /// The context is full.
     ContextFull,
-    /// The caller asked to stop.
+    /// The caller stopped the answer.
     Interrupted,
-    /// The answer wrote the same tokens again and again.
+    /// The answer repeated the same tokens.
     Loop {
-        /// Tokens that repeat.
+        /// Length of the repeated run.
         period_tokens: usize,
     },
 }
@@ -111,7 +111,7 @@ pub struct Generation {
     pub text: String,
     /// The sampled tokens, the end-of-text token included.
     pub tokens: Vec<u32>,
-    /// Why it ended.
+    /// The reason it ended.
     pub stop: StopReason,
     /// Its drafts.
     pub drafts: DraftCount,

@@ -1,4 +1,4 @@
-//! From logits to text: the answer of one sequence, whoever takes its tokens through the model.
+//! From logits to text: the answer of one sequence, independent of the code that runs the model.
 
 pub(crate) mod constraint;
 mod draws;
@@ -17,33 +17,33 @@ use draws::Draws;
 pub(crate) use draws::Guess;
 use repetition::LoopWatch;
 
-/// Tokens of the text before that a continued answer's text depends on: a character is at most four bytes.
+/// Number of earlier tokens that can affect a continued answer's text: a character has at most four bytes.
 const CONTEXT_TOKENS: usize = 8;
 
-/// An answer under way: draws tokens from the logits of its sequence, decodes them, and looks for what ends it.
+/// An unfinished answer: draws tokens from its sequence's logits, decodes them, and checks for its end.
 pub(crate) struct Answer {
     draws: Draws,
     decoder: StreamDecoder,
     matcher: StopMatcher,
-    /// `None` where loops may go on.
+    /// `None` if loops are allowed.
     loops: Option<LoopWatch>,
     text: String,
     tokens: Vec<u32>,
 }
 
-/// A token that was drawn.
+/// A drawn token.
 pub(crate) struct Drawn {
     pub(crate) token: u32,
     /// The text that is certain now, often empty.
     pub(crate) text: String,
-    /// How likely it was, where that was asked for.
+    /// Its probability, if requested.
     pub(crate) probabilities: Option<TokenProbabilities>,
-    /// Why the answer ends here, if it does; otherwise the token has to be read next.
+    /// The reason the answer ends here, if it does; otherwise the token must be read next.
     pub(crate) stop: Option<StopReason>,
 }
 
 impl Answer {
-    /// The answer that a sequence goes on with: its draws begin where the latest of the same seed stood.
+    /// The next answer of a sequence: its draws continue after the latest draws with the same seed.
     pub(crate) fn new(sequence: &Sequence, options: GenerateOptions) -> Result<Self, EngineError> {
         sequence.engine().tokenizer()?;
         Ok(Self {
@@ -65,17 +65,17 @@ impl Answer {
         Ok(())
     }
 
-    /// True if it has as many tokens as it may.
+    /// True if it has the most tokens allowed.
     pub(crate) fn is_full(&self) -> bool {
         self.tokens.len() >= self.draws.options.max_tokens
     }
 
-    /// Tokens that it may still have.
+    /// Number of tokens that it may still generate.
     pub(crate) fn tokens_left(&self) -> usize {
         self.draws.options.max_tokens.saturating_sub(self.tokens.len())
     }
 
-    /// Draws as the answer would from here on, and leaves the answer as it is.
+    /// Draws as the answer would from here on, without changing it.
     pub(crate) fn guess(&mut self) -> Guess {
         self.draws.guess(self.tokens.len())
     }
@@ -88,7 +88,7 @@ impl Answer {
         drawn
     }
 
-    /// Draws the token behind the first `tokens` tokens of the sequence from the logits there, `[vocab]`.
+    /// Draws the token after the first `tokens` tokens of the sequence from the logits there, `[vocab]`.
     pub(crate) fn draw_behind(
         &mut self,
         sequence: &mut Sequence,
@@ -141,7 +141,7 @@ impl Answer {
         })
     }
 
-    /// Why the answer cannot go on with a token that was drawn before.
+    /// The reason the answer cannot continue with a token drawn earlier.
     pub(crate) fn end_before(&self, sequence: &Sequence, token: u32) -> Option<StopReason> {
         if self.draws.ends_text(token) {
             Some(StopReason::EndOfText)
@@ -152,7 +152,7 @@ impl Answer {
         }
     }
 
-    /// The text that was held back, at the end of an answer that no stop string ended.
+    /// The held-back text, at the end of an answer without a stop string.
     pub(crate) fn finish(&mut self) -> Result<String, EngineError> {
         if self.matcher.matched().is_some() {
             return Ok(String::new());
@@ -163,7 +163,7 @@ impl Answer {
         Ok(tail)
     }
 
-    /// The answer as generated.
+    /// The finished answer.
     pub(crate) fn end(self, stop: StopReason) -> Generation {
         Generation {
             drafts: DraftCount::default(),
@@ -174,7 +174,7 @@ impl Answer {
     }
 }
 
-/// Tokens for which the context has room behind a sequence.
+/// Number of tokens that still fit the context after a sequence.
 pub(crate) fn tokens_left(sequence: &Sequence) -> usize {
     let context = sequence.engine().plan().context_tokens;
     match sequence.options().window {

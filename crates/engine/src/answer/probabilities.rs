@@ -1,19 +1,20 @@
-//! How likely tokens were.
+//! Probabilities of tokens.
 
-/// How likely the model found a token, before temperature, penalties and biases.
+/// The model's probability of a token, before temperature, penalties and biases.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct TokenProbabilities {
-    /// The token that was drawn or read.
+    /// The drawn or read token.
     pub token: u32,
     /// The natural logarithm of its probability.
     pub log_probability: f32,
-    /// The likeliest tokens and the logarithms of their probabilities, the likeliest first; the lower token first on a tie.
+    /// The likeliest tokens with the logarithms of their probabilities, descending; of equal ones the lower token
+    /// first.
     pub likeliest: Vec<(u32, f32)>,
 }
 
 impl TokenProbabilities {
-    /// Of `token`, given the logits `[vocab]` it was drawn from, with the `most` likeliest tokens.
+    /// The probability of `token`, given its logits `[vocab]`, with the `most` likeliest tokens.
     pub fn from_logits(logits: &[f32], token: u32, most: usize) -> Self {
         let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let sum: f64 = logits.iter().map(|logit| f64::from(logit - largest).exp()).sum();

@@ -1,26 +1,27 @@
-//! Finds answers that write the same tokens again and again.
+//! Detects answers that repeat the same tokens.
 
 use crate::GenerateOptions;
 
-/// Longest run of tokens whose repetition is found.
+/// Longest detected run.
 const MOST_PERIOD: usize = 256;
 
-/// Fewest tokens that equal the tokens one run before.
+/// Fewest tokens that equal the tokens one run earlier.
 const LEAST_REPEATED: usize = 128;
 
-/// Fewest times that the run stands in the answer, one behind the other.
+/// Fewest consecutive copies of the run.
 const LEAST_TIMES: usize = 4;
 
-/// Watches the tokens of an answer for a loop: the same run of up to 256 tokens, at least four times in a row, with at least 128
-/// repeated tokens. Texts whose parts differ in a single token, such as tables and lists, are no loops.
+/// Watches an answer's tokens for a loop: the same run of up to 256 tokens, at least four times in a row, with at
+/// least 128 repeated tokens. Texts with parts that differ in one token, such as tables and lists, are not loops.
 pub(crate) struct LoopWatch {
-    /// For each period from 1 on, how many of the latest tokens equal the token one period before.
+    /// For each period from 1 on, the number of latest tokens that equal the token one period earlier.
     equal: Vec<usize>,
 }
 
 impl LoopWatch {
-    /// A watch for an answer under these options. `None` where loops may go on: a form decides which tokens follow, penalties act
-    /// against repetition, and a caller who ignores the model's end wants an exact length.
+    /// A watch for an answer under these options. `None` if loops are allowed: with a form, which decides the next
+    /// tokens; with penalties against repetition; and if the model's end is ignored, because the caller wants an
+    /// exact length.
     pub(crate) fn for_options(options: &GenerateOptions) -> Option<Self> {
         let sampling = &options.sampling;
         let penalises =
@@ -35,7 +36,7 @@ impl LoopWatch {
         }
     }
 
-    /// Takes the last of the answer's `tokens`. Returns the period of the loop that it completes, in tokens.
+    /// Adds the last of the answer's `tokens`. Returns the period of the loop that it completes, in tokens.
     pub(crate) fn push(&mut self, tokens: &[u32]) -> Option<usize> {
         let (last, before) = tokens.split_last()?;
         let mut found = None;
@@ -55,13 +56,13 @@ mod tests {
     use super::*;
     use crate::SamplingOptions;
 
-    /// Number of tokens after which the watch finds a loop, and the loop's period.
+    /// Number of tokens after which the watch detects a loop, and its period.
     fn end_of(tokens: &[u32]) -> Option<(usize, usize)> {
         let mut watch = LoopWatch::new();
         (1..=tokens.len()).find_map(|length| Some((length, watch.push(&tokens[..length])?)))
     }
 
-    /// A text of `beginning` different tokens, then `times` times the same `period` tokens, all different.
+    /// A text of `beginning` different tokens, then `times` copies of the same `period` different tokens.
     fn repeating(beginning: u32, period: u32, times: usize) -> Vec<u32> {
         let run: Vec<u32> = (0..period).map(|token| 10_000 + token).collect();
         (0..beginning).chain(run.repeat(times)).collect()
@@ -83,11 +84,11 @@ mod tests {
     fn tables_lists_and_code_whose_parts_differ_are_no_loops() {
         for period in 1..=60 {
             for place in 0..period {
-                // Row after row, in which one token counts up, as a number does.
+                // Rows in which one token counts up, as a number does.
                 let row = |number: u32| (0..period).map(move |token| if token == place { 500 + number } else { token });
                 let rows: Vec<u32> = (0..400).flat_map(row).collect();
                 assert_eq!(end_of(&rows), None, "{period} {place}");
-                // Numbers that begin again after ten rows are no loop before the ten rows stand there four times.
+                // Numbers that repeat after ten rows become a loop only after four copies of the ten rows.
                 let rows: Vec<u32> = (0..39).flat_map(|number| row(number % 10)).collect();
                 assert_eq!(end_of(&rows), None, "{period} {place}");
             }

@@ -1,6 +1,6 @@
-//! Stop strings, found wherever token boundaries fall.
+//! Finds stop strings across token boundaries.
 
-/// Passes text on until a stop string appears; text that may yet turn out to be the start of one is held back.
+/// Passes text on until a stop string appears. Text that may be the start of one is held back.
 #[derive(Debug, Clone, Default)]
 pub struct StopMatcher {
     stops: Vec<String>,
@@ -18,8 +18,7 @@ impl StopMatcher {
         }
     }
 
-    /// Takes the next piece of text and returns what can be shown now.
-    /// After a match everything is swallowed.
+    /// Adds text and returns the part that can be shown now. After a match, everything is dropped.
     pub fn push(&mut self, text: &str) -> String {
         if self.matched.is_some() {
             return String::new();
@@ -45,7 +44,7 @@ impl StopMatcher {
         std::mem::replace(&mut self.held, rest)
     }
 
-    /// The stop string that appeared, if one did.
+    /// The stop string that was found, if any.
     pub fn matched(&self) -> Option<&str> {
         self.matched.as_deref()
     }

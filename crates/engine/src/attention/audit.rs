@@ -1,4 +1,4 @@
-//! How much of the true attention a policy keeps, measured while it runs: exact attention for sampled queries.
+//! Measures how much of the exact attention a policy keeps, by computing exact attention for sampled queries.
 
 use riffle_attention::{Partial, QueryTile, Selection, Span};
 use riffle_kv::KvCache;
@@ -7,16 +7,16 @@ use serde::{Deserialize, Serialize};
 use crate::attention::{Chosen, Chunk, Heads, Tile, reading};
 use crate::{EngineError, PairCount};
 
-/// Queries of a chunk that are compared with exact attention.
+/// Queries per chunk that are compared with exact attention.
 const SAMPLED_ROWS: usize = 64;
 
-/// Neighbouring queries that are sampled together, so that they share the reading of keys and values.
+/// Neighbouring queries sampled together, so that they share reads of keys and values.
 const RUN: usize = 8;
 
-/// Steps of the histogram of kept mass, from nothing to all.
+/// Steps of the histogram of kept mass, from none to all.
 const STEPS: usize = 1000;
 
-/// The share of the exact mass that was kept, over all sampled queries of all audited layers.
+/// The kept share of the exact mass, over all sampled queries of all audited layers.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct AuditReport {
@@ -24,7 +24,7 @@ pub struct AuditReport {
     pub samples: u64,
     /// Share of the exact softmax mass that was read, on average.
     pub mean_mass: f64,
-    /// Share that all but one in a hundred samples exceed.
+    /// Share exceeded by 99% of the samples.
     pub first_percentile_mass: f64,
     /// The head with the lowest mean.
     pub worst_head: Option<HeadAudit>,
@@ -38,20 +38,20 @@ pub struct AuditReport {
     pub heads: Vec<HeadAudit>,
 }
 
-/// The share of the exact mass that one query head kept.
+/// The kept share of the exact mass of one query head.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct HeadAudit {
     /// Its layer.
     pub layer: usize,
     /// Its KV head.
     pub kv_head: usize,
-    /// Its number among the layer's query heads.
+    /// Index among the layer's query heads.
     pub head: usize,
     /// Sampled queries.
     pub samples: u64,
     /// Share of the exact mass that was read, on average.
     pub mean_mass: f64,
-    /// Share that all but one in a hundred samples exceed.
+    /// Share exceeded by 99% of the samples.
     pub first_percentile_mass: f64,
     /// Mean relative error of the output.
     pub mean_output_error: f64,
@@ -59,15 +59,15 @@ pub struct HeadAudit {
     pub density: f64,
 }
 
-/// One sampled query of one head beside exact attention, as [`SequenceObservers::audit`](crate::SequenceObservers::audit)
-/// shows it.
+/// One sampled query of one head compared with exact attention, for
+/// [`SequenceObservers::audit`](crate::SequenceObservers::audit).
 #[derive(Debug, Clone, Copy)]
 pub struct AuditedQuery<'a> {
-    /// Its layer, among those with keys and values.
+    /// Its layer, counted among layers with keys and values.
     pub layer: usize,
     /// Its KV head.
     pub kv_head: usize,
-    /// Its number among the layer's query heads.
+    /// Index among the layer's query heads.
     pub head: usize,
     /// Its position.
     pub position: usize,
@@ -75,11 +75,11 @@ pub struct AuditedQuery<'a> {
     pub kept_mass: f64,
     /// Exact softmax mass of the keys up to its own, `[position + 1]`.
     pub mass: &'a [f32],
-    /// Keys that were read: ascending and disjoint. Block means are not among them.
+    /// Keys that were read: ascending and disjoint, without block means.
     pub read: &'a [Span],
 }
 
-/// Takes in sampled queries: layer by layer within a logical batch, in each head by position.
+/// Receives sampled queries: layer by layer within a logical batch, for each head by position.
 pub(crate) type AuditObserver = Box<dyn FnMut(&AuditedQuery<'_>) + Send + Sync>;
 
 /// Running sums of one query head.
@@ -105,7 +105,7 @@ pub(crate) struct Audit {
     pub(super) observer: Option<AuditObserver>,
 }
 
-/// Sampled rows of one KV head: the tile they lie in, the first row in it, and `[rows, group]` log-sum-exp of what they read.
+/// Sampled rows of one KV head: their tile, the first row in it, and the `[rows, group]` log-sum-exp of their reads.
 pub(crate) struct SampledRun {
     tile: usize,
     first_row: usize,
@@ -113,7 +113,7 @@ pub(crate) struct SampledRun {
     log_sum_exp: Vec<f32>,
 }
 
-/// The sampled queries of a run, and what they read exactly.
+/// The sampled queries of a run, and their exact attention.
 struct Compared<'a> {
     run: &'a SampledRun,
     queries: QueryTile<'a>,
@@ -121,7 +121,7 @@ struct Compared<'a> {
 }
 
 impl Compared<'_> {
-    /// The share of the true mass that a query has kept: of row `at / group`, head `at % group`.
+    /// The kept share of the exact mass of row `at / group`, head `at % group`.
     fn kept_mass(&self, at: usize, group: usize) -> f64 {
         f64::from(self.run.log_sum_exp[at] - self.exact.log_sum_exp(at / group, at % group)).exp()
     }
@@ -137,7 +137,7 @@ impl Audit {
         }
     }
 
-    /// Goes on from sums that were taken so far; false for those of other heads.
+    /// Continues from saved sums; returns false for sums of other heads.
     pub(crate) fn resume(&mut self, sums: Vec<Option<HeadSums>>) -> bool {
         let sound = sums.iter().flatten().all(|sums| sums.histogram.len() == STEPS + 1);
         let sound = sound && sums.len() == self.sums.len();
@@ -147,7 +147,7 @@ impl Audit {
         sound
     }
 
-    /// Samples what `partials` have read so far: keys alone, before any summary is added.
+    /// Samples the reads in `partials` so far: only keys, before any summary is added.
     pub(crate) fn sample(&self, tiles: &[Tile<'_>], partials: &[Partial]) -> Vec<SampledRun> {
         let mut runs = Vec::new();
         for (number, (tile, partial)) in tiles.iter().zip(partials).enumerate() {
@@ -157,7 +157,7 @@ impl Audit {
                 .map(|other| other.queries.rows)
                 .sum();
             for (first, rows) in sampled_runs(chunk_rows) {
-                // The part of the run that lies in this tile.
+                // The part of the run within this tile.
                 let from = first.max(tile.first_row);
                 let to = (first + rows).min(tile.first_row + tile.queries.rows);
                 if from >= to {
@@ -177,9 +177,9 @@ impl Audit {
         runs
     }
 
-    /// Attends exactly for the sampled queries of a chunk, whose pages are read wherever they lie, and takes the comparison
-    /// in. `output` is the chunk's, `[tokens, heads, value_width]`.
-    /// Returns, by KV head, how many samples there were and how many missed the target.
+    /// Computes exact attention for a chunk's sampled queries, with pages in any tier, and adds the comparison.
+    /// `output` is the chunk's, `[tokens, heads, value_width]`. Returns, by KV head, the number of samples and the
+    /// number that missed the target.
     pub(crate) fn compare(
         &mut self,
         cache: &mut KvCache,
@@ -210,7 +210,7 @@ impl Audit {
         Ok(samples)
     }
 
-    /// Takes the comparison of a run in; returns how many samples there were and how many missed the target.
+    /// Adds the comparison of a run; returns the number of samples and the number that missed the target.
     fn take_in(
         &mut self,
         chunk: &Chunk<'_>,
@@ -235,7 +235,7 @@ impl Audit {
         Ok(((run.rows * group) as u64, missed))
     }
 
-    /// Shows the queries of a run to the observer, where there is one.
+    /// Passes the queries of a run to the observer, if there is one.
     fn show(&mut self, cache: &mut KvCache, chosen: &Chosen<'_>, compared: &Compared<'_>) -> Result<(), EngineError> {
         let Some(observer) = &mut self.observer else {
             return Ok(());
@@ -333,7 +333,7 @@ impl HeadSums {
     }
 }
 
-/// (first row, rows) of the runs that are sampled of a chunk of `rows`, evenly spread, the last rows among them.
+/// (first row, rows) of the sampled runs of a chunk of `rows`, evenly spread, including the last rows.
 fn sampled_runs(rows: usize) -> Vec<(usize, usize)> {
     if rows <= SAMPLED_ROWS {
         return vec![(0, rows)];
@@ -342,7 +342,7 @@ fn sampled_runs(rows: usize) -> Vec<(usize, usize)> {
     (1..=runs).map(|number| (rows * number / runs - RUN, RUN)).collect()
 }
 
-/// The mass that all but one sample in a hundred exceed, rounded down to a step.
+/// The mass that 99% of the samples exceed, rounded down to a step.
 fn first_percentile(histogram: &[u32]) -> f64 {
     let total: u64 = histogram.iter().map(|count| u64::from(*count)).sum();
     let mut below = 0;

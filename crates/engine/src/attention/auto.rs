@@ -1,14 +1,14 @@
-//! Moves each head, while the prompt is read, to the cheapest policy that keeps its attention.
+//! Moves each head, during the prompt, to the cheapest policy that keeps its attention.
 
 use riffle_policy::{CostModel, Phase, PolicySet, PolicyShape, PolicySpec, catalogue};
 use serde::{Deserialize, Serialize};
 
 use crate::EngineError;
 
-/// Samples that may miss the target: one in a hundred.
+/// Share of samples that may miss the target: one in a hundred.
 const MAY_MISS: f64 = 0.01;
 
-/// The policies a head may have, and where each head stands.
+/// The policies available to heads, and each head's current one.
 pub(crate) struct Auto {
     /// From the cheapest to full attention.
     rungs: Vec<PolicySpec>,
@@ -18,18 +18,19 @@ pub(crate) struct Auto {
     places: Vec<HeadRung>,
 }
 
-/// The rung of a head: every miss moves it one rung up and doubles the wait before a cheaper one is tried again.
+/// The rung of a head on the ladder of policies. Every miss moves it one rung up and doubles the wait before a
+/// cheaper one is tried again.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 struct HeadRung {
     rung: usize,
-    /// Chunks that kept the target since the last move.
+    /// Chunks that met the target since the last move.
     kept_chunks: u32,
-    /// Chunks that must keep it before a cheaper rung is tried.
+    /// Chunks that must meet the target before a cheaper rung is tried.
     wait: u32,
 }
 
-/// The rungs of all heads, for a session's file. Rungs are told in full: their order depends on the context and on what
-/// was measured of the machine.
+/// The rungs of all heads, for a session's file. Rungs are stored in full, because their order depends on the context
+/// and the machine's constants.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct AutoState {
     rungs: Vec<String>,
@@ -38,8 +39,8 @@ pub(crate) struct AutoState {
 }
 
 impl Auto {
-    /// Every head begins with full attention, which early chunks can afford. Rungs are ordered by what a chunk at the end
-    /// of `tokens` costs in the first layer.
+    /// Every head begins with full attention, which is affordable in early chunks. Rungs are ordered by the cost of a
+    /// chunk at the end of `tokens` in the first layer.
     pub(crate) fn new(shapes: &[PolicyShape], cost: &CostModel, tokens: usize) -> Self {
         let automatic = catalogue().iter().filter(|info| info.traits.automatic);
         let priced = automatic.map(|info| {
@@ -50,7 +51,7 @@ impl Auto {
         let mut rungs: Vec<(f64, PolicySpec)> = priced.collect();
         let is_dense = |spec: &PolicySpec| spec.info().traits.dense;
         rungs.sort_by(|a, b| a.0.total_cmp(&b.0).then(is_dense(&a.1).cmp(&is_dense(&b.1))));
-        // A policy that costs more than full attention has no place below it.
+        // A policy that costs more than full attention is not a rung.
         let full = rungs.iter().position(|(_, spec)| is_dense(spec));
         rungs.truncate(full.map_or(rungs.len(), |full| full + 1));
         let start = HeadRung {
@@ -72,7 +73,7 @@ impl Auto {
         }
     }
 
-    /// Takes up where heads stood, and gives those that had moved their policies. False for a state of other heads.
+    /// Restores the heads' rungs and sets the policies of moved heads. Returns false for a state of other heads.
     pub(crate) fn resume(&mut self, state: &AutoState, policies: &mut PolicySet) -> Result<bool, EngineError> {
         let rungs: Result<Vec<PolicySpec>, _> = state.rungs.iter().map(|rung| rung.parse()).collect();
         let Ok(rungs) = rungs else { return Ok(false) };
@@ -93,7 +94,8 @@ impl Auto {
         Ok(true)
     }
 
-    /// Takes in how many of a chunk's samples missed the target; returns the policy the KV head moves to, if it moves.
+    /// Records how many of a chunk's samples missed the target; returns the policy that the KV head moves to, if it
+    /// moves.
     pub(crate) fn learn(&mut self, layer: usize, kv_head: usize, samples: u64, missed: u64) -> Option<&PolicySpec> {
         let highest = self.rungs.len() - 1;
         let first: usize = self.kv_heads[..layer].iter().sum();
@@ -142,7 +144,7 @@ mod tests {
         assert_eq!(auto.learn(1, 2, 128, 9).map(PolicySpec::name), Some(names[1]));
         let tries = (0..100).take_while(|_| auto.learn(1, 2, 128, 0).is_none()).count();
         assert_eq!(tries, 7, "and waits twice as long after each miss");
-        // Other heads stand where they stood.
+        // Other heads stay on their rungs.
         assert_eq!(
             auto.learn(0, 2, 128, 0).map(PolicySpec::name),
             Some(names[names.len() - 2])

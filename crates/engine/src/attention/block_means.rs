@@ -1,4 +1,5 @@
-//! Means of blocks of keys and values, which the CPU keeps as blocks fill and reads, for policies whose selections name summaries.
+//! Means of blocks of keys and values, which the CPU computes as blocks fill, for policies whose selections name
+//! summaries.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +20,7 @@ pub(crate) struct BlockMeans {
     heads: BTreeMap<(usize, usize, usize), HeadMeans>,
 }
 
-/// Means of the whole blocks of one KV head.
+/// Means of the complete blocks of one KV head.
 pub(crate) struct HeadMeans {
     block: usize,
     key_width: usize,
@@ -29,14 +30,14 @@ pub(crate) struct HeadMeans {
     keys: Vec<f32>,
     /// `[blocks, value_width]`
     values: Vec<f32>,
-    /// Sums of the block under way, `[key_width]` of keys, then `[value_width]` of values.
+    /// Sums of the incomplete block, `[key_width]` of keys, then `[value_width]` of values.
     sums: Vec<f32>,
-    /// Tokens in them.
+    /// Number of tokens in the sums.
     counted: usize,
 }
 
 impl BlockMeans {
-    /// The means of one KV head, empty at first.
+    /// The means of one KV head, initially empty.
     pub(crate) fn head_mut(&mut self, layer: usize, kv_head: usize, block: usize, heads: &Heads) -> &mut HeadMeans {
         self.heads.entry((layer, kv_head, block)).or_insert_with(|| HeadMeans {
             block,
@@ -50,25 +51,25 @@ impl BlockMeans {
         })
     }
 
-    /// The means of one KV head, where there are any.
+    /// The means of one KV head, if there are any.
     pub(crate) fn get(&self, layer: usize, kv_head: usize, block: usize) -> Option<&HeadMeans> {
         self.heads.get(&(layer, kv_head, block))
     }
 
-    /// Forgets everything about a KV head.
+    /// Removes all means of a KV head.
     pub(crate) fn forget(&mut self, layer: usize, kv_head: usize) {
         self.heads
             .retain(|(of_layer, of_head, _), _| (*of_layer, *of_head) != (layer, kv_head));
     }
 
-    /// Forgets blocks that hold tokens at or after the place that `tokens` says of a layer and KV head.
+    /// Removes blocks with tokens at or after `tokens(layer, kv_head)`.
     pub(crate) fn truncate(&mut self, tokens: impl Fn(usize, usize) -> usize) {
         for ((layer, kv_head, _), head) in &mut self.heads {
             let tokens = tokens(*layer, *kv_head);
             if tokens >= head.tokens() {
                 continue;
             }
-            // A block that is cut within is taken in again.
+            // A block that is cut in the middle is summed again.
             head.begin();
             let blocks = (tokens / head.block).min(head.blocks.len());
             head.blocks.truncate(blocks);
@@ -79,13 +80,13 @@ impl BlockMeans {
 }
 
 impl HeadMeans {
-    /// Tokens that have been taken in.
+    /// Number of tokens added.
     pub(crate) fn tokens(&self) -> usize {
         self.blocks.len() * self.block + self.counted
     }
 
-    /// Takes in the tokens below `tokens` of pages that come in order; a block is there when it is whole. The sums run in
-    /// order of position whatever the pages.
+    /// Adds the tokens below `tokens` of pages in order; a mean is stored when its block is complete. Sums run by
+    /// position, independent of page boundaries.
     pub(crate) fn extend(&mut self, pages: &[PageView<'_>], tokens: usize) -> Result<(), AttendError> {
         let (key_width, value_width) = (self.key_width, self.value_width);
         let mut rows = Vec::new();
@@ -108,10 +109,10 @@ impl HeadMeans {
         Ok(())
     }
 
-    /// Makes the block under way a mean.
+    /// Turns the incomplete block into a mean.
     fn close(&mut self) -> Result<(), AttendError> {
         let (key_width, value_width, number) = (self.key_width, self.value_width, self.blocks.len());
-        // Planes hold whole stripes.
+        // Planes have whole stripes.
         let blocks = (number + 1).next_multiple_of(LANES);
         self.keys.resize(blocks * key_width, 0.0);
         self.values.resize(blocks * value_width, 0.0);
@@ -154,7 +155,7 @@ fn add(sums: &mut [f32], rows: &[f32]) {
     }
 }
 
-/// Takes in the blocks that have filled, of heads whose policies read block means.
+/// Adds completed blocks for heads whose policies read block means.
 pub(crate) fn extend_means(
     cache: &mut KvCache,
     means: &mut BlockMeans,
@@ -170,7 +171,7 @@ pub(crate) fn extend_means(
     Ok(())
 }
 
-/// Reads the block means that selections name.
+/// Reads the block means in selections.
 pub(crate) fn attend_means(
     means: &BlockMeans,
     policies: &[Policy],

@@ -1,5 +1,5 @@
-//! Attention for a model that computes elsewhere: the caller projects queries, keys and values; their pages lie here, and the engine's
-//! own step selects and attends.
+//! Attention for a model that computes elsewhere: the caller projects queries, keys and values; this module stores
+//! their pages, selects and attends.
 
 use riffle_attention::{AttendOptions, Partial};
 use riffle_kv::{KvCache, KvError, KvUsage, LayerShape};
@@ -12,18 +12,18 @@ use crate::attention::{
 use crate::error::require;
 use crate::{AttentionPrecision, AuditReport, AuditedQuery, EngineError, PairCount};
 
-/// How a [`CachedAttention`] attends.
+/// Options of a [`CachedAttention`].
 #[derive(Debug, Clone)]
 pub struct CachedAttentionOptions {
     /// Query heads of a layer; a multiple of the cache's KV heads.
     pub heads: usize,
-    /// Policies that choose what prompt tokens read.
+    /// Policies that select for prompt tokens.
     pub prefill: PolicyRules,
-    /// Policies that choose what generated tokens read.
+    /// Policies that select for generated tokens.
     pub decode: PolicyRules,
     /// Prompt tokens whose attention is computed together.
     pub chunk_tokens: usize,
-    /// How prompts multiply.
+    /// Precision of products in prompts.
     pub attention: AttentionPrecision,
     /// Costs, for the guards of short prompts.
     pub cost: CostModel,
@@ -34,23 +34,23 @@ pub struct CachedAttentionOptions {
 /// The work of a layer on its rows.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerCall {
-    /// The layer, among those with keys and values.
+    /// The layer's index among layers with keys and values.
     pub layer: usize,
-    /// [`Phase::Decode`] for generated tokens, [`Phase::Prefill`] for those of a prompt.
+    /// [`Phase::Decode`] for generated tokens, [`Phase::Prefill`] for prompt tokens.
     pub phase: Phase,
     /// Factor on q·k.
     pub scale: f32,
     /// Logits become cap·tanh(logit / cap).
     pub soft_cap: Option<f32>,
-    /// Tokens that the layer looks back at most, the token itself counted. No policy acts on such a layer. The window of a layer is the
-    /// same in every call.
+    /// Window of the layer in tokens, including the token itself. Policies do not act on such a layer. The window
+    /// must be the same in every call.
     pub window: Option<usize>,
 }
 
-/// Rows that a model has projected, with positions in keys and queries already.
+/// Projected rows, with positions already in keys and queries.
 #[derive(Debug, Clone, Copy)]
 pub struct ProjectedRows<'a> {
-    /// Tokens, at least one.
+    /// Number of tokens, at least one.
     pub tokens: usize,
     /// `[tokens, heads, key_width]`
     pub queries: &'a [f32],
@@ -60,7 +60,7 @@ pub struct ProjectedRows<'a> {
     pub values: &'a [f32],
 }
 
-/// Keys and values of one sequence in pages, with the policies that choose what its queries read.
+/// Keys and values of one sequence in pages, with the policies that select for its queries.
 pub struct CachedAttention {
     state: AttentionState,
     /// By layer of the cache.
@@ -78,7 +78,7 @@ impl CachedAttention {
     /// Attention over an empty cache.
     ///
     /// # Errors
-    /// [`EngineError::Option`] for heads that do not fit the cache and chunks without tokens; [`EngineError::Policy`].
+    /// [`EngineError::Option`] for heads that do not fit the cache and empty chunks; [`EngineError::Policy`].
     pub fn new(cache: KvCache, options: CachedAttentionOptions) -> Result<Self, EngineError> {
         let shape = *cache.shape();
         let fits = |layer: &LayerShape| options.heads > 0 && options.heads.is_multiple_of(layer.kv_heads);
@@ -119,7 +119,7 @@ impl CachedAttention {
         self.state.cache.usage()
     }
 
-    /// How it attends.
+    /// Its options.
     pub fn options(&self) -> &CachedAttentionOptions {
         &self.options
     }
@@ -129,20 +129,21 @@ impl CachedAttention {
         &self.state.cache
     }
 
-    /// Pairs of query and key that were read, of all layers and KV heads.
+    /// Pairs of query and key that were read, over all layers and KV heads.
     pub fn pairs(&self) -> PairCount {
         self.state.counters.pairs
     }
 
-    /// How much of the true attention was kept so far, where [`CachedAttentionOptions::audit`] is on.
+    /// The kept share of exact attention so far, if [`CachedAttentionOptions::audit`] is on.
     pub fn audit(&self) -> Option<AuditReport> {
         self.state.audit.as_ref().map(Audit::report)
     }
 
-    /// Shows every query that is audited from now on to `observer`, as [`SequenceObservers::audit`](crate::SequenceObservers::audit).
+    /// Passes every query audited from now on to `observer`, as
+    /// [`SequenceObservers::audit`](crate::SequenceObservers::audit) does.
     ///
     /// # Errors
-    /// [`EngineError::Option`] where [`CachedAttentionOptions::audit`] is off.
+    /// [`EngineError::Option`] if [`CachedAttentionOptions::audit`] is off.
     pub fn observe_audit(
         &mut self,
         observer: impl FnMut(&AuditedQuery<'_>) + Send + Sync + 'static,
@@ -150,12 +151,12 @@ impl CachedAttention {
         self.state.observe_audit(Box::new(observer))
     }
 
-    /// Appends the rows to a layer, lets its policies select, attends, and lets them observe. `output` is
-    /// `[tokens, heads, key_width]`.
+    /// Appends the rows to a layer, lets its policies select, attends, and lets them observe. `output` is `[tokens,
+    /// heads, key_width]`.
     ///
     /// # Errors
-    /// [`EngineError::Kv`] for a layer that does not exist and for slices of other lengths; pages without room. The layer then holds
-    /// what it held, apart from what policies had evicted.
+    /// [`EngineError::Kv`] for a layer that does not exist, for slices of other lengths, and if there is no room for
+    /// pages. The layer is then unchanged, except for evictions by policies.
     pub fn attend(
         &mut self,
         call: &LayerCall,
@@ -165,8 +166,8 @@ impl CachedAttention {
         self.take(call, rows, Some(output))
     }
 
-    /// Appends keys and values to a layer without attending, such as those that another cache holds. Policies that learn from what is
-    /// attended to learn nothing of them.
+    /// Appends keys and values to a layer without attention, for example from another cache. Policies that learn from
+    /// attention learn nothing from them.
     ///
     /// # Errors
     /// As [`attend`](Self::attend).
@@ -190,7 +191,7 @@ impl CachedAttention {
         self.take(&call, &rows, None)
     }
 
-    /// Appends the rows, and attends where there is a place for the output.
+    /// Appends the rows, and attends if there is an output buffer.
     fn take(
         &mut self,
         call: &LayerCall,
@@ -218,8 +219,8 @@ impl CachedAttention {
         attended
     }
 
-    /// Forgets what follows the first `tokens` tokens, in every layer. False, with nothing changed, where tokens before have left for
-    /// good.
+    /// Truncates every layer to the first `tokens` tokens. Returns false, without changes, if earlier tokens were
+    /// evicted.
     pub fn truncate(&mut self, tokens: usize) -> bool {
         if tokens == 0 {
             self.state.evicted = Evicted::default();
@@ -233,7 +234,7 @@ impl CachedAttention {
         true
     }
 
-    /// Forgets what follows the first `tokens` tokens of a layer.
+    /// Truncates a layer to the first `tokens` tokens.
     fn cut(&mut self, layer: usize, tokens: usize) {
         self.tokens[layer] = tokens;
         self.state.truncate_layer(layer, tokens);
@@ -328,7 +329,7 @@ impl CachedAttention {
         Ok(())
     }
 
-    /// Frees the pages that a layer's window has left behind.
+    /// Frees the pages before a layer's window.
     fn slide(&mut self, layer: usize, window: usize) -> Result<(), EngineError> {
         let sliding = SlidingLayer::new(layer, window, self.state.cache.shape().page_tokens);
         if let Some(left) = self.state.slide_layer(&sliding, self.tokens[layer])? {
@@ -338,7 +339,7 @@ impl CachedAttention {
     }
 }
 
-/// The rows as the cache holds them.
+/// The rows in the cache's form, rotated if necessary.
 fn rotated<'a>(rows: &'a [f32], room: &'a mut Vec<f32>, is_rotated: bool, head_dim: usize) -> &'a [f32] {
     if !is_rotated {
         return rows;

@@ -1,4 +1,4 @@
-//! Selections of a chunk's tiles: policies choose, from keys wherever they lie.
+//! Selections for a chunk's tiles: policies select using keys in any tier.
 
 use rayon::prelude::*;
 use riffle_attention::Selection;
@@ -29,7 +29,7 @@ impl AttentionState {
         Ok((selections, chunk.tiles.par_iter().map(own).collect()))
     }
 
-    /// Selects where all policies of the layer rank blocks by bounds that a device keeps: no key is looked at here.
+    /// Selects if all policies of the layer rank blocks by bounds on a device: no key is read here.
     fn select_by_bounds(
         &mut self,
         input: &LayerRows<'_>,
@@ -55,7 +55,7 @@ impl AttentionState {
         Ok(Some(selections.collect()))
     }
 
-    /// Selects where every page can be shown as it lies.
+    /// Selects if every page is near.
     fn select_near(&mut self, input: &LayerRows<'_>, chunk: &Chunk<'_>) -> Result<Vec<Selection>, EngineError> {
         let policies = self.policies.of_mut(input.step.phase).layer_mut(chunk.layer);
         let both = policies.iter_mut().zip(&chunk.contexts);
@@ -94,7 +94,7 @@ impl AttentionState {
         Ok(chunk.tiles.par_iter().map(select).collect())
     }
 
-    /// Selects KV head by KV head, with the keys that its policy looks at brought near.
+    /// Selects one KV head at a time, and loads the keys that its policy reads.
     fn select_far(&mut self, input: &LayerRows<'_>, chunk: &Chunk<'_>) -> Result<Vec<Selection>, EngineError> {
         let mut selections = Vec::with_capacity(chunk.tiles.len());
         let policies = self.policies.of_mut(input.step.phase).layer_mut(chunk.layer);
@@ -115,7 +115,7 @@ impl AttentionState {
     }
 }
 
-/// Tokens in the blocks that every one of a layer's policies ranks by bounds of their keys; `None` where one does not.
+/// Tokens per block, if every policy of the layer ranks blocks by bounds of their keys; otherwise `None`.
 pub(super) fn bounds_block(policies: &[Policy], input: &LayerRows<'_>, chunk: &Chunk<'_>) -> Option<usize> {
     let mut blocks = policies.iter().zip(&chunk.contexts).map(|(policy, context)| {
         let queries = input.tile(chunk.tokens.clone(), context.kv_head);

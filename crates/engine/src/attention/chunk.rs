@@ -1,4 +1,4 @@
-//! A chunk of a layer: its tiles and what they may read.
+//! A chunk of a layer: its tiles and the tokens that they may read.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,30 +19,30 @@ pub(crate) struct LayerStep {
     /// Tokens the layer will hold when the prompt has been read.
     pub(crate) total_tokens: usize,
     pub(crate) page_tokens: usize,
-    /// Tokens that have left each KV head of the layer.
+    /// Tokens evicted from each KV head of the layer.
     pub(crate) evicted_tokens: Vec<usize>,
-    /// Tokens that the layer looks back at most; such a layer is sparse by design and no policy acts on it. A layer that reads the keys
-    /// of another looks back at all of them: policies choose by what their own layer reads.
+    /// Window of the layer in tokens; no policy acts on such a layer. A layer that reads another layer's keys sees
+    /// all of them, because policies select for the keys' own layer.
     pub(crate) window: Option<usize>,
     pub(crate) rotation: Rotation,
-    /// A logit of each query head that takes part in its softmax and has no value, where the layer has such.
+    /// Attention sinks of the layer, one logit per query head, if it has them.
     pub(crate) sinks: Option<Arc<[f32]>>,
-    /// True if the layer has keys and values of its own, which are appended before they are read.
+    /// True if the layer has its own keys and values, which are appended before they are read.
     pub(crate) appends: bool,
-    /// True if the pages that the next layer is expected to read are brought to the device behind this one.
+    /// True if the pages expected by the next layer are loaded to the device after this one.
     pub(crate) reads_ahead: bool,
     pub(crate) options: AttendOptions<'static>,
 }
 
-/// One chunk of a layer, ready to be attended to.
+/// One chunk of a layer, ready for attention.
 pub(crate) struct Chunk<'a> {
     pub(crate) layer: usize,
     pub(crate) heads: Heads,
-    /// Which of the sequence's rows it holds.
+    /// Its range within the sequence's rows.
     pub(crate) tokens: Range<usize>,
-    /// The rows of the batch in which they lie.
+    /// Its rows of the batch.
     pub(crate) batch_rows: Range<usize>,
-    /// The tokens that may be read, by KV head.
+    /// Selection context for each KV head.
     pub(crate) contexts: Vec<SelectContext<'a>>,
     /// KV head by KV head.
     pub(crate) tiles: Vec<Tile<'a>>,
@@ -53,22 +53,22 @@ pub(crate) struct Chunk<'a> {
     pub(crate) options: AttendOptions<'static>,
 }
 
-/// A chunk and what its tiles read.
+/// A chunk and its tiles' selections.
 pub(crate) struct Chosen<'q> {
     pub(crate) chunk: Chunk<'q>,
     /// By tile.
     pub(crate) selections: Vec<Selection>,
-    /// Selections of the first of two phases, by tile; empty where there is one phase.
+    /// Selections of the first of two phases, by tile; empty with one phase.
     pub(crate) own: Vec<Selection>,
-    /// Rows that also read everything and correct those after them.
+    /// Rows that also read everything and correct the rows after them.
     pub(crate) dense_rows: Vec<DenseRow>,
     /// Key scores that policies computed, by KV head.
     pub(crate) scans: Vec<Option<LentScan>>,
     /// By KV head.
     pub(crate) counts: Vec<PairCount>,
-    /// The layer of the cache that is attended to after this chunk.
+    /// The next cache layer to attend.
     pub(crate) next: usize,
-    /// Tokens in the blocks whose means the device reads, by KV head; empty where it reads none.
+    /// Tokens per block whose means the device reads, by KV head; empty if it reads none.
     pub(crate) device_means: Vec<Option<usize>>,
     /// True if the result stays on the device that attends.
     pub(crate) stays_on_device: bool,
@@ -82,7 +82,7 @@ impl Chosen<'_> {
 }
 
 impl<'a> Chunk<'a> {
-    /// Tokens `tokens` of the rows. Contexts show no pages: [`showing`](Self::showing) adds them.
+    /// A chunk of tokens `tokens` of the rows. Its contexts have no pages: [`showing`](Self::showing) adds them.
     pub(crate) fn new(input: &LayerRows<'a>, tokens: Range<usize>) -> Self {
         let step = &input.step;
         let contexts = (0..step.heads.kv_heads).map(|kv_head| SelectContext {
@@ -117,7 +117,7 @@ impl<'a> Chunk<'a> {
         self.sinks.as_ref().map(|sinks| &sinks[of_group])
     }
 
-    /// Its contexts with the pages of each KV head.
+    /// The contexts with the pages of each KV head.
     pub(crate) fn showing<'p>(&self, pages: &'p [Vec<PageView<'p>>]) -> Vec<SelectContext<'p>> {
         let contexts = self.contexts.iter();
         let shown = contexts.map(|context| SelectContext {
@@ -127,12 +127,12 @@ impl<'a> Chunk<'a> {
         shown.collect()
     }
 
-    /// One past the last position of the KV head that holds most.
+    /// One past the last position of the longest KV head.
     pub(crate) fn end(&self) -> usize {
         self.contexts.iter().map(|context| context.tokens).max().unwrap_or(0)
     }
 
-    /// The keys and values of a KV head among the pages of each.
+    /// The keys and values of a KV head, from the pages of all heads.
     pub(crate) fn kv<'p>(&self, kv_head: usize, pages: &'p [Vec<PageView<'p>>]) -> KvView<'p> {
         KvView {
             head_dim: self.heads.key_width,
@@ -141,7 +141,7 @@ impl<'a> Chunk<'a> {
     }
 }
 
-/// The pages of each KV head from the one on that holds its token `from`, cut at the end of the chunk.
+/// The pages of each KV head, from the page with token `from` on, cut at the end of the chunk.
 pub(crate) fn pages<'c>(
     reader: &'c PageReader<'_>,
     chunk: &Chunk<'_>,

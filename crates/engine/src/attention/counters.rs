@@ -1,31 +1,31 @@
-//! Pairs that a sequence has read, and the time that its attention took.
+//! Counts of pairs read, and attention time of a sequence.
 
 use std::time::Instant;
 
 use riffle_policy::Phase;
 use serde::{Deserialize, Serialize};
 
-/// The time of attention by part, by the clock on the wall, over all layers.
+/// Attention time by part, in wall-clock time, over all layers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct AttentionTime {
-    /// Milliseconds in which policies looked at keys, chose, and counted votes.
+    /// Milliseconds for policies: reading keys, selecting, and counting votes.
     pub select_ms: f64,
-    /// Milliseconds of attending to what was chosen; by a device's own clock where the result stays there.
+    /// Milliseconds for attention to the selections; by a device's clock if the result stays there.
     pub attend_ms: f64,
 }
 
-/// Pairs of query position and key, over all KV heads of the layers in which a policy may choose. Layers with a window of their own,
-/// and layers that read the keys of another layer, are not counted.
+/// Pairs of query position and key, over all KV heads of layers with policies. Layers with a window, and layers that
+/// read another layer's keys, are not counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PairCount {
     /// Pairs that were read.
     pub read: u64,
-    /// Pairs that dense attention would have read.
+    /// Pairs that dense attention would read.
     pub causal: u64,
 }
 
-/// Counts of one sequence since it began.
+/// Counts of one sequence since its start.
 #[derive(Default)]
 pub(crate) struct Counters {
     pub(crate) pairs: PairCount,
@@ -36,7 +36,7 @@ pub(crate) struct Counters {
 }
 
 impl PairCount {
-    /// Share of the causal pairs that were read; 1 for full attention, and before anything was read.
+    /// Share of the causal pairs that were read; 1 for full attention, and before any read.
     pub fn density(&self) -> f64 {
         match self.causal {
             0 => 1.0,
@@ -52,7 +52,7 @@ impl PairCount {
 }
 
 impl Counters {
-    /// Counts pairs from here on also token by token, from the one in this slot on.
+    /// Also counts pairs per token from here on, starting with the token in this slot.
     pub(crate) fn count_rows_from(&mut self, slot: usize) {
         self.row_pairs = Some((slot, Vec::new()));
     }
@@ -68,7 +68,7 @@ impl Counters {
         }
     }
 
-    /// Goes back to `pairs`, with those of the first `kept` tokens behind the checkpoint; forgets the others.
+    /// Returns to `pairs` plus those of the first `kept` tokens after the checkpoint; drops later ones.
     pub(crate) fn roll_back(&mut self, pairs: PairCount, kept: usize) {
         self.pairs = pairs;
         if let Some((_, rows)) = &mut self.row_pairs {
@@ -86,7 +86,7 @@ impl Counters {
         &mut self.time[usize::from(phase == Phase::Decode)]
     }
 
-    /// Adds the time since `began`, which a chunk shared with others: `chunks` in all.
+    /// Adds the time since `began`, divided among the `chunks` chunks that shared it.
     pub(super) fn add_attend_time(&mut self, phase: Phase, began: Instant, chunks: usize) {
         self.time_mut(phase).attend_ms += began.elapsed().as_secs_f64() * 1e3 / chunks as f64;
     }

@@ -1,9 +1,9 @@
 //! Delta correction of sparse attention to prompts: Delta Attention, Willette et al. 2025, arXiv:2505.11254.
 //!
-//! In each KV head the queries at multiples of `delta` also read everything. The difference between what such a query read
-//! densely and sparsely is added to the outputs of the queries after it, up to the next one, in each query head by itself.
-//! A chunk that begins between two multiples takes its first query as well, so a chunk needs nothing of the chunks before
-//! it: prompts that are cut at multiples of `delta` have the same outputs however they are cut.
+//! In each KV head the queries at multiples of `delta` also read everything. The difference between such a query's
+//! dense and sparse outputs is added to the outputs of the queries after it, up to the next one, separately for each
+//! query head. A chunk that begins between two multiples also uses its first query, so chunks are independent: all
+//! splits of a prompt at multiples of `delta` give the same outputs.
 
 use std::ops::Range;
 
@@ -14,19 +14,19 @@ use riffle_policy::Policy;
 use crate::attention::{Chunk, reading};
 use crate::{EngineError, PairCount};
 
-/// A query of a chunk that also reads everything, in one KV head.
+/// A chunk's query that also reads everything, in one KV head.
 pub(crate) struct DenseRow {
-    /// The tile it lies in.
+    /// Index of its tile.
     tile: usize,
-    /// Its number in the chunk.
+    /// Its row in the chunk.
     row: usize,
-    /// Rows of the chunk that its difference corrects, itself among them: those from it on, up to the next such query, that
-    /// do not read everything themselves.
+    /// Rows of the chunk that its difference corrects, including itself: up to the next such query, except rows that
+    /// already read everything.
     corrected: Vec<usize>,
 }
 
-/// The queries of a chunk that read everything to correct others, and how many more pairs they read, by KV head.
-/// `phases` is what its tiles read, in one phase or two.
+/// The correcting queries of a chunk, and the number of additional pairs that they read, by KV head. `phases` are the
+/// selections of its tiles, in one phase or two.
 pub(crate) fn dense_rows(
     chunk: &Chunk<'_>,
     policies: &[Policy],
@@ -73,7 +73,8 @@ pub(crate) fn dense_rows(
     (rows, counts)
 }
 
-/// Lets the rows read everything and corrects the outputs after them. `output` is the chunk's, `[tokens, heads, value_width]`.
+/// Computes dense attention for the rows and corrects the outputs after them. `output` is the chunk's, `[tokens,
+/// heads, value_width]`.
 pub(crate) fn correct(
     cache: &mut KvCache,
     chunk: &Chunk<'_>,

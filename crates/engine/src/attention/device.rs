@@ -1,4 +1,4 @@
-//! Attention on a device: the cache lies in main memory whole, the device keeps the pages it has room for.
+//! Attention on a device: main memory has the whole cache, and the device caches pages as far as it has room.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -17,23 +17,23 @@ use crate::attention::{
     pages_read, show_policies, tile_reads,
 };
 
-/// The room on an engine's device that all its sequences share, while there are any.
+/// The device page cache of an engine, shared by all its sequences while there are any.
 #[derive(Default)]
 pub(crate) struct SharedRoom(Mutex<Weak<Room>>);
 
 type Room = Mutex<Box<dyn PageRoom>>;
 
-/// One sequence in the room on the device, whose pages leave it when this is dropped.
+/// One sequence's pages in the device page cache; dropping it frees them.
 pub(crate) struct DevicePages {
     room: Arc<Room>,
     sequence: SequenceId,
     queue: Arc<dyn DeviceQueue>,
-    /// Around the latest call whose result stays on the device, until its time is [taken](Self::attended_ms).
+    /// Timer of the latest call whose result stays on the device, until its time is [taken](Self::attended_ms).
     call: Option<Box<dyn QueueTimer>>,
 }
 
 impl DevicePages {
-    /// A new sequence in the room that the sequences of an engine share; the first makes it under `options`.
+    /// Adds a sequence to the engine's shared page cache; the first one creates it under `options`.
     pub(crate) fn shared(
         shared: &SharedRoom,
         queue: &Arc<dyn DeviceQueue>,
@@ -74,7 +74,7 @@ impl Drop for DevicePages {
     }
 }
 
-/// After a panic within nobody knows what lies there.
+/// After a panic, the contents are unknown.
 fn lock(room: &Room) -> MutexGuard<'_, Box<dyn PageRoom>> {
     room.lock().unwrap_or_else(|poisoned| {
         let mut locked = poisoned.into_inner();
@@ -114,10 +114,10 @@ impl Reader for DevicePages {
         chosen: &Chosen<'_>,
         partials: &mut [Partial],
     ) -> Result<(), EngineError> {
-        // Keys lie where the kernels read them: scans of policies in main memory are not used again.
+        // Keys are on the device: scans that policies did in main memory are not reused.
         let Chosen { chunk, selections, .. } = chosen;
         let end = chunk.end();
-        // Never all pages for the sake of a shorter list: each that is shown takes a place on the device.
+        // Never requests all pages to shorten the list, because each page takes room on the device.
         let wanted = pages_read(cache, chunk, tile_reads(chunk, selections));
         let tiles = chunk.tiles.iter().zip(selections).map(|(tile, selection)| PagedTile {
             kv_head: tile.kv_head,
@@ -158,8 +158,8 @@ impl Reader for DevicePages {
         Ok(())
     }
 
-    /// Takes the mass of keys of 16 bits, as the attention of a device weighs them. Without `partials` the log-sum-exp of what was read
-    /// lies in the rows.
+    /// Computes the mass from 16-bit keys, as the device's attention does. Without `partials`, the rows on the device
+    /// have the log-sum-exp.
     fn observe(
         &mut self,
         cache: &mut KvCache,
@@ -220,7 +220,7 @@ impl Reader for DevicePages {
         Ok(())
     }
 
-    /// Brings the pages that lie in main memory, up to the first that does not.
+    /// Loads the pages that are in main memory, up to the first that is not.
     fn read_ahead(&mut self, cache: &KvCache, next: usize) -> Result<(), EngineError> {
         let mut room = lock(&self.room);
         let reader = cache.read();
@@ -328,12 +328,12 @@ impl KeyEstimates for DevicePages {
     }
 }
 
-/// The rows of a chunk on the device that attends.
+/// The rows of a chunk on the attending device.
 fn batch_rows<'a>(chunk: &Chunk<'a>) -> BatchRows<'a> {
     BatchRows::new(device_rows(chunk.new_keys), chunk.batch_rows.clone())
 }
 
-/// The rows of a batch on the device that attends.
+/// The rows of a batch on the attending device.
 fn device_rows(new_keys: NewKeys<'_>) -> &dyn DeviceRows {
     match new_keys {
         NewKeys::Device(rows) => rows,
@@ -341,22 +341,22 @@ fn device_rows(new_keys: NewKeys<'_>) -> &dyn DeviceRows {
     }
 }
 
-/// The keys of a layer as they lie in main memory.
+/// The keys of a layer in main memory.
 pub(crate) struct ShownKeys<'a> {
-    /// Up to the end of the chunk that looks at them, by KV head.
+    /// Pages up to the chunk's end, by KV head.
     pub(crate) pages: &'a [Vec<PageView<'a>>],
     /// Of all pages, by KV head.
     pub(crate) versions: &'a [Vec<PageVersion>],
 }
 
-/// The tokens in the blocks of all KV heads that read any.
+/// The common number of tokens per block, over all KV heads that read blocks.
 fn same_block(blocks: &[Option<usize>]) -> Option<usize> {
     let mut lengths = blocks.iter().flatten().copied();
     let first = lengths.next()?;
     lengths.all(|block| block == first).then_some(first)
 }
 
-/// Takes the tokens that the summaries of some KV heads of a layer lack into them; false where there is no room.
+/// Adds missing tokens to the summaries of some KV heads of a layer; returns false if there is no room.
 fn extend_summaries(
     room: &mut dyn PageRoom,
     cache: &mut KvCache,

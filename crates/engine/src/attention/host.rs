@@ -1,4 +1,4 @@
-//! Pages in main memory and in the tiers behind it.
+//! Reads pages from main memory and farther tiers.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use riffle_policy::PolicySet;
 use crate::EngineError;
 use crate::attention::{Chosen, LayerRows, NewKeys, Reader, Reads, reading};
 
-/// Reads the cache itself; it holds nothing of its own.
+/// Reads the cache directly, without its own state.
 pub(crate) struct HostReader;
 
 impl Reader for HostReader {

@@ -1,4 +1,4 @@
-//! Selections of layers that were trained to choose: an indexer of the model ranks the tokens, and no policy acts.
+//! Selections of layers with a trained indexer: the model ranks the tokens, and policies do not act.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,31 +14,31 @@ use crate::attention::{AttentionState, Chunk, Tile};
 /// Pages whose scores one task computes.
 const TASK_PAGES: usize = 16;
 
-/// How the rows of a sequence come to what they read in a layer of such a model.
+/// The source of the selections in a layer of such a model.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum LayerIndex<'a> {
     /// By the layer's own indexer.
     Own(IndexRows<'a>),
-    /// They read what the layer before them that has an indexer chose.
+    /// The rows use the selections of the previous layer with an indexer.
     Shared,
 }
 
-/// What the indexer of a layer computed of all rows of a sequence.
+/// The indexer's results in a layer for all rows of a sequence.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct IndexRows<'a> {
     pub(crate) shape: IndexerShape,
-    /// The layer of the cache that holds the keys of the indexer.
+    /// The cache layer with the indexer's keys.
     pub(crate) cache_layer: usize,
-    /// True if layers behind it read what it chooses.
+    /// True if later layers use its selections.
     pub(crate) is_shared: bool,
     pub(crate) rows: ProjectedIndex<'a>,
 }
 
-/// The latest choice, by the cache slot of a tile's first row, where further layers read it.
+/// The latest selections, by the cache slot of a tile's first row, for later layers.
 pub(crate) type LatestChoice = BTreeMap<usize, Selection>;
 
 impl<'a> IndexRows<'a> {
-    /// The same of some rows of a batch, whose indexers computed `rows`.
+    /// The part for some rows of a batch, whose indexers computed `rows`.
     pub(crate) fn of_rows(self, rows: &Range<usize>) -> Self {
         let (heads, width) = (self.shape.heads, self.shape.width);
         let part = |values: &'a [f32], width: usize| &values[rows.start * width..rows.end * width];
@@ -65,7 +65,7 @@ impl AttentionState {
         Ok(self.cache.append(index.cache_layer, keys, &[])?)
     }
 
-    /// The selection of each tile of a chunk whose rows are appended.
+    /// The selection of each tile of a chunk whose rows are already appended.
     pub(super) fn select_by_index(
         &mut self,
         index: &LayerIndex<'_>,

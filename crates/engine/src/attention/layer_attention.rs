@@ -1,4 +1,4 @@
-//! Attention without a model: the engine's own step on queries, keys and values that the caller makes up, for measurements.
+//! Attention without a model, for measurements: the engine's own step on queries, keys and values from the caller.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::attention::{
 };
 use crate::{AttentionTime, EngineError, PairCount};
 
-/// A chunk of a prompt, or a generated token, as a layer attends with it.
+/// A prompt chunk or a generated token as input of a layer.
 pub struct ChunkRows {
     tokens: usize,
     // [tokens, heads, key_width]
@@ -24,32 +24,32 @@ pub struct ChunkRows {
     on_device: Option<Box<dyn DeviceRows>>,
 }
 
-/// The attention of a sequence, layer by layer, under one policy: each chunk is appended, selected for, attended to and observed as in
-/// a [pass](crate::Runner::pass).
+/// The attention of a sequence under one policy, layer by layer. Each chunk is appended, selected for, attended and
+/// observed as in a [pass](crate::Runner::pass).
 pub struct LayerAttention {
     phase: Phase,
     /// By layer of the cache.
     layers: Vec<Heads>,
-    /// Tokens of the whole prompt. `None`: the prompt ends with each chunk.
+    /// Tokens of the whole prompt. With `None`, the prompt ends with each chunk.
     prompt_tokens: Option<usize>,
     state: AttentionState,
-    /// A device that attends, on which the pages have a room of their own.
+    /// A device that attends, with a separate page cache.
     queue: Option<Arc<dyn DeviceQueue>>,
-    /// True if the pages that the next layer is expected to read are brought to the device behind each chunk.
+    /// True if the pages expected by the next layer are loaded to the device after each chunk.
     reads_ahead: bool,
     partials: Vec<Partial>,
     // [tokens, heads, value_width]
     output: Vec<f32>,
-    /// True if the latest chunk's lies on the device.
+    /// True if the latest chunk's output is on the device.
     has_output_on_device: bool,
 }
 
 impl LayerAttention {
-    /// Goes on from what a cache holds, whose keys have `heads` query heads in all. The policy reads contexts of every length as its
-    /// parameters say; `chunk_tokens` is the length of a prompt's chunks.
+    /// Continues from a cache, with `heads` query heads per layer. The policy also selects in short contexts;
+    /// `chunk_tokens` is the length of a prompt's chunks.
     ///
     /// # Errors
-    /// [`EngineError::Policy`] for a policy that does not choose in the phase, or not for chunks so short.
+    /// [`EngineError::Policy`] for a policy that does not support the phase, or chunks this short.
     pub fn new(
         cache: KvCache,
         heads: usize,
@@ -83,17 +83,17 @@ impl LayerAttention {
         })
     }
 
-    /// The same with a device that attends, on which pages lie in a room of their own.
+    /// Moves attention to a device, with a separate page cache.
     ///
     /// # Errors
-    /// [`EngineError::Device`] for a room that the device refuses.
+    /// [`EngineError::Device`] if the device refuses the page cache.
     pub fn on_device(mut self, queue: &Arc<dyn DeviceQueue>, room: RoomOptions) -> Result<Self, EngineError> {
         self.state.reader = Box::new(DevicePages::shared(&SharedRoom::default(), queue, room)?);
         self.queue = Some(Arc::clone(queue));
         Ok(self)
     }
 
-    /// The same in a prompt of so many tokens: some policies read its last ones densely.
+    /// Sets the length of the whole prompt: some policies read its last tokens densely.
     pub fn within_prompt(self, tokens: usize) -> Self {
         Self {
             prompt_tokens: Some(tokens),
@@ -101,7 +101,7 @@ impl LayerAttention {
         }
     }
 
-    /// The same without bringing pages to the device before they are asked for.
+    /// Disables loading pages to the device ahead of time.
     pub fn without_reading_ahead(self) -> Self {
         Self {
             reads_ahead: false,
@@ -109,8 +109,8 @@ impl LayerAttention {
         }
     }
 
-    /// A chunk of `tokens` tokens, brought to where it is attended to: queries `[tokens, heads, head_dim]`, keys and values
-    /// `[tokens, kv_heads, head_dim]`.
+    /// Copies a chunk of `tokens` tokens to the attending device, or keeps it in main memory: queries `[tokens,
+    /// heads, head_dim]`, keys and values `[tokens, kv_heads, head_dim]`.
     ///
     /// # Errors
     /// A device that fails.
@@ -133,11 +133,11 @@ impl LayerAttention {
         })
     }
 
-    /// Appends a chunk to a layer, lets the policy select for it, attends and lets the policy observe. A device may still be at work
-    /// then.
+    /// Appends a chunk to a layer, lets the policy select, attends, and lets the policy observe. A device may still
+    /// be working when it returns.
     ///
     /// # Errors
-    /// Memory or a device that fails.
+    /// Failures of memory or the device.
     pub fn attend(&mut self, layer: usize, chunk: &ChunkRows) -> Result<(), EngineError> {
         let (shape, held) = (*self.state.cache.shape(), self.state.cache.tokens(layer));
         let mut failure = None;
@@ -196,12 +196,12 @@ impl LayerAttention {
         }
     }
 
-    /// Forgets what follows the first `tokens` tokens, in all layers.
+    /// Truncates all layers to the first `tokens` tokens.
     pub fn truncate(&mut self, tokens: usize) {
         self.state.truncate(tokens);
     }
 
-    /// The time of all chunks so far, by part; waits for the device.
+    /// The time of all chunks so far, by part. Waits for the device.
     ///
     /// # Errors
     /// A device that fails.
@@ -210,12 +210,12 @@ impl LayerAttention {
         Ok(self.state.counters.time(self.phase))
     }
 
-    /// The pairs of query position and key that all chunks so far read.
+    /// The pairs of query position and key read by all chunks so far.
     pub fn pairs(&self) -> PairCount {
         self.state.counters.pairs
     }
 
-    /// Bytes and pages that have travelled to the device and back so far.
+    /// Bytes and pages copied to the device and back so far.
     pub fn transferred(&self) -> TransferCount {
         self.state.reader.transferred()
     }

@@ -1,4 +1,4 @@
-//! Rows of a sequence in one layer, as the model projected them.
+//! Projected rows of a sequence in one layer.
 
 use std::ops::Range;
 
@@ -7,37 +7,37 @@ use riffle_device::DeviceRows;
 
 use crate::attention::{LayerIndex, LayerStep, Slot, Tile};
 
-/// Queries, keys and values of one layer for consecutive tokens of a sequence, rotated as its cache holds them.
+/// Queries, keys and values of one layer for consecutive tokens of a sequence, rotated to the cache's form.
 #[derive(Clone)]
 pub(crate) struct LayerRows<'a> {
     pub(crate) step: LayerStep,
-    /// The layer's number among those that hold keys and values.
+    /// The layer's index among layers with keys and values.
     pub(crate) cache_layer: usize,
     /// Slot of the first token in the cache.
     pub(crate) slot: Slot,
-    /// The row of the batch in which the first token lies.
+    /// Row of the first token in the batch.
     pub(crate) first_row: usize,
     /// Tokens.
     pub(crate) tokens: usize,
     // [tokens, heads, key_width]
     pub(crate) queries: &'a [f32],
     pub(crate) new_keys: NewKeys<'a>,
-    /// Where the model itself chooses what the layer reads.
+    /// The trained indexer's selections, for layers with one.
     pub(crate) index: Option<LayerIndex<'a>>,
 }
 
-/// Keys and values that no cache holds yet.
+/// Keys and values that are not in a cache yet.
 #[derive(Clone, Copy)]
 pub(crate) enum NewKeys<'a> {
     /// In main memory, `[rows, kv_heads, key_width]` and `[rows, kv_heads, value_width]`.
     Host { keys: &'a [f32], values: &'a [f32] },
-    /// On the device, which attends as well and rotates them as it appends them.
+    /// On the device, which attends too and rotates them when it appends them.
     Device(&'a dyn DeviceRows),
 }
 
 impl<'a> NewKeys<'a> {
-    /// Keys and values of some rows of the batch, of so many elements each. On a device the caller names the rows when it reads
-    /// them.
+    /// Keys and values of some rows of the batch, with these strides. On a device, the caller names the rows when it
+    /// reads them.
     pub(crate) fn rows(self, rows: &Range<usize>, [key_stride, value_stride]: [usize; 2]) -> Self {
         match self {
             Self::Host { keys, values } => Self::Host {
@@ -50,12 +50,12 @@ impl<'a> NewKeys<'a> {
 }
 
 impl<'a> LayerRows<'a> {
-    /// The rows of the batch in which tokens `tokens` lie.
+    /// The rows of the batch for tokens `tokens`.
     pub(crate) fn batch_rows(&self, tokens: &Range<usize>) -> Range<usize> {
         self.first_row + tokens.start..self.first_row + tokens.end
     }
 
-    /// The place of a token of the rows in a KV head, from which tokens before it may have left.
+    /// The head slot of one of the rows' tokens: evicted tokens before it are not counted.
     pub(crate) fn head_slot(&self, token: usize, kv_head: usize) -> usize {
         self.slot.after(token).0 - self.step.evicted_tokens[kv_head]
     }

@@ -1,8 +1,8 @@
-//! Copies of what policies have learned after each row of a pass, so that a sequence can go back to any of them.
+//! Copies of policies' learned state after each row of a pass, so that a sequence can return to any row.
 //!
-//! A policy that learns from queries cannot forget one. Where drafted tokens are verified, its state is copied after each row. A row behind
-//! which tokens would have been evicted is marked: a sequence that reads one token after the other evicts there, so the rows behind it
-//! are not those that it would have read.
+//! A policy that learns from queries cannot undo one. During the verification of drafts, its state is copied after
+//! each row. A row after which tokens would have been evicted is marked: reading token by token would evict there, so
+//! later rows would differ.
 
 use riffle_kv::KvCache;
 use riffle_policy::{Learned, PolicySet};
@@ -13,23 +13,24 @@ use crate::attention::runs_empty;
 /// The states of one sequence's decode policies in the latest pass over several generated tokens.
 #[derive(Debug, Default)]
 pub(crate) struct LearnedRows {
-    /// Tokens before the pass, and rows of the pass; `None` where the latest pass had one row, or no policy learns.
+    /// Tokens before the pass, and rows of the pass; `None` if the latest pass had one row, or no policy learns.
     pass: Option<(usize, usize)>,
-    /// `[rows - 1][layers, kv_heads]`, after each row but the last; empty for layers on which no policy acts.
+    /// `[rows - 1][layers, kv_heads]`, after each row except the last; empty for layers without policies.
     states: Vec<Vec<Learned>>,
-    /// The first row behind which tokens would have been evicted.
+    /// The first row after which tokens would have been evicted.
     evicts_behind: Option<usize>,
 }
 
 impl LearnedRows {
-    /// Begins a pass of `rows` rows behind the first `tokens` tokens. Rows are recorded where there are several and a policy learns.
+    /// Begins a pass of `rows` rows after the first `tokens` tokens. Rows are recorded if there are several and a
+    /// policy learns.
     pub(crate) fn begin(&mut self, policies: &PolicySet, tokens: usize, rows: usize) {
         self.pass = (rows > 1 && !policies.follows_from_keys()).then_some((tokens, rows));
         self.states.clear();
         self.evicts_behind = None;
     }
 
-    /// Takes what the policies of a layer know after the first `rows` rows.
+    /// Records the learned state of a layer's policies after the first `rows` rows.
     pub(crate) fn take(
         &mut self,
         policies: &mut PolicySet,
@@ -56,22 +57,22 @@ impl LearnedRows {
         Ok(())
     }
 
-    /// Rows of the latest pass that are those of reading its tokens one by one, if rows were recorded.
+    /// Number of rows of the latest pass that equal reading the tokens one by one, if rows were recorded.
     pub(crate) fn sound_rows(&self) -> Option<usize> {
         let (_, rows) = self.pass?;
         Some(self.evicts_behind.unwrap_or(rows))
     }
 
-    /// True if the states after the first `kept` tokens behind the first `tokens` are known.
+    /// True if the states after `kept` tokens following the first `tokens` are recorded.
     pub(crate) fn reaches(&self, tokens: usize, kept: usize) -> bool {
         let is_recorded =
             |(before, rows)| before == tokens && (kept == rows || (kept > 0 && kept <= self.states.len()));
         self.pass.is_some_and(is_recorded)
     }
 
-    /// Gives the policies what they knew after the first `kept` rows.
+    /// Restores the policies' states after the first `kept` rows.
     pub(crate) fn restore(&self, policies: &mut PolicySet, kept: usize) -> Result<(), EngineError> {
-        // After the last row the policies are as they are.
+        // After the last row, the policies' current states apply.
         let states = self.states.get(kept - 1).map_or(&[][..], Vec::as_slice);
         for (policy, state) in policies.iter_mut().zip(states) {
             policy.set_learned(state)?;

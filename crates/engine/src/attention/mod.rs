@@ -1,11 +1,11 @@
-//! The attention of one sequence: pages, policies, and all that both have learned.
+//! The attention of one sequence: pages, policies, and their learned state.
 //!
-//! [`AttentionState`] owns it. In each layer it appends new keys, lets the policies select, attends to what they
-//! name, and lets policies, observers and an audit look at the result. Pages are reached through a [`Reader`]: one reads
-//! main memory and the tiers behind it, the other a device. [`LayerAttention`] and [`CachedAttention`] are faces for callers who have
-//! no model here.
+//! [`AttentionState`] owns it. In each layer it appends new keys, lets the policies select, attends to the
+//! selections, and passes the result to policies, observers and an audit. It accesses pages through a [`Reader`]: one
+//! implementation reads main memory and farther tiers, the other a device. [`LayerAttention`] and [`CachedAttention`]
+//! are interfaces for callers without a model here.
 //!
-//! This module knows caches, policies and kernels. It knows no engine, no sequence and no text.
+//! This module uses caches, policies and kernels. It does not depend on engine, sequence or text.
 
 mod audit;
 mod auto;

@@ -8,10 +8,10 @@ use riffle_kv::KvCache;
 use crate::EngineError;
 use crate::attention::Chosen;
 
-/// Looks at every query of the layers that see the whole sequence. It changes nothing of the sequence.
+/// Observes every query of the layers that see the whole sequence, without changing the sequence.
 pub(crate) trait QueryObserver: Any + Send + Sync {
-    /// Takes in the queries of a chunk, whose keys the cache holds. `partials` come from the keys that were read; `None` where they stay
-    /// on a device.
+    /// Receives the queries of a chunk whose keys are in the cache. `partials` are the results of the reads; `None`
+    /// if they stay on a device.
     fn observe(
         &mut self,
         cache: &mut KvCache,
@@ -20,17 +20,17 @@ pub(crate) trait QueryObserver: Any + Send + Sync {
     ) -> Result<(), EngineError>;
 }
 
-/// The observers of one sequence, in the order in which they came.
+/// The observers of one sequence, in the order of registration.
 #[derive(Default)]
 pub(crate) struct Observers(Vec<Box<dyn QueryObserver>>);
 
 impl Observers {
-    /// Lets one more look on.
+    /// Adds an observer.
     pub(crate) fn add(&mut self, observer: impl QueryObserver) {
         self.0.push(Box::new(observer));
     }
 
-    /// Takes the first observer of a type back; it looks on no more.
+    /// Removes and returns the first observer of a type.
     pub(crate) fn take<T: QueryObserver>(&mut self) -> Option<T> {
         let is_wanted = |observer: &dyn QueryObserver| (observer as &dyn Any).is::<T>();
         let place = self.0.iter().position(|observer| is_wanted(&**observer))?;

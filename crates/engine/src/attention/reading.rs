@@ -1,4 +1,4 @@
-//! Reads pages of a layer wherever they lie, with the bits of reading them all at once.
+//! Reads pages of a layer from any tier, with the same bits as reading them all at once.
 
 use rayon::prelude::*;
 use riffle_attention::{
@@ -11,7 +11,7 @@ use riffle_policy::{ColumnMass, KeyUse, Policy, PolicySet, SelectContext};
 use crate::EngineError;
 use crate::attention::{Chosen, Chunk, Tile};
 
-/// The selections of a chunk's tiles, and the key scores that policies computed: where a scan covers a tile, its keys are not
+/// The selections of a chunk's tiles, and the key scores from policies: if a scan covers a tile, its keys are not
 /// scored again.
 pub(crate) struct Reads<'r> {
     chunk: &'r Chunk<'r>,
@@ -19,7 +19,7 @@ pub(crate) struct Reads<'r> {
     selections: &'r [Selection],
     /// By tile.
     scans: Vec<Option<&'r Scan>>,
-    /// The selection of scanned tiles, which read no keys.
+    /// An empty selection, for scanned tiles, which read no keys.
     nothing: Selection,
 }
 
@@ -37,12 +37,12 @@ impl<'r> Reads<'r> {
         }
     }
 
-    /// The pages that are read, by KV head; `None` for all.
+    /// The pages to read, by KV head; `None` for all.
     fn wanted(&self, cache: &KvCache) -> Option<Vec<Vec<Span>>> {
         wanted_pages(cache, self.chunk, tile_reads(self.chunk, self.selections))
     }
 
-    /// Jobs over the keys of some pages; none for tiles that are scanned.
+    /// Jobs over the keys of some pages; empty selections for scanned tiles.
     fn jobs<'j>(&'j self, pages: &'j [Vec<PageView<'j>>]) -> impl Iterator<Item = AttendJob<'j>> {
         let tiles = self.chunk.tiles.iter().zip(self.selections).zip(&self.scans);
         tiles.map(|((tile, selection), scan)| AttendJob {
@@ -52,7 +52,7 @@ impl<'r> Reads<'r> {
         })
     }
 
-    /// Adds what scanned tiles read of some pages.
+    /// Adds the reads of scanned tiles from some pages.
     fn attend_scanned(&self, pages: &[Vec<PageView<'_>>], partials: &mut [Partial]) -> Result<(), EngineError> {
         let scanned = partials.par_iter_mut().enumerate();
         scanned.try_for_each(|(place, partial)| match self.scans[place] {
@@ -66,9 +66,9 @@ impl<'r> Reads<'r> {
     }
 }
 
-/// Attends each tile of some chunks to its selection: of one sequence, or of several of one pool, where pages that they share are
-/// loaded and read once. A chunk comes with the number of its sequence. `next` is the layer whose pages are loaded ahead;
-/// `partials` are those of all tiles, chunk by chunk.
+/// Attends each tile of some chunks to its selection. With several sequences of one pool, shared pages are loaded and
+/// read once. A chunk comes with its sequence's number. `next` is the layer to load ahead; `partials` has all tiles,
+/// chunk by chunk.
 pub(crate) fn attend(
     caches: &mut [&mut KvCache],
     chunks: &[(usize, Reads<'_>)],
@@ -105,7 +105,7 @@ pub(crate) fn attend(
     Ok(stream.finish(partials)?)
 }
 
-/// Attends queries of KV heads of a chunk to everything before them, exactly.
+/// Computes exact attention of some queries of a chunk to everything before them.
 pub(crate) fn attend_everything(
     cache: &mut KvCache,
     chunk: &Chunk<'_>,
@@ -171,7 +171,8 @@ pub(crate) fn mass_of_everything(
     Ok(masses)
 }
 
-/// The mass that all queries of a chunk give each token under full attention, by KV head: summed over rows and heads of its group.
+/// The mass that all queries of a chunk give each token under full attention, by KV head: summed over rows and heads
+/// of its group.
 pub(crate) fn exact_masses(cache: &mut KvCache, chunk: &Chunk<'_>) -> Result<Vec<Vec<f32>>, EngineError> {
     let queries: Vec<(usize, QueryTile<'_>)> = chunk.tiles.iter().map(|tile| (tile.kv_head, tile.queries)).collect();
     let partials = attend_everything(cache, chunk, &queries)?;
@@ -179,8 +180,8 @@ pub(crate) fn exact_masses(cache: &mut KvCache, chunk: &Chunk<'_>) -> Result<Vec
     read_masses(cache, chunk, [&[], &everything], &partials)
 }
 
-/// The mass that all queries of a chunk gave each token under what they read, which `partials` come from, by KV head: summed over
-/// rows and heads of its group.
+/// The mass that all queries of a chunk give each token under their selections, by KV head: summed over rows and
+/// heads of its group. `partials` are the results of these reads.
 pub(crate) fn read_masses(
     cache: &mut KvCache,
     chunk: &Chunk<'_>,
@@ -196,7 +197,7 @@ pub(crate) fn read_masses(
     Ok(heads.into_iter().map(|head| head.mass).collect())
 }
 
-/// Adds the mass of observed queries, under what they read, to [`Observed::mass`].
+/// Adds the mass of observed queries, under their selections, to [`Observed::mass`].
 pub(crate) fn add_masses(
     cache: &mut KvCache,
     chunk: &Chunk<'_>,
@@ -222,7 +223,7 @@ pub(crate) fn add_masses(
     })
 }
 
-/// The observations that policies of a chunk's layer ask for; without `partials` the log-sum-exp of what was read lies elsewhere.
+/// The observations that policies of a chunk's layer need; without `partials`, the log-sum-exp is on a device.
 pub(crate) fn observed<'c>(
     policies: &mut PolicySet,
     chunk: &Chunk<'c>,
@@ -234,7 +235,7 @@ pub(crate) fn observed<'c>(
         .collect()
 }
 
-/// Queries of a KV head and what they read.
+/// Queries of a KV head and their selection.
 pub(crate) type QueriesRead<'a> = (usize, QueryTile<'a>, &'a Selection);
 
 /// The reads of a chunk's tiles.
@@ -259,14 +260,14 @@ pub(crate) fn observed_reads<'a>(
     })
 }
 
-/// The selections of the tile of a place, one for each phase.
+/// The selections of tile `place`, one for each phase.
 pub(crate) fn named(selections: [&[Selection]; 2], place: usize) -> impl Iterator<Item = &Selection> + Clone {
     selections
         .into_iter()
         .filter_map(move |selections| selections.get(place))
 }
 
-/// Tells policies what they asked for.
+/// Passes observations to policies.
 pub(crate) fn show_policies(policies: &mut PolicySet, chunk: &Chunk<'_>, heads: &[Observed<'_>]) {
     let policies = policies.layer_mut(chunk.layer);
     for head in heads {
@@ -278,7 +279,7 @@ pub(crate) fn show_policies(policies: &mut PolicySet, chunk: &Chunk<'_>, heads: 
     }
 }
 
-/// Lets a policy make its choice with the keys it looks at near.
+/// Runs a policy's selection with the keys that it reads loaded.
 pub(crate) fn with_keys<T>(
     cache: &mut KvCache,
     policy: &mut Policy,
@@ -287,7 +288,7 @@ pub(crate) fn with_keys<T>(
     choose: impl FnOnce(&mut Policy, &SelectContext<'_>) -> T,
 ) -> Result<T, EngineError> {
     if policy.traits().keys != KeyUse::Scanned {
-        // It keeps what it needs of each page; pages it has not seen are shown to it one by one.
+        // A policy with summaries needs only pages that it has not summarized; these are loaded one by one.
         let behind = Span::new(policy.keys_from(context), context.tokens);
         show(cache, context, behind, |pages| {
             for page in pages.iter().filter(|page| page.start + page.tokens < context.tokens) {
@@ -303,7 +304,7 @@ pub(crate) fn with_keys<T>(
     })?)
 }
 
-/// Shows the pages of one KV head that hold `tokens`, in order.
+/// Passes the pages of one KV head that overlap `tokens`, in order.
 pub(crate) fn show(
     cache: &mut KvCache,
     context: &SelectContext<'_>,
@@ -321,7 +322,7 @@ pub(crate) fn show(
     })
 }
 
-/// The observations that one policy asks for of a chunk.
+/// The observations of a chunk that one policy needs.
 pub(crate) struct Observed<'c> {
     pub(crate) kv_head: usize,
     from: usize,
@@ -334,7 +335,7 @@ pub(crate) struct Rows<'c> {
     /// The tile's number.
     pub(crate) place: usize,
     pub(crate) queries: QueryTile<'c>,
-    /// `[rows, group]`; empty where it lies elsewhere.
+    /// `[rows, group]`; empty if it is on a device.
     pub(crate) log_sum_exp: Vec<f32>,
 }
 
@@ -367,7 +368,7 @@ impl<'c> Observed<'c> {
     }
 }
 
-/// The pages that queries read, by KV head; `None` for all, where none has to be brought near and there are fewer pages than
+/// The pages that queries read, by KV head; `None` for all, if none must be loaded and there are fewer pages than
 /// spans.
 fn wanted_pages<'a>(
     cache: &KvCache,
@@ -403,7 +404,7 @@ fn pages_of(tokens: &Span, page_tokens: usize) -> Span {
     Span::new(tokens.start / page_tokens, tokens.end.div_ceil(page_tokens))
 }
 
-/// Pages up to the chunk's end in each KV head; keys of later chunks may be there already.
+/// Pages up to the chunk's end in each KV head, because later chunks' keys may already be appended.
 pub(crate) fn cut<'p>(pages: &[Vec<PageView<'p>>], chunk: &Chunk<'_>) -> Vec<Vec<PageView<'p>>> {
     let heads = pages.iter().zip(&chunk.contexts);
     heads

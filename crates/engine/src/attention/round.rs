@@ -1,4 +1,4 @@
-//! Rows of one or more sequences that attend in one piece.
+//! Rows of one or more sequences that attend together.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -17,17 +17,17 @@ pub(crate) struct RoundRows<'a> {
     pub(crate) input: LayerRows<'a>,
     /// Rows of a chunk of a prompt.
     pub(crate) chunk_tokens: usize,
-    /// The rows of the round: a chunk of a prompt, or generated rows, each of which selects by itself.
+    /// Its rows: a chunk of a prompt, or generated rows, each of which selects separately.
     pub(crate) rows: Range<usize>,
     /// Partials of the first of two phases, chunk by chunk.
     pub(crate) own: &'a mut Vec<Partial>,
     pub(crate) failure: &'a mut Option<EngineError>,
 }
 
-/// A chunk of the rows of one sequence, and the place of its partials.
+/// A chunk of the rows of one sequence, and the location of its partials.
 struct PlacedChunk<'q> {
     part: usize,
-    /// The first part whose pages come from the same pool.
+    /// The first part with pages from the same pool.
     pool: Option<usize>,
     chosen: Chosen<'q>,
     /// Among the partials of the round, or in [`RoundRows::own`] if `goes_on`.
@@ -35,8 +35,8 @@ struct PlacedChunk<'q> {
     goes_on: bool,
 }
 
-/// Appends, selects, attends and observes. `output` is that of the batch, `[rows, heads, value_width]`. Returns the rows whose result
-/// lies there though the model computes on a device. What goes wrong for one sequence is noted in its part.
+/// Appends, selects, attends and observes. `output` is the batch's, `[rows, heads, value_width]`. Returns the rows
+/// whose result is in `output` although the model computes on a device. A sequence's failure is recorded in its part.
 pub(crate) fn attend_round(
     parts: &mut [RoundRows<'_>],
     partials: &mut Vec<Partial>,
@@ -82,8 +82,8 @@ pub(crate) fn attend_round(
     in_output
 }
 
-/// Attends pieces of sequences of one pool in one call, so that pages they share are loaded and read once. Returns whether that was
-/// done; where a page cannot be loaded, it shows whose it is when each attends by itself.
+/// Attends chunks of sequences of one pool in one call, so that shared pages are loaded and read once. Returns true
+/// if this succeeded. If a page fails to load, the chunks attend separately, which shows the affected sequence.
 fn attend_together(parts: &mut [RoundRows<'_>], pieces: &[PlacedChunk<'_>], partials: &mut [Partial]) -> bool {
     let by_itself = |piece: &PlacedChunk<'_>| parts[piece.part].attention.reader.may_keep_results();
     if pieces.len() < 2 || pieces.iter().any(|piece| piece.goes_on || by_itself(piece)) {
@@ -111,7 +111,7 @@ fn attend_together(parts: &mut [RoundRows<'_>], pieces: &[PlacedChunk<'_>], part
     attended.is_ok()
 }
 
-/// Gives every chunk its partials; chunks of sequences of one pool lie beside one another.
+/// Assigns partials to every chunk; chunks of sequences of one pool are adjacent.
 fn placed<'q>(parts: &[RoundRows<'_>], mut chosen: Vec<(usize, Chosen<'q>)>) -> Vec<PlacedChunk<'q>> {
     let first_beside = |part: &RoundRows<'_>| {
         let cache = &part.attention.cache;
@@ -143,14 +143,15 @@ fn placed<'q>(parts: &[RoundRows<'_>], mut chosen: Vec<(usize, Chosen<'q>)>) -> 
 }
 
 impl<'a> RoundRows<'a> {
-    /// Tiles of the chunks before a row.
+    /// Number of tiles of the chunks before a row.
     fn own_tiles_before(&self, row: usize) -> usize {
         let heads = self.input.step.heads;
         let chunks = row / self.chunk_tokens;
         chunks * heads.kv_heads * heads.tiles_of(self.chunk_tokens)
     }
 
-    /// Appends the rows of the round, unless the first of two phases has, and lets policies select for its chunks in order.
+    /// Appends the rows, unless the first of two phases already did, and lets policies select for its chunks in
+    /// order.
     fn choose(&mut self) -> Result<Vec<Chosen<'a>>, EngineError> {
         let (input, rows) = (&self.input, self.rows.clone());
         if self.own.is_empty() {
@@ -164,7 +165,7 @@ impl<'a> RoundRows<'a> {
 }
 
 impl PlacedChunk<'_> {
-    /// Empties its partials, unless they go on from what was read.
+    /// Resets its partials, unless they continue from earlier reads.
     fn begin(&self, partials: &mut [Partial]) {
         if self.goes_on {
             return;
@@ -204,7 +205,7 @@ impl PlacedChunk<'_> {
         part.attention.complete(step, &self.chosen, partials, output)
     }
 
-    /// Its partials: in `own`, those of its sequence, if it goes on, and else in `of_round`.
+    /// Its partials: in `own`, the sequence's, if it continues, otherwise in `of_round`.
     fn partials_of<'p>(&self, own: &'p mut [Partial], of_round: &'p mut [Partial]) -> &'p mut [Partial] {
         let all = if self.goes_on { own } else { of_round };
         &mut all[self.partials.clone()]

@@ -1,29 +1,29 @@
-//! Layers that read a window of their latest tokens alone.
+//! Layers with a sliding window, which read only their latest tokens.
 //!
-//! After each batch the pages before a layer's window leave the cache, and later tokens of the layer move down by whole pages. The layer
-//! then counts places among the tokens it holds, as a head does from which a policy has evicted tokens
+//! After each batch the pages before a layer's window are removed from the cache, and later tokens of the layer move
+//! down by whole pages. The layer then uses head slots, as a head with evicted tokens does
 //! ([`Evicted`](crate::attention::Evicted)).
 
-/// Tokens kept before a window, so that a session can go back by a short answer without reading its text again.
+/// Tokens kept before a window, so that a session can undo a short answer without reading its text again.
 pub(crate) const BACK_TOKENS: usize = 512;
 
 /// Windows longer than this are attended to in parts of [`PART_TOKENS`] places.
 const LARGEST_WHOLE_WINDOW: usize = 8192;
 const PART_TOKENS: usize = 4096;
 
-/// A layer of the cache that holds a sliding window alone.
+/// A cache layer that stores only a sliding window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SlidingLayer {
-    /// The layer, among those with keys and values.
+    /// The layer's index among layers with keys and values.
     pub(crate) layer: usize,
-    /// Tokens that it looks back, the token itself counted.
+    /// Its window in tokens, including the token itself.
     pub(crate) window_tokens: usize,
-    /// Tokens that leave it together. Attention sums keys page by page, and the parts of a long window part by part: moves by whole
-    /// pages and parts change no bit.
+    /// Number of tokens removed at a time. Attention sums keys page by page, and long windows part by part: removing
+    /// whole pages and parts changes no bits.
     pub(crate) step_tokens: usize,
 }
 
-/// The layers of a cache that hold a sliding window alone.
+/// The cache layers that store only a sliding window.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct SlidingLayers {
     pub(crate) layers: Vec<SlidingLayer>,
@@ -44,19 +44,20 @@ impl SlidingLayer {
         }
     }
 
-    /// Tokens that may leave the layer of a sequence of `tokens` tokens, of which `left` have.
+    /// Number of tokens that can be removed from the layer of a sequence of `tokens` tokens, after `left` were
+    /// removed.
     pub(crate) fn leaving(&self, tokens: usize, left: usize) -> usize {
         // The first token that the next query reads.
         let first = (tokens + 1).saturating_sub(self.window_tokens);
         first.saturating_sub(BACK_TOKENS + left) / self.step_tokens * self.step_tokens
     }
 
-    /// True if the window before the token that follows `tokens` tokens is still there, once `left` have left.
+    /// True if the complete window before the token after `tokens` tokens remains, with `left` tokens removed.
     pub(crate) fn reaches(&self, tokens: usize, left: usize) -> bool {
         left <= (tokens + 1).saturating_sub(self.window_tokens)
     }
 
-    /// The length at which the first step of pages leaves the layer.
+    /// The length at which the first pages are removed from the layer.
     fn before_step(&self) -> usize {
         let window = self.window_tokens.saturating_add(BACK_TOKENS);
         window.saturating_add(self.step_tokens)
@@ -64,7 +65,7 @@ impl SlidingLayer {
 }
 
 impl SlidingLayers {
-    /// Layers of the cache with the tokens that each looks back, read in batches of up to `batch_tokens`.
+    /// Layers of the cache with their windows in tokens, read in batches of up to `batch_tokens`.
     pub(crate) fn new(windows: impl Iterator<Item = (usize, usize)>, page_tokens: usize, batch_tokens: usize) -> Self {
         let layers = windows.map(|(layer, window)| SlidingLayer::new(layer, window, page_tokens));
         Self {
@@ -73,13 +74,13 @@ impl SlidingLayers {
         }
     }
 
-    /// Tokens that each of these layers holds at most: its window, what is kept before it, and a batch.
+    /// The most tokens stored by these layers: the window, the tokens kept before it, and a batch.
     pub(crate) fn most_tokens(&self) -> usize {
         let most = self.layers.iter().map(SlidingLayer::before_step).max();
         most.map_or(0, |before| before.saturating_add(self.batch_tokens))
     }
 
-    /// Tokens of a sequence that are read before the first page leaves; `None` where none leaves.
+    /// Number of tokens read before the first page is removed; `None` if none ever is.
     pub(crate) fn whole_tokens(&self) -> Option<usize> {
         let shortest = self.layers.iter().map(SlidingLayer::before_step).min();
         shortest.map(|before| before.saturating_sub(2))

@@ -1,4 +1,4 @@
-//! Everything that attention keeps for one sequence.
+//! The complete attention state of one sequence.
 
 use riffle_kv::{KvCache, KvError};
 use riffle_policy::{CostModel, Phase, PolicyRules, PolicySet, PolicyShape};
@@ -11,37 +11,37 @@ use crate::attention::{
 
 /// Policies of one sequence.
 pub(crate) struct Policies {
-    /// Choose what prompt tokens read.
+    /// Select for prompt tokens.
     pub(crate) prefill: PolicySet,
-    /// Choose what generated tokens read.
+    /// Select for generated tokens.
     pub(crate) decode: PolicySet,
-    /// Choose for drafts, and learn from what a verification reads.
+    /// Select for drafts, and learn from verification.
     pub(crate) watchers: Option<PolicySet>,
 }
 
-/// The properties of a layer that decide how its attention is cut into pieces.
+/// The properties of a layer that decide how its attention is split.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LayerTraits {
     /// True if a prompt's chunks attend in two phases.
     pub(crate) two_phases: bool,
-    /// True if what is selected for a row does not depend on what rows before it read.
+    /// True if a row's selection does not depend on the reads of earlier rows.
     pub(crate) follow_from_keys: bool,
 }
 
-/// The attention of one sequence in all layers: its pages, its policies, and all that both have learned. It never knows which policy is
-/// on.
+/// The attention of one sequence in all layers: pages, policies, and their learned state. It never depends on the
+/// specific policy.
 pub(crate) struct AttentionState {
     pub(crate) cache: KvCache,
     pub(crate) reader: Box<dyn Reader>,
     pub(crate) policies: Policies,
     pub(super) means: BlockMeans,
-    /// Tokens that have left single heads.
+    /// Tokens evicted from single heads.
     pub(crate) evicted: Evicted,
-    /// The window of an endless sequence, which tokens have left in all heads.
+    /// The window of an endless sequence, outside which tokens were dropped from all heads.
     pub(crate) rolling: RollingWindow,
-    /// The layers that hold a window alone.
+    /// The layers that store only a window.
     pub(crate) sliding: SlidingLayers,
-    /// What indexers of the model chose, while layers behind them read it.
+    /// Selections of the model's indexers, while later layers use them.
     pub(super) latest_choice: LatestChoice,
     pub(crate) learned_rows: LearnedRows,
     pub(crate) counters: Counters,
@@ -68,7 +68,7 @@ impl Policies {
         })
     }
 
-    /// The policies that choose in a phase.
+    /// The policies that select in a phase.
     pub(crate) fn in_phase(&self, phase: Phase) -> &PolicySet {
         match phase {
             Phase::Prefill => &self.prefill,
@@ -83,7 +83,7 @@ impl Policies {
         }
     }
 
-    /// Policies that learn from a phase in which they do not choose.
+    /// Policies that learn from a phase in which they do not select.
     pub(super) fn beside_mut(&mut self, phase: Phase) -> Option<&mut PolicySet> {
         match phase {
             Phase::Prefill => Some(&mut self.decode),
@@ -91,7 +91,7 @@ impl Policies {
         }
     }
 
-    /// All policies that learn from a phase, those that choose in it first.
+    /// All policies that learn from a phase, the selecting ones first.
     pub(super) fn learning_mut(&mut self, phase: Phase) -> impl Iterator<Item = &mut PolicySet> {
         let (first, second) = match phase {
             Phase::Prefill => (&mut self.prefill, Some(&mut self.decode)),
@@ -102,7 +102,7 @@ impl Policies {
 }
 
 impl AttentionState {
-    /// Attention over a cache, of which nothing has been read yet.
+    /// Attention over a cache that has not been read yet.
     pub(crate) fn new(cache: KvCache, reader: Box<dyn Reader>, policies: Policies) -> Self {
         Self {
             cache,
@@ -121,7 +121,7 @@ impl AttentionState {
         }
     }
 
-    /// The properties that decide how the attention of a layer of the cache is cut, on which policies act.
+    /// The properties that decide how the attention of a cache layer with policies is split.
     pub(crate) fn layer_traits(&self, cache_layer: usize, phase: Phase) -> LayerTraits {
         let policies = self.policies.in_phase(phase).layer(cache_layer);
         LayerTraits {
@@ -130,20 +130,20 @@ impl AttentionState {
         }
     }
 
-    /// Takes in the time of a call whose result stayed on a device.
+    /// Adds the time of a call whose result stayed on a device.
     pub(crate) fn take_attended_time(&mut self, phase: Phase) -> Result<(), EngineError> {
         self.counters.time_mut(phase).attend_ms += self.reader.attended_ms()?;
         Ok(())
     }
 
-    /// Frees the pages of what the decode policies will not read again in a layer of a sequence of `tokens` tokens.
+    /// Frees the pages that the decode policies will not read again in a layer of a sequence of `tokens` tokens.
     ///
-    /// `h2o` and `snapkv` name what they may still read. When enough has left a head that pages run empty, what stays moves together and
-    /// the pages are freed. From then on the head counts places among the tokens it holds, as a shorter sequence would: rotary angles
-    /// are in the keys already, and everything that is held lies before what comes.
+    /// `h2o` and `snapkv` list the tokens that they may still read. When a head has lost enough tokens to empty
+    /// pages, the remaining tokens move together and the pages are freed. From then on the head uses head slots, like
+    /// a shorter sequence: keys are already rotated, and all remaining tokens precede new ones.
     ///
     /// # Errors
-    /// A page that cannot be read or written meanwhile: the whole sequence has to be read again.
+    /// A page that is unreadable or unwritable: the whole sequence must be read again.
     pub(crate) fn evict(&mut self, layer: usize, tokens: usize) -> Result<(), KvError> {
         let shape = *self.cache.shape();
         for kv_head in 0..shape.layer(layer).kv_heads {
@@ -157,7 +157,7 @@ impl AttentionState {
             let places: Vec<usize> = retained.iter().flat_map(|span| span.range()).collect();
             match self.retain([layer, kv_head], &places, tokens) {
                 Ok(()) => self.policies.decode.layer_mut(layer)[kv_head].close_gaps(),
-                // Shared pages are copied before tokens leave them; without room for that they stay.
+                // Shared pages are copied before eviction; without room for copies, the tokens stay.
                 Err(error) if lacks_room(&error) && self.cache.head_tokens(layer, kv_head) == held => {}
                 Err(error) => return Err(error),
             }
@@ -165,12 +165,12 @@ impl AttentionState {
         Ok(())
     }
 
-    /// Keeps of a (layer, KV head) the tokens at `places` alone, ascending; every token from `since` on is among them, so that the
-    /// sequence can still go back as far. The prefill policy and the block means begin anew on what is left; the decode policy is
-    /// the caller's to tell.
+    /// Keeps only the tokens at `places`, ascending, of a (layer, KV head). They must include every token from
+    /// `since` on, so that the sequence can still return that far. The prefill policy and the block means restart on
+    /// the remaining tokens; the caller must update the decode policy.
     ///
     /// # Errors
-    /// As [`KvCache::retain`]: where the head holds what it held, nothing has changed.
+    /// As [`KvCache::retain`]: if the head is unchanged, nothing has changed.
     pub(crate) fn retain(
         &mut self,
         [layer, kv_head]: [usize; 2],
@@ -188,7 +188,7 @@ impl AttentionState {
         Ok(())
     }
 
-    /// Frees the pages that the windows of all sliding layers have left behind, of a sequence of `tokens` tokens.
+    /// Frees the pages before the windows of all sliding layers, for a sequence of `tokens` tokens.
     pub(crate) fn slide(&mut self, tokens: usize) -> Result<(), KvError> {
         for sliding in self.sliding.layers.clone() {
             self.slide_layer(&sliding, tokens)?;
@@ -196,8 +196,8 @@ impl AttentionState {
         Ok(())
     }
 
-    /// Frees the pages that a layer's window has left behind, of a sequence of `tokens` tokens. Returns the tokens that have left the
-    /// layer since the beginning, where some left now.
+    /// Frees the pages before a layer's window, for a sequence of `tokens` tokens. If pages were freed, returns the
+    /// layer's total number of removed tokens.
     pub(super) fn slide_layer(&mut self, sliding: &SlidingLayer, tokens: usize) -> Result<Option<usize>, KvError> {
         let (shape, layer) = (*self.cache.shape(), sliding.layer);
         let left = self.evicted.evicted_tokens(&shape, layer, 0);
@@ -213,12 +213,12 @@ impl AttentionState {
         Ok(Some(left + leaving))
     }
 
-    /// True if the sequence can go back to its first `tokens` tokens: nothing that they need has left since.
+    /// True if the sequence can return to its first `tokens` tokens: all tokens needed there remain.
     pub(crate) fn reaches(&self, tokens: usize) -> bool {
         self.rolling.reaches(tokens) && self.evicted.reaches(tokens)
     }
 
-    /// True if the windows of all sliding layers are still there at the first `tokens` tokens.
+    /// True if the windows of all sliding layers at the first `tokens` tokens remain.
     pub(crate) fn windows_reach(&self, tokens: usize) -> bool {
         let shape = self.cache.shape();
         let left = |layer: usize| self.evicted.evicted_tokens(shape, layer, 0);
@@ -226,12 +226,12 @@ impl AttentionState {
         layers.all(|sliding| sliding.reaches(tokens, left(sliding.layer)))
     }
 
-    /// True if every token that was read is still there in every head that reads the whole sequence.
+    /// True if no token was removed from a head that reads the whole sequence.
     pub(crate) fn is_whole(&self) -> bool {
         self.rolling.is_whole() && self.evicted.is_empty()
     }
 
-    /// Forgets what follows the first `tokens` tokens of a sequence that can go back there.
+    /// Truncates the sequence to its first `tokens` tokens, which it must be able to return to.
     pub(crate) fn truncate(&mut self, tokens: usize) {
         if tokens == 0 {
             self.rolling = RollingWindow::default();
@@ -253,7 +253,7 @@ impl AttentionState {
         }
     }
 
-    /// Forgets what follows the first `tokens` tokens in one layer.
+    /// Truncates one layer to the first `tokens` tokens.
     pub(crate) fn truncate_layer(&mut self, layer: usize, tokens: usize) {
         let left = self.evicted.of_layer(self.cache.shape(), layer);
         for (kv_head, left) in left.iter().enumerate() {
@@ -272,14 +272,14 @@ impl AttentionState {
         });
     }
 
-    /// Stands where another stands whose pages its cache holds.
+    /// Copies the placement of another state, whose pages this cache holds.
     pub(crate) fn copy_placement(&mut self, from: &Self) {
         self.rolling = from.rolling.clone();
         self.evicted = from.evicted.clone();
         self.sliding = from.sliding.clone();
     }
 
-    /// Goes on from what another has counted and learned of its heads.
+    /// Copies the counters and learned heads of another state.
     pub(crate) fn copy_statistics(&mut self, from: &Self) -> Result<(), EngineError> {
         if let (Some(from), Some(to)) = (&from.auto, &mut self.auto) {
             to.resume(&from.state(), &mut self.policies.prefill)?;
@@ -291,7 +291,7 @@ impl AttentionState {
         Ok(())
     }
 
-    /// Shows every query that is audited from now on to `observer`.
+    /// Passes every query audited from now on to `observer`.
     pub(crate) fn observe_audit(&mut self, observer: AuditObserver) -> Result<(), EngineError> {
         let Some(audit) = &mut self.audit else {
             let problem = "queries are observed by an audit alone: turn it on";

@@ -25,7 +25,7 @@ impl AttentionState {
         if let Some(index) = &input.index {
             self.append_index(index, &tokens)?;
         }
-        // The chunk before has been waited for.
+        // The previous chunk has already been waited for.
         self.take_attended_time(step.phase)?;
         if step.window.is_some() || self.extend_watched_bounds(input, &tokens)? {
             return Ok(());
@@ -38,7 +38,7 @@ impl AttentionState {
         Ok(())
     }
 
-    /// Lets the policies select for a chunk that has been appended.
+    /// Lets the policies select for an appended chunk.
     pub(crate) fn select<'q>(
         &mut self,
         input: &LayerRows<'q>,
@@ -67,7 +67,7 @@ impl AttentionState {
         };
         let scans = policies.iter_mut().map(Policy::take_scan).collect();
         let counts = match step.window {
-            // No policy chooses in this layer, so that its pairs would only blur the share that policies read.
+            // Policies do not act on this layer, so its pairs are not counted.
             Some(_) => vec![PairCount::default(); step.heads.kv_heads],
             None => self.count_pairs(step, &chunk, [&own, &selections], &more),
         };
@@ -92,8 +92,8 @@ impl AttentionState {
         })
     }
 
-    /// Counts the query-key pairs that a chunk reads in one or two phases of attention, by KV head. `more` counts the pairs that
-    /// dense rows read in addition to the selections.
+    /// Counts the query-key pairs that a chunk reads in one or two phases, by KV head. `more` counts the additional
+    /// pairs of dense rows.
     fn count_pairs(
         &mut self,
         step: &LayerStep,
@@ -118,7 +118,7 @@ impl AttentionState {
         counts
     }
 
-    /// The mass that queries which have been appended give each token of the layer, `[tokens]`, summed over rows and heads in their
+    /// The mass that already appended queries give each token of the layer, `[tokens]`, summed over rows and heads in
     /// order.
     pub(crate) fn token_mass(&mut self, input: &LayerRows<'_>) -> Result<Vec<f32>, EngineError> {
         let chunk = Chunk::new(input, 0..input.tokens);
@@ -129,7 +129,7 @@ impl AttentionState {
         Ok(total)
     }
 
-    /// The first of two phases: the rows are appended, and all chunks read what they name of themselves, at once.
+    /// The first of two phases: appends the rows and attends all chunks to their own tokens together.
     pub(crate) fn attend_own(
         &mut self,
         input: &LayerRows<'_>,
@@ -170,8 +170,8 @@ impl AttentionState {
         Ok(())
     }
 
-    /// Writes the result of a chunk to `output`, the rows of the sequence `[tokens, heads, value_width]`, and lets policies, observers and
-    /// the audit look at it. A result that stays on the device is completed there.
+    /// Writes the result of a chunk to `output`, the rows of the sequence `[tokens, heads, value_width]`, and passes
+    /// it to policies, observers and the audit. A result that stays on the device is completed there.
     pub(crate) fn complete(
         &mut self,
         step: &LayerStep,
@@ -184,7 +184,7 @@ impl AttentionState {
             self.observers.observe(&mut self.cache, chosen, read)?;
         }
         if chosen.stays_on_device {
-            // Its time is taken by the device's clock, when it has run.
+            // The device's clock measures its time after it has run.
             self.observe(step, chosen, None)?;
             self.reader.complete(chosen, step.rotation)?;
         } else {
@@ -196,7 +196,7 @@ impl AttentionState {
         Ok(())
     }
 
-    /// Writes the result of a chunk that came to main memory to `output`.
+    /// Writes a chunk's result in main memory to `output`.
     fn finish(
         &mut self,
         step: &LayerStep,
@@ -228,7 +228,7 @@ impl AttentionState {
             self.compare(step.phase, chosen, &sampled_runs, output)?;
         }
         let Rotation { keys, values } = step.rotation;
-        // Results are sums of values, and rotated where these are. Latent keys begin with their values.
+        // Results are sums of values, and rotated if these are. Latent values are prefixes of keys.
         let is_rotated = if step.heads.is_latent { keys } else { values };
         if is_rotated {
             rotate(output, rotated_widths(&step.heads.cached())[1]);
@@ -236,8 +236,8 @@ impl AttentionState {
         Ok(())
     }
 
-    /// Compares sampled queries of a chunk with exact attention, and moves heads where that decides their policies. `output` is the
-    /// chunk's.
+    /// Compares sampled queries of a chunk with exact attention, and moves heads if this decides their policies.
+    /// `output` is the chunk's.
     fn compare(
         &mut self,
         phase: Phase,
@@ -258,19 +258,19 @@ impl AttentionState {
         Ok(())
     }
 
-    /// True if the result of a layer may stay on a device: nothing in main memory adds to it or looks at it.
+    /// True if the result of a layer may stay on a device: nothing in main memory adds to it or reads it.
     fn leaves_output(&self, input: &LayerRows<'_>, two_phases: bool, device_means: &[Option<usize>]) -> bool {
         let mut policies = self.policies.in_phase(input.step.phase).layer(input.cache_layer).iter();
         let reads_means = policies.any(|policy| policy.summary_tokens().is_some());
         let needed = two_phases || self.audit.is_some() || (reads_means && device_means.is_empty());
-        // No policy acts on a layer that has a window of its own, no audit looks at it.
+        // Layers with a window have no policies and no audit.
         input.step.window.is_some() || !needed
     }
 
-    /// Tokens in the blocks whose means policies of a layer read, by KV head, where a device keeps and reads these; nothing where
-    /// there are none or main memory does.
+    /// Tokens per block of the means that policies of a layer read on a device, by KV head; empty if there are none
+    /// or main memory reads them.
     fn block_means_on_device(&mut self, input: &LayerRows<'_>) -> Vec<Option<usize>> {
-        // An audit compares what is read without means.
+        // An audit compares reads without means.
         if input.step.window.is_some() || self.audit.is_some() {
             return Vec::new();
         }
@@ -285,8 +285,8 @@ impl AttentionState {
         }
     }
 
-    /// Takes new keys into the bounds that a device keeps, where policies of the other phase will rank blocks by them, while
-    /// their pages are there.
+    /// Adds new keys to bounds on a device while their pages are there, for policies of the other phase that will
+    /// rank blocks by bounds.
     fn extend_watched_bounds(&mut self, input: &LayerRows<'_>, tokens: &Range<usize>) -> Result<bool, EngineError> {
         let policies = self.policies.beside_mut(input.step.phase);
         let (Some(estimates), Some(policies)) = (self.reader.estimates(), policies) else {
@@ -299,7 +299,7 @@ impl AttentionState {
         }
     }
 
-    /// Tells the policies of both phases the mass of the queries that they ask for.
+    /// Passes the mass of the requested queries to the policies of both phases.
     fn observe(
         &mut self,
         step: &LayerStep,
@@ -318,8 +318,8 @@ impl AttentionState {
     }
 }
 
-/// Shows the pages that an append has filled to the policies of the other phase: the pages may leave before that
-/// phase begins.
+/// Passes newly filled pages to the policies of the other phase, because the pages may move away before that phase
+/// begins.
 fn summarize_new_pages(cache: &KvCache, policies: &mut PolicySet, input: &LayerRows<'_>, tokens: Range<usize>) {
     let (page_tokens, reader) = (cache.shape().page_tokens, cache.read());
     for (kv_head, policy) in policies.layer_mut(input.cache_layer).iter_mut().enumerate() {

@@ -5,7 +5,7 @@ use riffle_kv::LayerShape;
 use riffle_model::{AttentionShape, ModelConfig};
 use riffle_policy::PolicyShape;
 
-/// Rows of query heads in one tile: enough to share every K and V load, few enough for a selection to be specific.
+/// Query-head rows per tile: enough to share each load of K and V, few enough for specific selections.
 const TILE_HEAD_ROWS: usize = 128;
 
 /// The heads of a layer.
@@ -18,11 +18,11 @@ pub(crate) struct Heads {
     pub(crate) key_width: usize,
     /// Elements of a value and of a result.
     pub(crate) value_width: usize,
-    /// True if a value is the beginning of its key.
+    /// True if a value is a prefix of its key.
     pub(crate) is_latent: bool,
 }
 
-/// The shape in which a cache holds a layer of this attention.
+/// The shape of a layer of this attention in a cache.
 pub(crate) fn cached_shape(shape: &AttentionShape) -> LayerShape {
     LayerShape {
         kv_heads: shape.kv_heads,
@@ -41,7 +41,7 @@ pub(crate) struct Tile<'a> {
 }
 
 impl<'a> Tile<'a> {
-    /// So many of its queries, from one of its rows on.
+    /// A range of its rows.
     pub(crate) fn rows(&self, first: usize, rows: usize) -> QueryTile<'a> {
         QueryTile {
             data: &self.queries.data[first * self.queries.row_stride..],
@@ -59,7 +59,7 @@ impl Heads {
         Self::over_cache(shape.heads, cached_shape(&shape))
     }
 
-    /// So many query heads over a layer of a cache.
+    /// `heads` query heads over a layer of a cache.
     pub(crate) fn over_cache(heads: usize, layer: LayerShape) -> Self {
         Self {
             kv_heads: layer.kv_heads,
@@ -70,7 +70,7 @@ impl Heads {
         }
     }
 
-    /// The shape in which a cache holds the layer.
+    /// The shape of the layer in a cache.
     pub(crate) fn cached(&self) -> LayerShape {
         LayerShape {
             kv_heads: self.kv_heads,
@@ -80,7 +80,7 @@ impl Heads {
         }
     }
 
-    /// The shape that policies of the layer are built for.
+    /// The shape of the layer for policies.
     pub(crate) fn for_policies(&self, chunk_tokens: usize) -> PolicyShape {
         PolicyShape {
             kv_heads: self.kv_heads,
@@ -105,7 +105,7 @@ impl Heads {
         self.queries() * self.value_width
     }
 
-    /// Tiles that the rows of one KV head are cut into.
+    /// Number of tiles for the rows of one KV head.
     pub(crate) fn tiles_of(&self, rows: usize) -> usize {
         rows.div_ceil(self.tile_rows())
     }

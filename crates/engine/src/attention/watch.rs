@@ -1,4 +1,4 @@
-//! Sums of the attention of a sequence's queries, token by token.
+//! Sums the attention of a sequence's queries for each token.
 
 use riffle_attention::Partial;
 use riffle_kv::KvCache;
@@ -6,11 +6,11 @@ use riffle_kv::KvCache;
 use crate::EngineError;
 use crate::attention::{Chosen, QueryObserver, reading};
 
-/// Sums up the attention mass that queries of chosen layers give each token. It only looks: what is read, drawn and kept does not change
-/// by a bit.
+/// Sums the attention mass that queries of chosen layers give each token. It only observes: reads, draws and stored
+/// data keep the same bits.
 #[derive(Debug, Clone, Default)]
 pub struct AttentionWatch {
-    /// Watched layers of the cache, and the number of each among the model's layers.
+    /// Watched layers of the cache, each with its index among the model's layers.
     layers: Vec<(usize, usize)>,
     heads: Vec<WatchedHead>,
     queries: usize,
@@ -23,12 +23,12 @@ pub struct WatchedHead {
     pub layer: usize,
     /// The KV head.
     pub kv_head: usize,
-    /// By position; the sum over all tokens is the number of queries times the heads of the group.
+    /// Mass by position; the total is the number of queries times the heads of the group.
     pub mass: Vec<f32>,
 }
 
 impl AttentionWatch {
-    /// Watches layers of the cache, each with its number among the model's layers.
+    /// Watches layers of the cache, each given with its index among the model's layers.
     pub(crate) fn new(layers: Vec<(usize, usize)>) -> Self {
         Self {
             layers,
@@ -41,15 +41,15 @@ impl AttentionWatch {
         &self.heads
     }
 
-    /// Queries of each head that were seen.
+    /// Number of observed queries per head.
     pub fn queries(&self) -> usize {
         self.queries
     }
 }
 
 impl QueryObserver for AttentionWatch {
-    /// Takes in the queries of a chunk of one layer: their mass under what they read, or, where that stays on a device, under full
-    /// attention.
+    /// Adds the queries of a chunk of one layer: their mass under their selections, or, if this stays on a device,
+    /// under full attention.
     fn observe(
         &mut self,
         cache: &mut KvCache,

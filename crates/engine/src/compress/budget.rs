@@ -1,4 +1,4 @@
-//! Chooses the pairs of keys and values to keep by their scores.
+//! Chooses the KV pairs to keep by their scores.
 
 use crate::compress::{CompressOptions, HeadScores, Spread};
 
@@ -15,7 +15,7 @@ pub(super) fn protect(heads: &mut [HeadScores], options: &CompressOptions) {
     }
 }
 
-/// The places of each head that are kept, ascending. Of equal scores, those of the earlier layer, head and place come first.
+/// The kept slots of each head, ascending. Of equal scores, the earlier layer, head and slot wins.
 pub(super) fn kept(heads: &[HeadScores], options: &CompressOptions) -> Vec<Vec<usize>> {
     let groups = heads.chunk_by(|a, b| match options.spread {
         Spread::Model => true,
@@ -25,7 +25,7 @@ pub(super) fn kept(heads: &[HeadScores], options: &CompressOptions) -> Vec<Vec<u
     groups.flat_map(|group| kept_in(group, options.keep)).collect()
 }
 
-/// The best share of the pairs of some heads, and every pair that stays in any case.
+/// The best share of the pairs of some heads, including every pair that must stay.
 fn kept_in(heads: &[HeadScores], keep: f64) -> Vec<Vec<usize>> {
     let mut all: Vec<f32> = heads.iter().flat_map(|head| &head.scores).copied().collect();
     let count = (keep * all.len() as f64).ceil() as usize;

@@ -1,4 +1,4 @@
-//! A compression under way, in bounded pieces. The caller runs the readings, and can do other work between two pieces.
+//! A compression in bounded pieces. The caller runs the readings, and can do other work between pieces.
 
 use std::collections::VecDeque;
 
@@ -10,15 +10,15 @@ use crate::compress::{
 };
 use crate::{EngineError, PrefillProgress, Sequence};
 
-/// A compression of one sequence, which changes once every score is known.
+/// A compression of one sequence. The sequence changes only after all scores are known.
 pub(crate) struct Compression {
     options: CompressOptions,
     state: State,
-    /// Tokens that are read to measure the pairs.
+    /// Tokens to read to score the pairs.
     tokens: usize,
-    /// How many of them have been read.
+    /// Tokens read so far.
     read_tokens: usize,
-    /// Tokens of the longest text that is read beside the sequence at a time.
+    /// Length of the longest text read beside the sequence at a time.
     pub(crate) longest_tokens: usize,
     pairs_before: usize,
     bytes_before: u64,
@@ -27,26 +27,27 @@ pub(crate) struct Compression {
 enum State {
     KvZip(Repeats),
     Expected(Sample),
-    /// Pairs leave one head after the other.
+    /// Pairs are evicted, one head at a time.
     Moving(VecDeque<KeptHead>),
     Done,
 }
 
-/// The scores of a head's pairs, and the places that it keeps.
+/// The scores of a head's pairs, and its kept slots.
 pub(super) type KeptHead = (HeadScores, Vec<usize>);
 
-/// The outcome of a piece of a compression.
+/// The result of a piece of a compression.
 pub(crate) enum CompressStep {
-    /// The caller reads these tokens as a prompt into this scratch sequence, and then calls [`Compression::take_back`].
+    /// The caller must read these tokens as a prompt into this scratch sequence, and then call
+    /// [`Compression::take_back`].
     Read(Box<Sequence>, Vec<u32>),
-    /// A piece of work has been done, and there is more.
+    /// A piece of work is done, and more remains.
     Worked,
     /// The sequence is compressed.
     Done(Compressed),
 }
 
 impl Compression {
-    /// The compression of a sequence, before its first piece.
+    /// A new compression of a sequence.
     pub(crate) fn begin(sequence: &Sequence, options: &CompressOptions) -> Result<Self, EngineError> {
         options.check()?;
         check_compressible(sequence, options)?;
@@ -81,7 +82,7 @@ impl Compression {
         })
     }
 
-    /// How far the reading is, once the text under way has been read up to `read` tokens.
+    /// Progress of the reading, after the current text was read up to `read` tokens.
     pub(crate) fn progress(&self, read: f64) -> PrefillProgress {
         PrefillProgress {
             tokens_done: self.read_tokens as f64 + read,
@@ -90,13 +91,13 @@ impl Compression {
         }
     }
 
-    /// Does the next piece. A text that is to be read has to be read before the next call.
+    /// Does the next piece. A requested text must be read before the next call.
     pub(crate) fn advance(&mut self, sequence: &mut Sequence) -> Result<CompressStep, EngineError> {
         let next = match &mut self.state {
             State::KvZip(repeats) => repeats.next_reading(sequence)?,
             State::Expected(sample) => sample.next_reading(sequence)?,
             State::Moving(heads) => {
-                // Pairs leave the next head, and the pages that run empty are freed.
+                // Evict pairs of the next head, and free its empty pages.
                 match heads.pop_front() {
                     Some((head, kept)) => retain(sequence, &head, &kept, self.options.recent_tokens)?,
                     None => self.state = State::Done,
@@ -119,7 +120,7 @@ impl Compression {
         Ok(CompressStep::Worked)
     }
 
-    /// Takes back the scratch sequence that has read what it was to read.
+    /// Takes back the scratch sequence after it has read its text.
     pub(crate) fn take_back(&mut self, mut scratch: Sequence, read_tokens: usize) {
         self.read_tokens += read_tokens;
         let observers = &mut scratch.attention_mut().observers;
@@ -140,7 +141,7 @@ impl Compression {
         }
     }
 
-    /// The scores of every pair, once all are known.
+    /// The scores of every pair, when all are known.
     #[cfg(test)]
     pub(super) fn into_scores(self) -> Option<Vec<HeadScores>> {
         match self.state {
@@ -150,8 +151,8 @@ impl Compression {
     }
 }
 
-/// Keeps the pairs of a head at `kept`, the latest `recent` tokens among them. Without room for copies of shared pages the head holds what it
-/// held; after any other failure the sequence is empty.
+/// Keeps the pairs of a head at `kept`, which include the latest `recent` tokens. Without room for copies of shared
+/// pages the head is unchanged; after any other failure the sequence is empty.
 fn retain(sequence: &mut Sequence, head: &HeadScores, kept: &[usize], recent: usize) -> Result<(), EngineError> {
     let (layer, kv_head, held) = (head.layer, head.kv_head, head.scores.len());
     let since = sequence.tokens().len().saturating_sub(recent);

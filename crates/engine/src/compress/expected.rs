@@ -1,8 +1,8 @@
-//! Scores by the attention that later queries are expected to give.
+//! Scores by the expected attention of later queries.
 //!
-//! For a query `q` of mean `μ` and covariance `Σ` and a key `k`, `E[exp(s·q·k)] = exp(s·μ·k + s²·kᵀΣk / 2)`. A key's score is the softmax of
-//! that exponent over the keys of its head behind the sinks, averaged over the group, times the norm of its value. A soft cap on logits
-//! is left out: it changes no order of two logits.
+//! For a query `q` of mean `μ` and covariance `Σ` and a key `k`, `E[exp(s·q·k)] = exp(s·μ·k + s²·kᵀΣk / 2)`. A key's
+//! score is the softmax of this exponent over its head's keys after the sinks, averaged over the group, times the
+//! norm of its value. A soft cap on logits is ignored, because it preserves the order of logits.
 
 use std::sync::Arc;
 
@@ -16,24 +16,25 @@ use crate::compress::{HeadScores, check_room_beside};
 use crate::sequence::fork::beside_to_measure;
 use crate::{EngineError, Sequence};
 
-/// The latest tokens of the text. The distribution of their queries estimates that of later queries.
+/// The latest tokens of the text. The distribution of their queries estimates the distribution of later queries.
 pub(super) struct Sample {
     /// The latest tokens of the text, until a scratch sequence reads them.
     ahead: Option<Vec<u32>>,
     tokens: usize,
     future_tokens: usize,
     sink_tokens: usize,
-    /// Once the sample has been read.
+    /// Set after the sample has been read.
     moments: Option<Moments>,
 }
 
-/// Expectations of a page's keys: the exponent for each query head of the group, `[group, tokens]`, and the norms of the values.
+/// Expectations for a page's keys: the exponent for each query head of the group, `[group, tokens]`, and the norms of
+/// the values.
 struct PageScores {
     exponents: Vec<f32>,
     norms: Vec<f32>,
 }
 
-/// The terms that turn keys into exponents.
+/// The factors that turn keys into exponents.
 struct Expectation<'a> {
     heads: Heads,
     scale: f32,
@@ -62,12 +63,12 @@ impl Sample {
         })
     }
 
-    /// Tokens that are to be read.
+    /// Number of tokens to read.
     pub(super) fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// An empty sequence and the sample, which it is to read by itself; `None` when it has been read.
+    /// An empty sequence and the sample that it must read; `None` after the sample has been read.
     pub(super) fn next_reading(&mut self, sequence: &Sequence) -> Result<Option<(Sequence, Vec<u32>)>, EngineError> {
         let Some(sample) = self.ahead.take() else {
             return Ok(None);
@@ -78,7 +79,7 @@ impl Sample {
         Ok(Some((scratch, sample)))
     }
 
-    /// Takes back the observer of the sequence that has read the sample.
+    /// Takes the observer back from the sequence that has read the sample.
     pub(super) fn take_back(&mut self, observers: &mut Observers) {
         self.moments = observers.take();
     }
@@ -115,7 +116,7 @@ impl Sample {
     }
 }
 
-/// Expectations of the pages of a layer, by KV head in order, wherever they lie.
+/// Expectations for the pages of a layer in any tier, by KV head in order.
 fn page_scores(
     cache: &mut KvCache,
     layer: usize,

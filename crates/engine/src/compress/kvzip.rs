@@ -1,4 +1,5 @@
-//! Scores by reconstruction: what a model looks at while it repeats its text is what it will look at when it is asked.
+//! Scores by reconstruction: the tokens that a model attends to while it repeats its text are those it will need for
+//! questions.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -9,10 +10,10 @@ use crate::compress::{HeadScores, RepeatPrompt, check_room_beside, whole_heads};
 use crate::sequence::fork::fork_to_measure;
 use crate::{EngineError, Sequence};
 
-/// The chunks of a text that are still to be repeated, and the largest attention weight that each pair of the sequence has received
-/// while the model repeated the chunk that it stands in.
+/// The chunks of a text still to be repeated, and, for each pair, the largest attention weight it received while the
+/// model repeated its chunk.
 pub(super) struct Repeats {
-    /// A chunk of the text, and the prompt that asks for it.
+    /// A chunk of the text, and the prompt for it.
     ahead: VecDeque<(Range<usize>, Vec<u32>)>,
     /// With a scratch sequence while a chunk is repeated.
     reconstruction: Option<Reconstruction>,
@@ -42,7 +43,7 @@ impl Repeats {
         Ok(repeats)
     }
 
-    /// Tokens that are to be read.
+    /// Number of tokens to read.
     pub(super) fn tokens(&self) -> usize {
         self.ahead.iter().map(|(_, prompt)| prompt.len()).sum()
     }
@@ -52,7 +53,7 @@ impl Repeats {
         self.ahead.iter().map(|(_, prompt)| prompt.len()).max().unwrap_or(0)
     }
 
-    /// A fork of the sequence and the prompt that it is to read; `None` when every chunk has been repeated.
+    /// A fork of the sequence and the prompt that it must read; `None` after every chunk has been repeated.
     pub(super) fn next_reading(
         &mut self,
         sequence: &mut Sequence,
@@ -69,7 +70,7 @@ impl Repeats {
         Ok(Some((scratch, prompt)))
     }
 
-    /// Takes back the observer of a fork that has read its prompt.
+    /// Takes the observer back from a fork that has read its prompt.
     pub(super) fn take_back(&mut self, observers: &mut Observers) {
         self.reconstruction = observers.take();
     }

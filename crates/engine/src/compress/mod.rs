@@ -1,13 +1,13 @@
-//! Query-agnostic compression of the KV cache: evicts the pairs of keys and values that later queries need least.
+//! Query-agnostic compression of the KV cache: evicts the KV pairs that later queries need least.
 //!
-//! The question need not be known when the cache is compressed.
+//! The cache can be compressed before the question is known.
 //!
 //! ```text
-//! options ─▶ scratch sequence reads ─▶ observer looks at its queries ─▶ a score for every pair ─▶ kept places ─▶ eviction
+//! options ─▶ scratch sequence reads ─▶ observer sees its queries ─▶ a score for every pair ─▶ kept slots ─▶ eviction
 //! ```
 //!
-//! The scores come from tokens that a scratch sequence reads, a fork for [`CompressMethod::KvZip`] and an empty one for
-//! [`CompressMethod::Expected`]: the sequence itself changes when all of them are known.
+//! The scores come from tokens that a scratch sequence reads, a fork for [`CompressMethod::KvZip`] and an empty one
+//! for [`CompressMethod::Expected`]: the sequence itself changes only after all scores are known.
 
 mod budget;
 mod compression;
@@ -31,13 +31,13 @@ pub(crate) use compression::{CompressStep, Compression};
 pub use options::{CompressMethod, CompressOptions, Spread};
 pub use repeat::RepeatPrompt;
 
-/// Pairs and bytes that a compression kept and freed.
+/// Pairs and bytes before and after a compression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Compressed {
     /// Tokens of the sequence.
     pub tokens: usize,
-    /// Pairs of keys and values before, over all layers that see the whole sequence and their KV heads.
+    /// KV pairs before, over all layers that see the whole sequence and their KV heads.
     pub pairs_before: usize,
     /// Pairs now.
     pub pairs: usize,
@@ -47,33 +47,34 @@ pub struct Compressed {
     pub bytes: u64,
 }
 
-/// Told how far the reading has come; may ask to stop.
+/// Receives the progress of the reading; may stop it.
 type Observe<'a> = dyn FnMut(PrefillProgress) -> ControlFlow<()> + 'a;
 
 /// The pairs of one (layer of the cache, KV head), oldest first.
 struct HeadScores {
     layer: usize,
     kv_head: usize,
-    /// How much later queries are expected to need each pair; [`f32::INFINITY`] for a pair that stays in any case.
+    /// Expected need of later queries for each pair; [`f32::INFINITY`] for a pair that must stay.
     scores: Vec<f32>,
 }
 
-/// Keeps of every KV head the pairs of keys and values that later queries will need most, and frees the pages of the others.
+/// Keeps the KV pairs of every head that later queries will need most, and frees the pages of the others.
 ///
-/// The choice does not depend on any question, nor on the number of threads. Layers with a sliding window and recurrent layers
-/// are left alone. Afterwards the sequence goes on, is forked, saved and restored as before; it goes back by the latest tokens that
-/// every head keeps, and further by reading its text again alone; its pages serve no other sequence as a beginning.
+/// The choice depends on neither a question nor the number of threads. Layers with a sliding window and recurrent
+/// layers are unchanged. Afterwards the sequence can be continued, forked, saved and restored as before. It can
+/// return within the latest tokens that every head keeps; going back further requires reading its text again. Its
+/// pages cannot be shared as another sequence's beginning.
 ///
-/// A second sequence holds the tokens that are read to measure it: with farther tiers, [`MachineOptions::sequences`] of 2 leaves
-/// room for its pages.
+/// A second sequence reads the tokens for the scores: with farther tiers, set [`MachineOptions::sequences`] to 2 to
+/// leave room for its pages.
 ///
 /// [`MachineOptions::sequences`]: crate::MachineOptions::sequences
 ///
 /// # Errors
-/// [`EngineError::Option`] for a share that is none, [`EngineError::NotCompressible`], [`EngineError::ContextExceeded`] where
-/// the context has no room beside the text for what is read to measure it, [`EngineError::Interrupted`]: the sequence has not changed then.
-/// [`EngineError::Kv`] where copies of shared pages have no room: some heads are not compressed then. Where a page cannot be
-/// read or written while tokens move, the sequence is empty.
+/// [`EngineError::Option`] for an invalid share, [`EngineError::NotCompressible`], [`EngineError::ContextExceeded`]
+/// if the context has no room for the additional reading, [`EngineError::Interrupted`]: the sequence is then
+/// unchanged. [`EngineError::Kv`] if there is no room for copies of shared pages: some heads are then not compressed.
+/// If a page fails while tokens move, the sequence is empty.
 pub fn compress_sequence(
     sequence: &mut Sequence,
     runner: &mut Runner,
@@ -132,7 +133,7 @@ pub(super) fn check_compressible(sequence: &Sequence, options: &CompressOptions)
     Ok(())
 }
 
-/// Refuses to read `tokens` tokens into a sequence beside this one where the context does not hold the pages of both.
+/// Checks that the context has room for a second sequence of `tokens` tokens beside this one.
 pub(super) fn check_room_beside(sequence: &Sequence, what: &'static str, tokens: usize) -> Result<(), EngineError> {
     let page_tokens = sequence.attention().cache.shape().page_tokens;
     let held = sequence.tokens().len();
@@ -140,14 +141,14 @@ pub(super) fn check_room_beside(sequence: &Sequence, what: &'static str, tokens:
     check_room(sequence, what, begun + tokens.next_multiple_of(page_tokens))
 }
 
-/// Pairs of keys and values in the layers that see the whole sequence.
+/// Number of KV pairs in the layers that see the whole sequence.
 pub(super) fn whole_pairs(sequence: &Sequence) -> usize {
     let cache = &sequence.attention().cache;
     let heads = whole_heads(sequence).into_iter();
     heads.map(|(layer, kv_head)| cache.head_tokens(layer, kv_head)).sum()
 }
 
-/// The (layer, KV head)s of the cache that see the whole sequence.
+/// Each (layer, KV head) of the cache that sees the whole sequence.
 fn whole_heads(sequence: &Sequence) -> Vec<(usize, usize)> {
     let shape = sequence.attention().cache.shape();
     let layers = sequence.engine().whole_layers().into_iter();
@@ -155,7 +156,7 @@ fn whole_heads(sequence: &Sequence) -> Vec<(usize, usize)> {
     layers.flat_map(of_layer).collect()
 }
 
-/// Reads `tokens` as a prompt into a scratch sequence and returns it. `observe` is told the tokens read.
+/// Reads `tokens` as a prompt into a scratch sequence and returns it. `observe` receives the progress.
 fn read(
     mut scratch: Sequence,
     runner: &mut Runner,

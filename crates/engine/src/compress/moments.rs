@@ -1,4 +1,4 @@
-//! Mean and covariance of queries before they are turned to their positions.
+//! Mean and covariance of queries before rotation to their positions.
 
 use std::sync::Arc;
 
@@ -9,21 +9,21 @@ use riffle_kv::KvCache;
 use crate::attention::{Chosen, Chunk, Heads, QueryObserver, rotated_widths};
 use crate::{Engine, EngineError, Sequence};
 
-/// Sums over the queries of a scratch sequence that began empty.
+/// Sums over the queries of a scratch sequence that started empty.
 pub(crate) struct Moments {
     engine: Arc<Engine>,
-    /// A length on the side of the boundary on which heads turn ([`riffle_model::SegmentTokens::length`]).
+    /// A sequence length that selects the rotation ([`riffle_model::SegmentTokens::length`]).
     rotary_length: usize,
-    /// First tokens, whose queries are outliers and are left out.
+    /// Number of first tokens to leave out, whose queries are outliers.
     sink_tokens: usize,
     layers: Vec<MeasuredLayer>,
 }
 
-/// A layer that is measured.
+/// A measured layer.
 struct MeasuredLayer {
-    /// Its number in the model.
+    /// Its index in the model.
     layer: usize,
-    /// Its number in the cache.
+    /// Its index in the cache.
     cache_layer: usize,
     heads: Heads,
     /// By query head.
@@ -68,7 +68,7 @@ impl QueryObserver for Moments {
 }
 
 impl Moments {
-    /// Moments of the queries of a sequence, without those of its first `sink_tokens` tokens.
+    /// Moments of the queries of a sequence, without its first `sink_tokens` tokens.
     pub(super) fn new(sequence: &Sequence, sink_tokens: usize) -> Self {
         let engine = sequence.engine();
         let layers = engine.whole_layers().into_iter().map(|(layer, cache_layer)| {
@@ -88,15 +88,14 @@ impl Moments {
         }
     }
 
-    /// Queries of a chunk as they were before they were turned to their positions, `[tokens, heads, key_width]`, without those of the
-    /// sinks.
+    /// Queries of a chunk before rotation, `[tokens, heads, key_width]`, without the sinks' queries.
     fn unturned(&self, layer: usize, chunk: &Chunk<'_>) -> Vec<f32> {
         let (width, key_width) = (chunk.heads.query_width(), chunk.heads.key_width);
         let kv_width = chunk.heads.kv_heads * key_width;
         let rotated = rotated_widths(&chunk.heads.cached())[0];
         let is_rotated = self.engine.resolved.rotation.keys;
         let (model, length) = (self.engine.model(), self.rotary_length);
-        // A tile of the first KV head begins where its rows begin: the other heads lie behind.
+        // A tile of the first KV head starts where its rows start; the other heads follow.
         let tiles = chunk.tiles.iter().filter(|tile| tile.kv_head == 0);
         let rows = tiles.flat_map(|tile| {
             let rows = 0..tile.queries.rows;
@@ -130,7 +129,7 @@ impl Moments {
         self.layers.iter().map(of_layer).collect()
     }
 
-    /// The mean over `count` positions from `first` on of what turns a head to its position, `[head_dim, head_dim]`.
+    /// The mean over `count` positions from `first` on of the rotation matrix of a head, `[head_dim, head_dim]`.
     fn mean_turn(&self, measured: &MeasuredLayer, first: usize, count: usize) -> Vec<f64> {
         let (head_dim, kv_heads) = (measured.heads.key_width, measured.heads.kv_heads);
         let mut turn = vec![0.0; head_dim * head_dim];
@@ -177,7 +176,7 @@ impl HeadSums {
         }
     }
 
-    /// Mean and covariance after every query is multiplied with `turn`.
+    /// Mean and covariance after multiplication of every query with `turn`.
     fn turned(&self, turn: &[f64]) -> QueryDistribution {
         let (head_dim, count) = (self.sum.len(), self.count.max(1) as f64);
         let mean: Vec<f64> = self.sum.iter().map(|sum| sum / count).collect();
@@ -190,7 +189,7 @@ impl HeadSums {
             .collect();
         let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
         let rows = || turn.chunks_exact(head_dim);
-        // The covariance is symmetric: its rows are its columns.
+        // The covariance is symmetric, so its rows are its columns.
         let half: Vec<f64> = rows()
             .flat_map(|turn| covariance.chunks_exact(head_dim).map(move |column| dot(turn, column)))
             .collect();

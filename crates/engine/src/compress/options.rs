@@ -7,10 +7,10 @@ use crate::EngineError;
 use crate::compress::RepeatPrompt;
 use crate::error::require;
 
-/// How a cache is compressed.
+/// Options of a compression.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CompressOptions {
-    /// Share of the pairs of keys and values that is kept, above 0 and at most 1.
+    /// Share of the KV pairs to keep, above 0 and at most 1.
     pub keep: f64,
     /// Method that scores the pairs.
     pub method: CompressMethod,
@@ -22,24 +22,25 @@ pub struct CompressOptions {
     pub recent_tokens: usize,
 }
 
-/// Method that scores the pairs of keys and values.
+/// Method that scores the KV pairs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CompressMethod {
-    /// The model repeats the text, chunk by chunk; a pair's score is the largest attention weight that it receives from any query
-    /// of the reconstruction: KVzip, Kim et al. 2025, arXiv:2505.23416. It takes about as long as reading the text did.
+    /// The model repeats the text, chunk by chunk. A pair's score is the largest attention weight that it receives
+    /// from any query of the reconstruction: KVzip, Kim et al. 2025, arXiv:2505.23416. It takes about as long as
+    /// reading the text.
     KvZip {
-        /// Tokens of the text that are repeated at a time.
+        /// Tokens of the text repeated at a time.
         chunk_tokens: usize,
         /// The request that asks the model to repeat; `None` for the words of [`RepeatPrompt::for_engine`].
         prompt: Option<RepeatPrompt>,
     },
-    /// Queries are taken to be normally distributed, which gives the attention that a key can expect in closed form; a pair's score
-    /// is this times the norm of its value: Expected Attention, Devoto et al. 2025, arXiv:2510.00636. It takes as long as reading
-    /// the sample.
+    /// Assumes normally distributed queries, which gives the expected attention of a key in closed form. A pair's
+    /// score is this times the norm of its value: Expected Attention, Devoto et al. 2025, arXiv:2510.00636. It takes
+    /// as long as reading the sample.
     Expected {
-        /// Latest tokens of the text whose queries are measured. They are read again by themselves.
+        /// Number of latest tokens whose queries are measured. They are read again, separately.
         sample_tokens: usize,
-        /// Positions behind the text over which later queries are expected.
+        /// Number of positions after the text at which later queries are expected.
         future_tokens: usize,
     },
 }
@@ -47,11 +48,11 @@ pub enum CompressMethod {
 /// Scope within which the best pairs are chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Spread {
-    /// The pairs of all layers and KV heads: each head keeps what it needs.
+    /// Ranks pairs over all layers and KV heads, so that heads keep different shares.
     Model,
-    /// The pairs of a layer: all layers keep as much.
+    /// Ranks pairs within each layer; every layer keeps the same share.
     Layer,
-    /// The pairs of a KV head: all heads keep as much.
+    /// Ranks pairs within each KV head; every head keeps the same share.
     Head,
 }
 
@@ -62,7 +63,7 @@ impl CompressMethod {
         prompt: None,
     };
 
-    /// Expected Attention over the positions of its paper.
+    /// Expected Attention with the positions of its paper.
     pub const EXPECTED: Self = Self::Expected {
         sample_tokens: 4096,
         future_tokens: 512,

@@ -10,23 +10,23 @@ use crate::EngineError;
 use crate::attention::{Chosen, Chunk, QueryObserver, Tile};
 use crate::compress::HeadScores;
 
-/// Sums up a reconstruction, chunk of the text by chunk.
+/// Sums a reconstruction, one chunk of the text at a time.
 ///
-/// A query's weights are its softmax over the sinks before the chunk, the chunk, and the tokens read since the text ended, itself the
-/// last of them: what stands elsewhere in the text takes no weight from the chunk.
+/// A query's weights are its softmax over the sinks before the chunk, the chunk, and the tokens after the text up to
+/// the query itself. Other parts of the text take no weight from the chunk.
 pub(crate) struct Reconstruction {
-    /// In the order of the heads given: those of a layer beside each other.
+    /// In the order of the given heads; heads of a layer are adjacent.
     pub(super) heads: Vec<HeadScores>,
     /// Tokens of the text.
     text_tokens: usize,
     sink_tokens: usize,
-    /// Tokens of the text that are repeated.
+    /// The repeated tokens of the text.
     pub(super) chunk: Range<usize>,
 }
 
-/// Keys of one KV head that the queries of a round see: of the sinks, the chunk, and the tokens read since.
+/// Keys of one KV head that the queries of a round see: the sinks, the chunk, and the tokens after the text.
 struct SeenKeys {
-    /// Stripes of f32 keys, as a page holds them.
+    /// Stripes of f32 keys, in the layout of a page.
     plane: Vec<f32>,
     tokens: usize,
 }
@@ -68,7 +68,7 @@ impl Reconstruction {
         }
     }
 
-    /// Spans of the tokens whose keys are seen by the end of a round.
+    /// Spans of the tokens whose keys are visible at the end of a round.
     fn spans(&self, end: usize) -> [Span; 3] {
         [
             Span::new(0, self.sink_tokens.min(self.chunk.start)),
@@ -77,7 +77,7 @@ impl Reconstruction {
         ]
     }
 
-    /// The keys that a round sees, by KV head, wherever their pages lie.
+    /// The keys that a round sees, by KV head, from any tier.
     fn seen_keys(&self, cache: &mut KvCache, chunk: &Chunk<'_>) -> Result<Vec<SeenKeys>, EngineError> {
         let (page_tokens, head_dim) = (cache.shape().page_tokens, chunk.heads.key_width);
         let spans = self.spans(chunk.end());

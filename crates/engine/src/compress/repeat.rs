@@ -6,7 +6,7 @@ use riffle_model::ChatMessage;
 
 use crate::{Engine, EngineError};
 
-/// Last tokens of the chunk before, by which the model is told where to begin.
+/// Last tokens of the previous chunk, which show the model where to begin.
 const LEAD_TOKENS: usize = 8;
 
 const WHOLE: &str = "\n\nRepeat the previous context exactly.";
@@ -15,20 +15,20 @@ const PART: &str = "\n\nRepeat the part of the previous context exactly, startin
 /// The tokens of a prompt that asks a model to repeat a chunk of its text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RepeatPrompt {
-    /// Asks for the first chunk.
+    /// The request for the first chunk.
     pub first: Vec<u32>,
-    /// Asks for a later chunk; the last tokens of the chunk before follow.
+    /// The request for a later chunk; the last tokens of the previous chunk follow.
     pub later: Vec<u32>,
-    /// Stands between the request and the chunk.
+    /// Text between the request and the chunk.
     pub behind: Vec<u32>,
 }
 
 impl RepeatPrompt {
-    /// The words of the reference implementation of KVzip. Between the request and the chunk stands a line feed or, for a model
-    /// with a chat template, what ends a user's message there and begins the answer.
+    /// The words of the reference implementation of KVzip. Between the request and the chunk is a line feed or, with
+    /// a chat template, the tags that end the user's message and begin the answer.
     ///
     /// # Errors
-    /// [`EngineError::NoTokenizer`], and what a chat template can fail with.
+    /// [`EngineError::NoTokenizer`], and errors of a chat template.
     pub fn for_engine(engine: &Engine) -> Result<Self, EngineError> {
         let tokenizer = engine.tokenizer()?;
         let behind = match engine.chat_template() {

@@ -1,4 +1,4 @@
-//! Scores and choices beside those of `kvpress` (`fixtures/vectors/compress.py`).
+//! Compares scores and choices with `kvpress` (`fixtures/vectors/compress.py`).
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ const CASES: [&str; 3] = [
     "group4-dim80-llama3-f16",
 ];
 
-/// The results of kvpress for a model: tokens of the text, scores `[layers, kv_heads, tokens]` and which pairs it keeps.
+/// The results of kvpress for a model: tokens of the text, scores `[layers, kv_heads, tokens]` and the kept pairs.
 struct Oracle {
     tokens: Vec<u32>,
     scores: Vec<f32>,
@@ -66,7 +66,7 @@ fn options() -> EngineOptions {
         .with_value_format(Format::F32)
 }
 
-/// As the oracle was asked: half of the pairs, in chunks of 64 tokens, with these prompts.
+/// The oracle's settings: half of the pairs, in chunks of 64 tokens, with these prompts.
 fn asked(method: &str) -> CompressOptions {
     let method = match method {
         "kvzip" => CompressMethod::KvZip {
@@ -98,7 +98,7 @@ fn scores(engine: &Arc<Engine>, tokens: &[u32], asked: &CompressOptions) -> Vec<
     compression.into_scores().unwrap()
 }
 
-/// The largest difference, the sinks apart, which the oracle scores as it likes.
+/// The largest difference without the sinks, whose scores are arbitrary in the oracle.
 fn largest_difference(found: &[HeadScores], expected: &[f32], sinks: usize) -> f32 {
     let heads = found.iter().zip(expected.chunks_exact(found[0].scores.len()));
     let pairs = heads.flat_map(|(found, expected)| found.scores[sinks..].iter().zip(&expected[sinks..]));

@@ -1,4 +1,4 @@
-//! A model on a device, which keeps copies of pages and attends there.
+//! A model on a device, which caches pages and attends there.
 
 use std::ops::Range;
 use std::sync::Arc;

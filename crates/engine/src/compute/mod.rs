@@ -1,6 +1,7 @@
-//! The place where a model computes: the CPU, or a device that holds its weights.
+//! The processor of a model: the CPU, or a device with its weights.
 //!
-//! Each place is an implementation of [`Compute`] with its batches, a [`ModelForward`]. Nothing above asks which one it has.
+//! Each is an implementation of [`Compute`] with its batches, a [`ModelForward`]. Higher modules do not depend on
+//! which one it is.
 
 mod device;
 mod host;
@@ -16,34 +17,34 @@ use crate::attention::{NewKeys, Reader, Rotation, SharedRoom};
 use device::DeviceCompute;
 use host::HostCompute;
 
-/// A place where a model computes, with its weights.
+/// A CPU or device with a model's weights.
 pub(crate) trait Compute: Send + Sync {
-    /// Its name among the things that decide over last bits.
+    /// Its name among the settings that affect last bits.
     fn name(&self) -> &'static str;
 
-    /// The model in main memory; `None` where a device computes.
+    /// The model in main memory; `None` on a device.
     fn host(&self) -> Option<&Arc<Decoder>>;
 
-    /// Memory for batches of up to `batch_tokens` tokens.
+    /// Scratch for batches of up to `batch_tokens` tokens.
     fn forward(&self, batch_tokens: usize) -> Result<Box<dyn ModelForward>, EngineError>;
 
-    /// Reads the pages of a new sequence; sequences share `shared` where pages are copied to a device.
+    /// A reader for a new sequence's pages; on a device, sequences share the page cache `shared`.
     fn reader(&self, shared: &SharedRoom, room: Option<RoomOptions>) -> Result<Box<dyn Reader>, EngineError>;
 
-    /// Rows of a pass up to which each has the bits that it has alone.
+    /// Most rows of a pass in which each row has the same bits as alone.
     fn rows_alike(&self) -> usize;
 }
 
-/// Batches on their way through a model where it computes.
+/// Runs batches through a model on its device.
 pub(crate) trait ModelForward: Send {
-    /// For work that is the same wherever the model computes.
+    /// Access to the work that is common to all devices.
     fn as_dyn(&mut self) -> &mut dyn Forward;
 
-    /// A batch in main memory; `None` where a device computes.
+    /// A batch in main memory; `None` on a device.
     fn host(&mut self) -> Option<&mut HostForward>;
 
-    /// Projects rows of a batch in a layer and rotates them as caches hold them; false for a recurrent layer, which has nothing to
-    /// attend to.
+    /// Projects rows of a batch in a layer and rotates them to the cache's form; returns false for a recurrent layer,
+    /// which needs no attention.
     fn project(
         &mut self,
         layer: usize,
@@ -52,25 +53,26 @@ pub(crate) trait ModelForward: Send {
         rotation: Rotation,
     ) -> Result<bool, EngineError>;
 
-    /// The queries, keys and output of the layer under way, of all rows projected so far; `None` for a recurrent layer.
+    /// The queries, keys and output of the current layer, for all rows projected so far; `None` for a recurrent
+    /// layer.
     fn projected(&mut self) -> Option<ProjectedLayer<'_>>;
 
-    /// Brings rows of [`ProjectedLayer::output`] to where the model goes on from.
+    /// Copies rows of [`ProjectedLayer::output`] to the model's device.
     fn take_output(&mut self, rows: Range<usize>) -> Result<(), EngineError>;
 }
 
-/// The input of a layer's attention, rotated as caches hold it, and room for the result.
+/// The input of a layer's attention, rotated to the cache's form, and the buffer for the result.
 pub(crate) struct ProjectedLayer<'a> {
     // [rows, heads, key_width]
     pub(crate) queries: &'a [f32],
     pub(crate) new_keys: NewKeys<'a>,
-    /// What the layer's own indexer computed, where it has one.
+    /// The results of the layer's own indexer, if it has one.
     pub(crate) index: Option<ProjectedIndex<'a>>,
-    /// The attention result where it comes to main memory, `[rows, heads, value_width]`.
+    /// Attention's result in main memory, `[rows, heads, value_width]`.
     pub(crate) output: &'a mut [f32],
 }
 
-/// Brings the weights to where the model is to compute.
+/// Copies the weights to the device on which the model computes.
 pub(crate) fn place(
     decoder: Decoder,
     device: Option<&Arc<dyn ComputeDevice>>,

@@ -1,8 +1,8 @@
-//! The costs of verified rows and drafted tokens beside a pass over one token, from stored constants.
+//! The costs of verified rows and drafted tokens relative to a pass over one token, from stored constants.
 //!
-//! A pass over one token reads the weights and the keys and values that the policies name, some of them from the disk. A further row of the
-//! pass computes, but reads nothing a second time, apart from experts of a mixture that no row before it chose. A drafted token costs a pass that reads fewer keys. Sequences that go through the layers
-//! together share the reading of the weights.
+//! A pass over one token reads the weights and the keys and values in the policies' selections, some of them from the
+//! disk. Each additional row computes without reading anything again, except experts that no earlier row chose. A
+//! drafted token costs a pass that reads fewer keys. Sequences in one batch share the reads of the weights.
 
 use riffle_attention::Format;
 use riffle_policy::{Phase, PolicyRules, dense_below};
@@ -11,35 +11,37 @@ use super::gain::Costs;
 use crate::draft_spec::MOST_TOKENS;
 use crate::{Engine, Sequence};
 
-/// Nanoseconds of one thread for each byte of the weights in a pass over one token (SmolLM2-135M in Q4_1 with AVX2).
+/// Nanoseconds of one thread per byte of the weights in a pass over one token (SmolLM2-135M in Q4_1 with AVX2).
 const WEIGHT_BYTE_NS: f64 = 0.075;
-/// Nanoseconds of all threads for handing out the work of a layer, and for each further row (two threads).
+/// Nanoseconds of all threads for distributing a layer's work, and for each additional row (two threads).
 const LAYER_NS: f64 = 50_000.0;
 const LAYER_ROW_NS: f64 = 10_000.0;
-/// Nanoseconds for each byte of a page on the disk.
+/// Nanoseconds per byte of a page on the disk.
 const DISK_BYTE_NS: f64 = 1.0;
-/// Nanoseconds of one thread for each byte of keys and values that attention reads, and for each element of a key that it multiplies with the
-/// query of one row and head, and of the value that it weighs (f16 with AVX2, 8,192 and 32,768 tokens).
+/// Nanoseconds of one thread per byte of keys and values that attention reads; and per element of a key in products
+/// with the query of one row and head, and of a weighted value (f16 with AVX2, 8,192 and 32,768 tokens).
 const KEY_BYTE_NS: f64 = 0.08;
 const ELEMENT_NS: f64 = 0.06;
-/// The time of the mass of a row's keys and of the choice among them, beside the row's attention (AVX-512, 16,384 and 32,768 tokens).
+/// Time of computing the mass of a row's keys and choosing among them, relative to the row's attention (AVX-512,
+/// 16,384 and 32,768 tokens).
 const LOOK: f64 = 1.5;
-/// Time of linear layers of [`TABLE_WEIGHT_BYTES`] by rows of the pass, beside one row: with AVX-512 (Qwen2.5-Coder-1.5B in Q4_K), and with
-/// other instructions (SmolLM2-135M in Q4_1 with AVX2). More rows are on the line through the last two.
+/// Time of linear layers of [`TABLE_WEIGHT_BYTES`] by rows of the pass, relative to one row: with AVX-512
+/// (Qwen2.5-Coder-1.5B in Q4_K), and with other instructions (SmolLM2-135M in Q4_1 with AVX2). For more rows, the
+/// line through the last two points applies.
 const LINEAR_ROWS_AVX512: [f64; 8] = [1.0, 1.05, 1.1, 1.15, 1.25, 1.4, 1.55, 1.7];
 const LINEAR_ROWS: [f64; 8] = [1.0, 1.05, 1.55, 2.05, 2.45, 2.8, 3.15, 3.45];
-/// Bytes of a weight of four bits with its part of a scale.
+/// Bytes of a four-bit weight with its share of a scale.
 const TABLE_WEIGHT_BYTES: f64 = 0.6;
 
-/// The source of the tokens of a draft, for their costs.
+/// The source of a draft's tokens, for their costs.
 pub(super) enum Drafts<'a> {
-    /// The text: they cost nothing.
+    /// The text, which costs nothing.
     Text,
     /// The model itself under these policies.
     Own(&'a PolicyRules),
     /// A small model.
     Model(&'a Engine),
-    /// The layer of the model's files that predicts further tokens.
+    /// The layer in the model's files that predicts further tokens.
     Predictor,
 }
 
@@ -60,7 +62,7 @@ pub(super) fn costs(sequence: &Sequence, drafts: &Drafts<'_>, together: usize) -
         let linear_ns = weights_ns(engine, together + rows) - weights_ns(engine, together);
         layers * LAYER_ROW_NS * rows as f64 + linear_ns + of_answer.ns(1 + rows) - of_answer.ns(1)
     };
-    // A policy that learns from the verification looks at the keys of a row once more.
+    // A policy that learns from the verification reads the keys of a row once more.
     let look_ns = match drafts {
         Drafts::Own(rules) if !rules.follows_from_keys() => (of_answer.ns(1) + of_answer.share * disk_ns) * LOOK,
         _ => 0.0,
@@ -88,13 +90,13 @@ pub(super) fn costs(sequence: &Sequence, drafts: &Drafts<'_>, together: usize) -
     }
 }
 
-/// Nanoseconds of a pass over one token of each of `together` sequences, apart from attention, for one of them.
+/// Nanoseconds per sequence of a pass over one token of each of `together` sequences, without attention.
 fn shared_ns(engine: &Engine, together: usize) -> f64 {
     let layers_ns = engine.model().config().layers as f64 * LAYER_NS;
     (layers_ns + weights_ns(engine, together)) / together as f64
 }
 
-/// Nanoseconds of the weights of a pass over so many rows. The layer that predicts further tokens is not among them.
+/// Nanoseconds of the weights of a pass over `rows` rows, without the layer that predicts further tokens.
 fn weights_ns(engine: &Engine, rows: usize) -> f64 {
     let (plan, config) = (engine.plan(), engine.model().config());
     let (bytes, missing) = match &plan.experts {
@@ -115,13 +117,13 @@ fn weights_ns(engine: &Engine, rows: usize) -> f64 {
     dense_ns + expert_bytes * (WEIGHT_BYTE_NS * linear + missing * DISK_BYTE_NS)
 }
 
-/// The share of a layer's experts that rows choose together, each of which chooses `one` of them.
+/// The share of a layer's experts that `rows` rows choose together, if each chooses a share `one`.
 fn chosen_share(one: f64, rows: usize) -> f64 {
     1.0 - (1.0 - one).powi(i32::try_from(rows).unwrap_or(i32::MAX))
 }
 
-/// Nanoseconds of a token of a draft by the layer that predicts further tokens, behind `tokens` tokens, one of `together`: its weights, the
-/// head's, and its attention to all of its rows. Of the embedding it reads one row.
+/// Nanoseconds of a draft token by the predicting layer, after `tokens` tokens, one of `together`: its weights, the
+/// head's, and its attention to all of its rows. It reads one row of the embedding.
 fn predictor_ns(engine: &Engine, tokens: usize, together: usize) -> f64 {
     let config = engine.model().config();
     let head_bytes = engine.compute().host().map_or(0, |model| model.head().bytes());
@@ -136,8 +138,8 @@ fn predictor_ns(engine: &Engine, tokens: usize, together: usize) -> f64 {
     (LAYER_NS + weights_ns * by_rows(engine, together)) / together as f64 + attention.ns(1)
 }
 
-/// Time of the linear layers of a pass of so many rows, beside one row. The arithmetic of a row is about the same for weights of more bytes,
-/// whose reading takes longer.
+/// Time of the linear layers of a pass of `rows` rows, relative to one row. The arithmetic per row is about the same
+/// for larger weights, which take longer to read.
 fn by_rows(engine: &Engine, rows: usize) -> f64 {
     let table = match riffle_attention::ceiling::instructions() {
         "avx512" => &LINEAR_ROWS_AVX512,
@@ -156,16 +158,16 @@ fn by_rows(engine: &Engine, rows: usize) -> f64 {
 struct Attention {
     /// Share of the keys that it reads, over all layers and heads.
     share: f64,
-    /// Nanoseconds for reading the keys and values, once for all rows.
+    /// Nanoseconds of reading the keys and values, once for all rows.
     read_ns: f64,
-    /// Nanoseconds for the arithmetic of each row.
+    /// Nanoseconds of the arithmetic per row.
     row_ns: f64,
-    /// True if each row reads by itself: a policy learns from it before the next row selects.
+    /// True if each row reads separately, because a policy learns from it before the next row selects.
     reads_row_by_row: bool,
 }
 
 impl Attention {
-    /// Of a token that ends a sequence of so many.
+    /// The estimate for a token at the end of a sequence of `tokens` tokens.
     fn estimate(engine: &Engine, tokens: usize, rules: &PolicyRules) -> Self {
         let options = engine.options();
         let (resolved, cost) = (&engine.resolved, &options.machine.cost);
@@ -196,7 +198,7 @@ impl Attention {
         }
     }
 
-    /// Reading goes on beside the arithmetic.
+    /// Reads overlap with the arithmetic.
     fn ns(&self, rows: usize) -> f64 {
         let readings = if self.reads_row_by_row { rows } else { 1 };
         (readings as f64 * self.read_ns).max(rows as f64 * self.row_ns)
@@ -231,7 +233,7 @@ mod tests {
         let streamed = load(Some(some));
         assert!(streamed.plan().experts.is_some());
         let further = |engine: &Engine| weights_ns(engine, 4) - weights_ns(engine, 1);
-        // A dense model of the same bytes reads nothing more for further rows.
+        // A dense model of the same size reads nothing more for additional rows.
         let dense = weights_ns(&resident, 1) * (by_rows(&resident, 4) - 1.0);
         assert!(further(&resident) > 1.5 * dense, "{} and {dense}", further(&resident));
         assert!(further(&streamed) > 1.5 * further(&resident), "{}", further(&streamed));

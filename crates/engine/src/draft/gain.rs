@@ -1,46 +1,47 @@
-//! How many tokens to draft: as many as are expected to bring more tokens for their cost.
+//! The number of tokens to draft: as many as are expected to give more tokens per cost.
 //!
-//! A pass over one token costs 1. A pass that verifies rows beside it costs more, and each token of a draft costs a part of a pass. A draft
-//! of `n` tokens of which each agrees with probability `p` brings `1 + p + … + pⁿ` tokens. The length with the most tokens for the cost is
-//! where the next token would agree less often than it costs (arXiv 2607.27735). How often tokens agree is learned from the drafts of the
-//! answer, costs come from stored constants: nothing is timed, so the same request is always drafted in the same way.
+//! A pass over one token costs 1. A pass that verifies additional rows costs more, and each drafted token costs a
+//! fraction of a pass. A draft of `n` tokens, each accepted with probability `p`, gives `1 + p + … + pⁿ` tokens. The
+//! best length is reached when the next token's probability falls below its cost (arXiv 2607.27735). The acceptance
+//! rate is learned from the answer's drafts, and costs come from stored constants. Nothing is timed, so the same
+//! request always gets the same drafts.
 //!
-//! Drafts that fail cost time. [`Balance`] compares what the drafts of an answer cost with the passes that they saved, and refuses a draft
-//! that could bring the loss above [`LOSS`].
+//! Failed drafts cost time. [`Balance`] compares the cost of an answer's drafts with the passes that they saved, and
+//! refuses a draft that could raise the loss above [`LOSS`].
 
 use crate::draft_spec::MOST_TOKENS;
 
 /// Weight of earlier tokens when another token is judged.
 const MEMORY: f64 = 0.97;
-/// A draft is made where it promises so many times the tokens of no draft, for the same cost.
+/// A draft is made if it promises this many times the tokens of no draft, for the same cost.
 const WORTH: f64 = 1.1;
-/// Passes without a draft before one is tried again, at first and at most.
+/// Passes without a draft before another trial: initially, and at most.
 const PAUSE: [u32; 2] = [16, 256];
-/// Tokens of a draft that is tried.
+/// Tokens of a trial draft.
 const TRIED: usize = 3;
-/// A draft is not tried where it would not pay even if its tokens agreed so often.
+/// No trial is made if a draft would not pay off even with this acceptance rate.
 const HOPED: f64 = 0.95;
 
-/// Passes that the drafts of an answer may lose: so many at first, and so many more for each pass of the answer.
+/// Passes that the drafts of an answer may lose: initially, and per pass of the answer.
 const LOSS: [f64; 2] = [1.0, 0.02];
 
 /// The cost of drafting, in passes over one token.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Costs {
-    /// A pass, by the rows that it verifies behind the first.
+    /// Cost of a pass, by the number of rows verified after the first.
     pub(super) verified: [f64; MOST_TOKENS + 1],
-    /// One token of the draft.
+    /// Cost of one drafted token.
     pub(super) drafted: f64,
 }
 
 impl Costs {
-    /// Passes that a draft of so many tokens costs beside the pass over one token.
+    /// Cost of a draft of `tokens` tokens in addition to the pass over one token.
     pub(super) fn of_draft(&self, tokens: usize) -> f64 {
         self.verified[tokens] - 1.0 + tokens as f64 * self.drafted
     }
 }
 
-/// A draft that could be made.
+/// A possible draft.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Offer {
     /// Its length; 0 for no draft.
@@ -50,7 +51,7 @@ pub(super) struct Offer {
 }
 
 impl Offer {
-    /// No draft. Others have to be this much better.
+    /// No draft. Others must be better by this factor.
     pub(super) const NONE: Self = Self { tokens: 0, rate: WORTH };
 }
 
@@ -63,24 +64,24 @@ pub(super) struct Balance {
 }
 
 impl Balance {
-    /// Counts a pass of the answer, with a draft or without.
+    /// Counts a pass of the answer, with or without a draft.
     pub(super) fn count_pass(&mut self) {
         self.passes += 1;
     }
 
-    /// Counts a draft that cost so many passes and of which so many tokens were drawn: each of them saves a pass.
+    /// Counts a draft of this cost, of which `agreed` tokens were accepted: each saves a pass.
     pub(super) fn count_draft(&mut self, cost: f64, agreed: usize) {
         self.spent += cost;
         self.saved += agreed as f64;
     }
 
-    /// Passes that the next draft may cost.
+    /// Cost that the next draft may have.
     pub(super) fn room(&self) -> f64 {
         LOSS[0] + LOSS[1] * self.passes as f64 + self.saved - self.spent
     }
 }
 
-/// How often the tokens of one source agree.
+/// The acceptance rate of one source.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Acceptance {
     agreed: f64,
@@ -91,7 +92,7 @@ pub(super) struct Acceptance {
 }
 
 impl Acceptance {
-    /// An assumed `probability`, which weighs as much as four judged tokens.
+    /// An assumed `probability` with the weight of four verified tokens.
     pub(super) fn assumed(probability: f64) -> Self {
         Self {
             agreed: 4.0 * probability,
@@ -105,12 +106,12 @@ impl Acceptance {
         self.agreed / self.judged
     }
 
-    /// The draft of at most `most` tokens that brings most tokens for its cost; [`Offer::NONE`] where none pays.
+    /// The draft of at most `most` tokens that gives most tokens per cost; [`Offer::NONE`] if none pays off.
     pub(super) fn best(&self, costs: &Costs, balance: &Balance, most: usize) -> Offer {
         best_offer(self.probability(), costs, affordable(costs, balance, most))
     }
 
-    /// A short draft now and then, while none pays.
+    /// Occasionally a short draft, while none pays off.
     pub(super) fn trial(&mut self, costs: &Costs, balance: &Balance, most: usize) -> Offer {
         let hoped = best_offer(HOPED, costs, affordable(costs, balance, most));
         self.waited += 1;
@@ -125,7 +126,7 @@ impl Acceptance {
         }
     }
 
-    /// Learns that the answer drew the first `agreed` of `drafted` tokens.
+    /// Records that the answer accepted the first `agreed` of `drafted` tokens.
     pub(super) fn learn(&mut self, drafted: usize, agreed: usize) {
         for judged in 0..drafted.min(agreed + 1) {
             self.agreed = self.agreed * MEMORY + f64::from(u8::from(judged < agreed));
@@ -137,13 +138,13 @@ impl Acceptance {
     }
 }
 
-/// The longest draft, up to `most` tokens, that may be lost.
+/// The longest draft, up to `most` tokens, whose loss is acceptable.
 fn affordable(costs: &Costs, balance: &Balance, most: usize) -> usize {
     let fits = |tokens: &usize| costs.of_draft(*tokens) <= balance.room();
     (1..=most.min(MOST_TOKENS)).take_while(fits).count()
 }
 
-/// The draft with the most tokens for its cost, where each token agrees with this probability.
+/// The draft with most tokens per cost, for this acceptance probability.
 fn best_offer(probability: f64, costs: &Costs, most: usize) -> Offer {
     let (mut expected, mut agrees) = (1.0, 1.0);
     let mut best = Offer::NONE;
@@ -236,7 +237,7 @@ mod tests {
         let costs = costs(0.4, 0.2);
         let (mut balance, mut drafted) = (Balance::default(), 0);
         for pass in 1..=1000 {
-            // A source that is believed in anew each time.
+            // A source with the initial assumption each time.
             let length = next(&mut Acceptance::assumed(0.9), &costs, &balance);
             balance.count_pass();
             balance.count_draft(costs.of_draft(length), 0);

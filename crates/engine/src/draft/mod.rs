@@ -1,9 +1,10 @@
-//! Drafts: the next tokens of an answer are guessed cheaply and verified together, and the answer is the same to the byte.
+//! Drafts: the next tokens of an answer are guessed cheaply and verified together. The answer stays the same to the
+//! byte.
 //!
-//! A pass reads the latest token of an answer and, behind it, the tokens of a draft. Row by row the answer draws its next token from the
-//! logits, with the random numbers, penalties and forms that it has without drafts. As long as the drawn token is the drafted one, the next
-//! row has the bits that reading that token alone gives. At the first other token the sequence is rolled back, and the rest of the draft has
-//! changed nothing.
+//! A pass reads the latest token of an answer and then the tokens of a draft. Row by row the answer draws its next
+//! token from the logits, with the same random numbers, penalties and forms as without drafts. As long as the drawn
+//! token equals the drafted one, the next row has the same bits as reading this token alone. At the first difference
+//! the sequence is rolled back, so the rest of the draft has no effect.
 //!
 //! | file | |
 //! |---|---|
@@ -33,19 +34,19 @@ use ngram::Ngrams;
 use own::OwnDraft;
 pub(crate) use step::{AnswerStep, go_on};
 
-/// Classes of matches by their length, and how often their tokens are assumed to agree.
+/// Classes of matches by length, with their assumed acceptance rates.
 const MATCHES: [(usize, f64); 4] = [(2, 0.3), (4, 0.5), (8, 0.7), (16, 0.85)];
-/// How often the model is assumed to draw under a sparse policy what it draws without.
+/// Assumed acceptance rate of drafts by the model under a sparse policy.
 const OWN_AGREES: f64 = 0.85;
-/// How often a small model is assumed to draw what the large one draws.
+/// Assumed acceptance rate of drafts by a small model.
 const MODEL_AGREES: f64 = 0.7;
-/// How often the layer that predicts further tokens is assumed to draw what the model draws.
+/// Assumed acceptance rate of drafts by the predicting layer.
 const PREDICTOR_AGREES: f64 = 0.75;
 
-/// Tokens by which a sequence grows until its costs are computed again.
+/// Tokens by which a sequence grows before its costs are computed again.
 const COSTS_HOLD: usize = 64;
 
-/// An answer, and the sources of its drafts, where it has any.
+/// An answer, and the sources of its drafts, if it has any.
 pub(crate) struct DraftedAnswer {
     pub(crate) answer: Answer,
     pub(crate) drafter: Option<Drafter>,
@@ -55,13 +56,13 @@ pub(crate) struct DraftedAnswer {
 pub(crate) struct Drafter {
     ngrams: Option<Box<Ngrams>>,
     own: Option<Box<OwnDraft>>,
-    /// Every source. Of two that are worth as much the first drafts.
+    /// Every source. Of equal ones the first is used.
     sources: Vec<(Source, Acceptance)>,
-    /// Length of every draft, where the length is fixed.
+    /// Fixed length of every draft, if set.
     tokens: Option<usize>,
     balance: Balance,
     costs: Option<KnownCosts>,
-    /// Passes that the latest draft cost.
+    /// Cost of the latest draft, in passes.
     cost: f64,
     pub(crate) count: DraftCount,
 }
@@ -76,7 +77,8 @@ enum Source {
     Predictor,
 }
 
-/// Costs that hold until the sequence has grown by [`COSTS_HOLD`], or others join the pass.
+/// Costs that are valid until the sequence has grown by [`COSTS_HOLD`], or the number of sequences in the pass
+/// changes.
 struct KnownCosts {
     tokens: usize,
     together: usize,
@@ -84,12 +86,12 @@ struct KnownCosts {
     costs: Vec<Costs>,
 }
 
-/// A draft that is made token by token.
+/// A draft that is generated token by token.
 struct GuessedDraft {
     /// Draws as the answer would.
     guess: Guess,
     tokens: Vec<u32>,
-    /// Length that the draft is to have.
+    /// Intended length of the draft.
     wanted: usize,
 }
 
@@ -99,7 +101,7 @@ enum Choice {
     Nothing,
     /// These tokens of the text.
     Text(Source, Vec<u32>),
-    /// So many tokens of another source, which are drafted one by one.
+    /// This many tokens of another source, drafted one by one.
     Draft(Source, usize),
 }
 
@@ -108,8 +110,8 @@ impl GuessedDraft {
         self.tokens.len() < self.wanted && !self.guess.is_complete()
     }
 
-    /// Draws the next token behind `text` from the logits there, `[vocab]`. Without logits, or where the form of the answer allows no token that
-    /// could be guessed, the draft ends here.
+    /// Draws the next token after `text` from the logits there, `[vocab]`. The draft ends here without logits, or if
+    /// the answer's form allows no token that could be guessed.
     fn draw(&mut self, text: &[u32], logits: Option<&[f32]>) -> Option<u32> {
         let token = logits.and_then(|logits| self.guess.draw(text, logits));
         self.tokens.extend(token);
@@ -121,10 +123,10 @@ impl GuessedDraft {
 }
 
 impl Drafter {
-    /// The draft sources that `spec` names; `None` for none.
+    /// The draft sources in `spec`; `None` if there are none.
     ///
     /// # Errors
-    /// [`EngineError::Option`] where drafts that are asked for by name cannot be made of this sequence.
+    /// [`EngineError::Option`] if explicitly requested drafts are impossible for this sequence.
     pub(crate) fn new(spec: &DraftSpec, sequence: &Sequence) -> Result<Option<Self>, EngineError> {
         if spec.is_none() {
             return Ok(None);
@@ -176,8 +178,8 @@ impl Drafter {
         }))
     }
 
-    /// Chooses the next draft of at most `most` tokens. `token` is the latest token of the answer, which the sequence has not read yet; the
-    /// answers of `together` sequences go through the layers in one pass.
+    /// Chooses the next draft of at most `most` tokens. `token` is the latest token of the answer, which the sequence
+    /// has not read yet; `together` answers share one pass.
     fn choose(&mut self, sequence: &Sequence, token: u32, together: usize, most: usize) -> Choice {
         self.balance.count_pass();
         let found = self.ngrams.as_deref_mut().and_then(|ngrams| {
@@ -199,15 +201,15 @@ impl Drafter {
         }
     }
 
-    /// The source that drafts where the text does not.
+    /// The source of drafts other than the text.
     fn source_beside_text(&self) -> Option<Source> {
         let sources = [Source::Own, Source::Predictor, Source::Model];
         let is_there = |wanted: &Source| self.sources.iter().any(|(source, _)| source == wanted);
         sources.into_iter().find(is_there)
     }
 
-    /// The source that brings most tokens for its cost, and the length of its draft: 0 where none pays. `class` is that of the match in the
-    /// text.
+    /// The source that gives most tokens per cost, and the length of its draft: 0 if none pays off. `class` is the
+    /// class of the match in the text.
     fn most_worth(
         &mut self,
         sequence: &Sequence,
@@ -285,7 +287,7 @@ impl Drafter {
 }
 
 impl DraftedAnswer {
-    /// The answer that a sequence goes on with, with the drafts that its options name.
+    /// The next answer of a sequence, with the drafts in its options.
     pub(crate) fn new(sequence: &Sequence, options: GenerateOptions) -> Result<Self, EngineError> {
         let drafter = Drafter::new(&options.draft, sequence)?;
         Ok(Self {
@@ -307,7 +309,7 @@ impl DraftedAnswer {
 /// Most rows of an answer in a pass: the latest token and a draft.
 pub(crate) const MOST_ROWS: usize = MOST_TOKENS + 1;
 
-/// Rows of an answer that may be read in one pass with the bits that they have one by one.
+/// Number of rows of an answer that one pass can read with the same bits as one by one.
 pub(crate) fn rows_alike(sequence: &Sequence) -> usize {
     if refusal(sequence).is_none() && sequence.options().decode.follows_from_keys() {
         MOST_ROWS
@@ -316,7 +318,7 @@ pub(crate) fn rows_alike(sequence: &Sequence) -> usize {
     }
 }
 
-/// Why tokens of a sequence cannot be drafted, if they cannot.
+/// The reason drafts are impossible for a sequence, if they are.
 fn refusal(sequence: &Sequence) -> Option<&'static str> {
     if sequence.engine().compute().host().is_none() {
         Some("drafts are made on the CPU alone: leave out `draft` or `device`")

@@ -1,8 +1,8 @@
-//! A small model drafts: it reads what the large one reads, and draws what may come next.
+//! Drafts by a small model, which reads the same text as the large one and draws the next tokens.
 //!
-//! Each sequence that is drafted for has a sequence of the small model beside it, over the same text. It is kept between answers. A text
-//! that the small model has not read yet is read a chunk at a time, one chunk in a step of all answers, so no answer waits for it; drafts
-//! begin when it has caught up.
+//! Each sequence with drafts has a corresponding sequence of the small model over the same text, which is kept
+//! between answers. The small model reads new text one chunk at a time, one chunk per step of all answers, so no
+//! answer waits for it. Drafts begin when it has caught up.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -18,9 +18,9 @@ use crate::pass::{FinishedRows, Runner, Work};
 use crate::sequence::common_prefix;
 use crate::{EngineError, Sequence};
 
-/// A draft that is being made.
+/// An unfinished draft.
 struct Drafting<'a> {
-    /// Place of its part.
+    /// Index of its part.
     place: usize,
     reader: &'a mut Sequence,
     /// The tokens to read next.
@@ -28,8 +28,9 @@ struct Drafting<'a> {
     draft: GuessedDraft,
 }
 
-/// Drafts `wanted[part]` tokens for each part, one token of all parts in a pass. A part whose text the small model cannot read is given no
-/// draft, now and later; nor is any where the whole pass fails, since answers need no small model.
+/// Drafts `wanted[part]` tokens for each part, one token of all parts per pass. A part whose text the small model
+/// cannot read gets no drafts, now or later. If the whole pass fails, no part gets a draft, since answers do not need
+/// the small model.
 pub(super) fn draft(runner: &mut Runner, parts: &mut [DraftPart<'_, '_>], wanted: &[usize], logits: &mut Vec<f32>) {
     let Some(model) = runner.engine().draft_model.clone() else {
         return;
@@ -54,7 +55,7 @@ pub(super) fn draft(runner: &mut Runner, parts: &mut [DraftPart<'_, '_>], wanted
     }
 }
 
-/// Takes the first reader that lags behind on by a chunk, and drafts with the others. `vocab_size` is that of the large model.
+/// Advances the first lagging reader by one chunk, and drafts with the others. `vocab_size` is the large model's.
 fn read_and_draft(
     small: &mut Runner,
     parts: &mut [DraftPart<'_, '_>],
@@ -95,7 +96,7 @@ fn read_and_draft(
     Ok(())
 }
 
-/// Reads the beginning of `tokens` as a prompt.
+/// Reads the start of `tokens` as a prompt.
 fn read_chunk(small: &mut Runner, reader: &mut Sequence, tokens: &[u32]) -> Result<(), EngineError> {
     let goal = reader.tokens().len() + tokens.len();
     let tokens = &tokens[..tokens.len().min(CHUNK_TOKENS)];
@@ -113,7 +114,7 @@ fn read_chunk(small: &mut Runner, reader: &mut Sequence, tokens: &[u32]) -> Resu
     failure.map_or(Ok(()), |failure| Err(failure.error))
 }
 
-/// Reads the next tokens of every draft that goes on, and draws one behind them. Returns the parts that failed.
+/// Reads the next tokens of every unfinished draft, and draws one after them. Returns the parts that failed.
 fn read(
     small: &mut Runner,
     drafts: &mut [Drafting<'_>],
@@ -150,7 +151,7 @@ fn read(
 }
 
 impl DraftPart<'_, '_> {
-    /// The sequence of the small model beside that of the answer.
+    /// The small model's sequence for the answer's sequence.
     fn take_reader(&mut self, model: &DraftModel) -> Result<Sequence, EngineError> {
         match self.step.sequence.answer_mut().drafts.reader.take() {
             Some(reader) if Arc::ptr_eq(reader.engine(), &model.engine) => Ok(*reader),
@@ -161,13 +162,13 @@ impl DraftPart<'_, '_> {
         }
     }
 
-    /// Takes a reader back to the tokens that it shares with the answer's sequence. Returns the tokens it has to read: the rest of the sequence, and
-    /// the latest token of the answer.
+    /// Truncates a reader to the tokens that it shares with the answer's sequence. Returns the tokens it must read:
+    /// the rest of the sequence, and the latest token of the answer.
     fn unread(&self, reader: &mut Sequence) -> Vec<u32> {
         let held = self.step.sequence.tokens();
         reader.turn_for(held.len() + 1);
         let common = common_prefix(reader.tokens(), held);
-        // Tokens that recurrent layers forget beyond that are read again with the others.
+        // If recurrent layers drop more tokens, these are read again with the others.
         if reader.truncate(common).is_err() {
             drop(reader.forget_all());
         }
@@ -176,7 +177,7 @@ impl DraftPart<'_, '_> {
         tokens
     }
 
-    /// The small model drafts no more of this answer.
+    /// Stops drafts by the small model for this answer.
     fn give_up_model(&mut self) {
         if let Some(drafter) = &mut self.step.drafter {
             drafter.drop_source(Source::Model);

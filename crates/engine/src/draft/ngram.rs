@@ -1,48 +1,49 @@
-//! Earlier places of the latest tokens of a text, and the tokens that followed them.
+//! Finds earlier occurrences of a text's latest tokens, and the tokens that followed them.
 //!
-//! A chain links every position to the latest position before it behind the same two tokens, as compressors of the Lempel-Ziv family do
-//! ("prompt lookup", without a bound on the length of a match). It takes some 20 bytes a token; a suffix automaton takes more than a hundred.
+//! A chain links every position to the latest earlier position after the same two tokens, as in Lempel-Ziv
+//! compressors ("prompt lookup", without a limit on match length). It takes about 20 bytes per token; a suffix
+//! automaton takes more than a hundred.
 
 use std::collections::HashMap;
 
-/// Tokens that two places must have in common.
+/// Fewest matching tokens.
 const LEAST: usize = 2;
-/// Places that are compared with the text's end, the latest first.
+/// Most positions compared with the text's end, latest first.
 const CANDIDATES: usize = 64;
-/// Longest match that is told apart.
+/// Match length at which comparison stops.
 const LONGEST: usize = 32;
 
-/// A text, and its places by the two tokens before them.
+/// A text, and its positions by the two preceding tokens.
 #[derive(Debug, Default)]
 pub(super) struct Ngrams {
     pub(super) text: Vec<u32>,
-    /// The latest place behind two tokens.
+    /// The latest position after each pair of tokens.
     latest: HashMap<[u32; LEAST], u32>,
-    /// For each place, the previous one behind the same two tokens, or itself.
+    /// For each position, the previous position with the same two preceding tokens, or itself.
     previous: Vec<u32>,
 }
 
-/// A place of the text whose tokens before it are the text's last.
+/// A position of the text preceded by the text's last tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Match {
-    /// The first token that followed.
+    /// Position of the first token that followed.
     pub(super) place: usize,
     /// Tokens in common.
     pub(super) tokens: usize,
 }
 
 impl Ngrams {
-    /// So many tokens that followed a match. Where the text ends before, it goes on as it did behind the match.
+    /// `tokens` tokens that followed a match. If the text ends earlier, it continues with its own continuation.
     pub(super) fn behind(&self, found: Match, tokens: usize) -> Vec<u32> {
         let period = self.text.len() - found.place;
         let followed = (0..tokens).map(|token| self.text[found.place + token % period]);
         followed.collect()
     }
 
-    /// Goes on with the text.
+    /// Appends tokens to the text.
     pub(super) fn extend(&mut self, tokens: &[u32]) {
         for token in tokens {
-            // The end of the text becomes a place when a token follows.
+            // The end of the text becomes a position when a token follows.
             let place = self.text.len();
             let pair = place
                 .checked_sub(LEAST)
@@ -53,7 +54,7 @@ impl Ngrams {
         }
     }
 
-    /// The place behind what the longest end of the text repeats; the latest of equal ones.
+    /// The position after the longest repetition of the text's end; the latest of equal ones.
     pub(super) fn find(&self) -> Option<Match> {
         let text = &self.text;
         let last = text.len().checked_sub(LEAST)?;
@@ -81,7 +82,7 @@ mod tests {
     use rand::rngs::StdRng;
     use rand::{Rng, SeedableRng};
 
-    /// The same by looking everywhere.
+    /// The expected result, by exhaustive search.
     fn expected(text: &[u32]) -> Option<Match> {
         let mut places: Vec<usize> = (LEAST..text.len()).rev().collect();
         places.retain(|place| text[place - LEAST..*place] == text[text.len() - LEAST..]);

@@ -1,8 +1,8 @@
-//! The model drafts for itself: its attention reads the tokens that a cheap policy names.
+//! Drafts by the model itself: its attention reads only the selection of a cheap policy.
 //!
-//! While a draft is made, the sequence uses the policies of the draft in place of its own. A drafted token is read as a generated token is,
-//! and after the last one the sequence is rolled back, so the pages hold no drafted token when the draft is verified. Policies of a draft that
-//! learn from masses watch the verification.
+//! During a draft, the sequence uses the draft's policies. Drafted tokens are read like generated ones. After the
+//! last one the sequence is rolled back, so the pages contain no drafted tokens when the draft is verified. Draft
+//! policies that learn from attention mass observe the verification.
 
 use riffle_policy::{Phase, PolicyRules, PolicySet};
 
@@ -16,13 +16,13 @@ use crate::{EngineError, Sequence};
 /// The policies of an answer's drafts.
 pub(super) struct OwnDraft {
     pub(super) rules: PolicyRules,
-    /// Away while they watch a verification.
+    /// `None` while they observe a verification.
     policies: Option<PolicySet>,
-    /// Tokens that had left each head when the policies were last used, `[layers, kv_heads]`.
+    /// Evicted tokens of each head when the policies were last used, `[layers, kv_heads]`.
     evicted_tokens: Vec<usize>,
 }
 
-/// A draft that is being made.
+/// An unfinished draft.
 struct Drafting {
     checkpoint: Checkpoint,
     draft: GuessedDraft,
@@ -46,7 +46,7 @@ impl OwnDraft {
         })
     }
 
-    /// Exchanges these policies with those of the sequence.
+    /// Swaps these policies with the sequence's.
     pub(super) fn swap(&mut self, sequence: &mut Sequence) {
         self.renew(sequence);
         if let Some(policies) = &mut self.policies {
@@ -54,7 +54,7 @@ impl OwnDraft {
         }
     }
 
-    /// Lets policies that learn watch what the sequence reads, until [`end_watch`](Self::end_watch).
+    /// Lets learning policies observe the sequence's reads, until [`end_watch`](Self::end_watch).
     pub(super) fn watch(&mut self, sequence: &mut Sequence) {
         if !self.rules.follows_from_keys() {
             self.renew(sequence);
@@ -62,13 +62,13 @@ impl OwnDraft {
         }
     }
 
-    /// Takes the policies back that watched.
+    /// Takes the observing policies back.
     pub(super) fn end_watch(&mut self, sequence: &mut Sequence) {
         let watchers = sequence.attention_mut().policies.watchers.take();
         self.policies = watchers.or(self.policies.take());
     }
 
-    /// A head from which tokens have been evicted meanwhile counts its tokens anew, so its policy begins anew.
+    /// Restarts the policies of heads that lost tokens meanwhile, because their slots have changed.
     fn renew(&mut self, sequence: &Sequence) {
         let shape = &sequence.engine().resolved.cache;
         let evicted = &sequence.attention().evicted;
@@ -84,10 +84,11 @@ impl OwnDraft {
     }
 }
 
-/// Drafts `wanted[part]` tokens for each part, one token of all parts in a pass. A part that fails is given its failure and no draft.
+/// Drafts `wanted[part]` tokens for each part, one token of all parts per pass. A failed part gets its failure and no
+/// draft.
 ///
 /// # Errors
-/// Failures of no single sequence; every sequence is as it was before.
+/// Failures that affect all sequences; every sequence is then unchanged.
 pub(super) fn draft(
     runner: &mut Runner,
     parts: &mut [DraftPart<'_, '_>],
@@ -105,7 +106,7 @@ pub(super) fn draft(
     outcome
 }
 
-/// Reads the latest token of every draft and draws the next, until every draft has its length.
+/// Reads the latest token of every draft and draws the next, until every draft is complete.
 fn read_drafts(
     runner: &mut Runner,
     parts: &mut [DraftPart<'_, '_>],
@@ -140,12 +141,12 @@ fn read_drafts(
 }
 
 impl Drafting {
-    /// Begins a draft of so many tokens with the draft's policies; `None` for no tokens, or where the part fails.
+    /// Begins a draft of `tokens` tokens with the draft's policies; `None` for zero tokens, or if the part fails.
     fn begin(part: &mut DraftPart<'_, '_>, tokens: usize) -> Option<Self> {
         if tokens == 0 {
             return None;
         }
-        // The policies of the draft take in its tokens, so the checkpoint is theirs.
+        // The draft's policies see its tokens, so the checkpoint includes their state.
         part.swap_policies();
         let checkpoint = match part.step.sequence.checkpoint() {
             Ok(checkpoint) => checkpoint,
@@ -162,7 +163,7 @@ impl Drafting {
         })
     }
 
-    /// Takes the drafted tokens out of the sequence again and gives it its own policies.
+    /// Removes the drafted tokens from the sequence and restores its own policies.
     fn end(self, part: &mut DraftPart<'_, '_>) {
         let rolled_back = part.roll_back(&self.checkpoint, 0);
         part.swap_policies();

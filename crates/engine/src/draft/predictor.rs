@@ -1,7 +1,9 @@
-//! The model's own layer for further tokens drafts: it takes a hidden state and the token behind it, and says what may come after that.
+//! Drafts by the model's own predicting layer: from a hidden state and the next token, it predicts the token after
+//! that.
 //!
-//! Behind the latest token of an answer it begins with the state that the model left there. For each further token it is fed with its own
-//! result. Its rows of drafted tokens are dropped when the draft is made: the pass that verifies the draft has the true states.
+//! It starts from the model's hidden state before the answer's latest token. For each further token it uses its own
+//! result. Its rows of drafted tokens are dropped after the draft, because the verifying pass computes the true
+//! states.
 
 use riffle_model::{Batch, PredictorForward, SegmentTokens};
 
@@ -11,22 +13,22 @@ use crate::pass::Runner;
 use crate::predictor::{PredictorRows, attend};
 use crate::{EngineError, Sequence};
 
-/// A draft that is being made.
+/// An unfinished draft.
 struct Drafting {
-    /// Place of its part.
+    /// Index of its part.
     place: usize,
     draft: GuessedDraft,
-    /// Tokens of the sequence. While the draft is made, the answer's latest token and those of the draft stand behind them.
+    /// Tokens of the sequence. During the draft, the answer's latest token and the drafted tokens follow them.
     held: usize,
-    /// Behind the token before the last one.
+    /// State after the second-to-last token.
     state: Vec<f32>,
 }
 
-/// Drafts `wanted[part]` tokens for each part, one token of all parts at a time. A part whose latest hidden state is not known is given no
-/// draft.
+/// Drafts `wanted[part]` tokens for each part, one token of all parts at a time. A part without its latest hidden
+/// state gets no draft.
 ///
 /// # Errors
-/// Failures of no single sequence; every sequence holds the tokens that it held before.
+/// Failures that affect all sequences; every sequence keeps its tokens.
 pub(super) fn draft(
     runner: &mut Runner,
     parts: &mut [DraftPart<'_, '_>],
@@ -73,7 +75,7 @@ fn begin_all(
     Ok(())
 }
 
-/// Draws a token for every draft that goes on, until every draft has its length. `logits` is scratch.
+/// Draws a token for every unfinished draft, until all are complete. `logits` is scratch.
 fn draft_all(
     forward: &mut PredictorForward,
     parts: &mut [DraftPart<'_, '_>],
@@ -104,8 +106,8 @@ fn draft_all(
     }
 }
 
-/// Reads the last token of each sequence, joined with the hidden state before it, `[sequences, hidden_size]`, as a row of its own. Returns the
-/// states that follow, and puts the logits behind them into `logits`, `[sequences, vocab_size]`.
+/// Reads the last token of each sequence as a separate row, joined with the hidden state before it, `[sequences,
+/// hidden_size]`. Returns the next states, and writes the logits after them to `logits`, `[sequences, vocab_size]`.
 pub(super) fn predict<'f>(
     forward: &'f mut PredictorForward,
     sequences: &mut [&mut Sequence],
@@ -154,7 +156,8 @@ impl Drafting {
         self.state.extend_from_slice(state);
     }
 
-    /// Takes the draft out of the sequence, but for the row of the answer's latest token, whose state and token are true.
+    /// Removes the draft from the sequence, except the row of the answer's latest token, which has a true state and
+    /// token.
     fn end(self, part: &mut DraftPart<'_, '_>) {
         let sequence = &mut *part.step.sequence;
         let (tokens, rows) = sequence.predicted();
@@ -179,7 +182,7 @@ mod tests {
     use crate::pass::{FinishedRows, Work};
     use crate::{Engine, EngineOptions};
 
-    /// Largest difference of logits, which deviate by 1.3: rows are held in f16.
+    /// Largest difference of logits, whose deviation is 1.3; rows are stored in f16.
     const TOLERANCE: f32 = 2e-3;
 
     /// The results of `transformers` (`make_predictor_vectors.py` of the model's crate).
@@ -230,7 +233,7 @@ mod tests {
         assert!(outcomes.iter().all(Option::is_none), "{outcomes:?}");
     }
 
-    /// Reads the drafted tokens of the vectors one after the other; returns the logits behind each, `[drafted, vocab]`.
+    /// Reads the drafted tokens of the vectors one by one; returns the logits after each, `[drafted, vocab]`.
     fn predicted(runner: &mut Runner, sequence: &mut Sequence, expected: &Expected) -> Vec<f32> {
         let mut forward = runner.take_predictor().unwrap();
         let held = sequence.tokens().len();
@@ -304,7 +307,7 @@ mod tests {
         read(&mut runner, &mut whole, &[answer[0], 3, 4, 5], Phase::Decode);
         assert!(whole.roll_back(&checkpoint, 1).unwrap().is_empty());
         let mut fork = whole.fork().unwrap();
-        // Other tokens in the one must not show in the other.
+        // Tokens of one sequence must not affect the other.
         read(&mut runner, &mut whole, &[9; 40], Phase::Decode);
         read(&mut runner, &mut whole, &[9; 40], Phase::Decode);
         read(&mut runner, &mut fork, &answer[1..], Phase::Decode);
@@ -339,7 +342,7 @@ mod tests {
         let (engine, expected) = (engine(256), expected());
         let mut runner = Runner::new(&engine);
         let mut sequences: Vec<Sequence> = (0..5).map(|_| sequence(&engine)).collect();
-        // One context of 256 tokens has two blocks, and a sequence two more.
+        // A context of 256 tokens has two blocks, and a sequence two more.
         for sequence in &mut sequences {
             read(&mut runner, sequence, &expected.tokens, Phase::Prefill);
         }

@@ -1,4 +1,4 @@
-//! One step of answers: draft tokens, verify them in one pass, draw tokens, roll back the drafted tokens that were not drawn.
+//! One step of answers: draft tokens, verify them in one pass, draw tokens, roll back rejected drafts.
 
 use std::ops::ControlFlow;
 
@@ -14,16 +14,16 @@ use crate::pass::{FinishedRows, Runner, Work};
 use crate::sequence::Checkpoint;
 use crate::{EngineError, Sequence};
 
-/// An answer, its sequence, and the token that the step begins with.
+/// An answer, its sequence, and its latest token.
 pub(crate) struct AnswerStep<'a> {
     pub(crate) sequence: &'a mut Sequence,
     pub(crate) answer: &'a mut Answer,
     pub(crate) drafter: Option<&'a mut Drafter>,
-    /// The token that was drawn last. The sequence has not read it yet.
+    /// The token drawn last. The sequence has not read it yet.
     pub(crate) token: u32,
 }
 
-/// An [`AnswerStep`] with its draft, while the step is made.
+/// An [`AnswerStep`] with its draft, during the step.
 pub(super) struct DraftPart<'s, 'a> {
     pub(super) step: &'s mut AnswerStep<'a>,
     pub(super) draft: Vec<u32>,
@@ -32,15 +32,15 @@ pub(super) struct DraftPart<'s, 'a> {
     checkpoint: Option<Checkpoint>,
 }
 
-/// Takes each token that is drawn, of the step of this place, and may end the answer with it.
+/// Receives each drawn token, with the index of its step, and may end the answer.
 pub(crate) type TakeDrawn<'a> = dyn FnMut(usize, &mut Answer, Drawn) -> ControlFlow<()> + 'a;
 
-/// Reads the latest token of every answer and what is drafted behind it in one pass, and draws tokens as long as they are what was drafted.
-/// Afterwards each sequence holds all tokens of its answer but the one drawn last. Returns for each step why it failed, if it did.
-/// `logits` is scratch.
+/// Reads the latest token and the draft of every answer in one pass, and draws tokens as long as they match the
+/// draft. Afterwards each sequence has all tokens of its answer except the latest. Returns the failure of each step,
+/// if any. `logits` is scratch.
 ///
 /// # Errors
-/// Failures that are of no single sequence; every sequence stands where it stood.
+/// Failures that affect all sequences; every sequence is then unchanged.
 pub(crate) fn go_on(
     runner: &mut Runner,
     steps: &mut [AnswerStep<'_>],
@@ -60,7 +60,7 @@ pub(crate) fn go_on(
             let rows: Vec<&[f32]> = rows.by_ref().take(tokens[place].len()).collect();
             let part = &mut parts[place];
             match outcome {
-                // A pass that fails leaves the sequence as it was, so nothing is rolled back.
+                // A failed pass leaves the sequence unchanged, so nothing is rolled back.
                 Some(failure) => (part.failure, part.checkpoint) = (Some(failure), None),
                 None => part.draw(place, &rows, take),
             }
@@ -70,11 +70,11 @@ pub(crate) fn go_on(
     Ok(parts.into_iter().map(|part| part.failure).collect())
 }
 
-/// Reads `tokens[part]` behind the sequence of each part in one pass. Returns, for each part with tokens, its place and why it failed, if
-/// it did.
+/// Reads `tokens[part]` into the sequence of each part in one pass. Returns, for each part with tokens, its index and
+/// its failure, if any.
 ///
 /// # Errors
-/// Failures of no single sequence; every sequence is as it was before.
+/// Failures that affect all sequences; every sequence is then unchanged.
 pub(super) fn read(
     runner: &mut Runner,
     parts: &mut [DraftPart<'_, '_>],
@@ -100,7 +100,7 @@ pub(super) fn read(
     Ok(places.into_iter().zip(outcomes).collect())
 }
 
-/// The logits of every row of the latest pass, `[vocab]` each, which are put into `logits`.
+/// The logits of every row of the latest pass, `[vocab]` each, stored in `logits`.
 pub(super) fn logits_by_row<'l>(
     runner: &mut Runner,
     logits: &'l mut Vec<f32>,
@@ -110,7 +110,7 @@ pub(super) fn logits_by_row<'l>(
     Ok(logits.chunks(logits.len() / rows.len()))
 }
 
-/// Drafts behind the latest token of each part.
+/// Drafts after the latest token of each part.
 fn draft(runner: &mut Runner, parts: &mut [DraftPart<'_, '_>], logits: &mut Vec<f32>) -> Result<(), EngineError> {
     let together = parts.len();
     let wanted: Vec<(Source, usize)> = parts.iter_mut().map(|part| part.draft_from_text(together)).collect();
@@ -149,7 +149,7 @@ impl<'s, 'a> DraftPart<'s, 'a> {
         self.failure = Some(error.into());
     }
 
-    /// A draft of so many tokens, of which none has been drawn.
+    /// An empty draft of `wanted` tokens.
     pub(super) fn guess(&mut self, wanted: usize) -> GuessedDraft {
         GuessedDraft {
             guess: self.step.answer.guess(),
@@ -158,12 +158,12 @@ impl<'s, 'a> DraftPart<'s, 'a> {
         }
     }
 
-    /// Gives the sequence the policies of its drafts, or those of its answer back.
+    /// Switches the sequence between its own policies and the draft's.
     pub(super) fn swap_policies(&mut self) {
         self.with_own(OwnDraft::swap);
     }
 
-    /// Lets the policies of drafts watch where a draft is verified.
+    /// Lets draft policies observe the verification.
     fn begin_watch(&mut self) {
         if self.checkpoint.is_some() {
             self.with_own(OwnDraft::watch);
@@ -182,7 +182,7 @@ impl<'s, 'a> DraftPart<'s, 'a> {
         }
     }
 
-    /// Drafts from the text, or returns how many tokens another source is to draft.
+    /// Drafts from the text, or returns how many tokens another source should draft.
     fn draft_from_text(&mut self, together: usize) -> (Source, usize) {
         let AnswerStep {
             sequence,
@@ -195,7 +195,7 @@ impl<'s, 'a> DraftPart<'s, 'a> {
             .min(tokens_left(sequence))
             .saturating_sub(1)
             .min(MOST_TOKENS);
-        // Drafted rows turn as the row before them.
+        // Drafted rows must use the same rotation as the row before them.
         let most = (0..=most)
             .rev()
             .find(|drafted| {
@@ -220,10 +220,10 @@ impl<'s, 'a> DraftPart<'s, 'a> {
         }
     }
 
-    /// The tokens that this part reads in the pass; none where it has failed.
+    /// The tokens that this part reads in the pass; empty if it has failed.
     fn get_ready(&mut self) -> Vec<u32> {
         if self.failure.is_none() && !self.draft.is_empty() {
-            // Before the checkpoint, which would not hold behind it.
+            // Evict before the checkpoint, which would not survive an eviction.
             match self.step.sequence.evict() {
                 Ok(()) => match self.step.sequence.checkpoint() {
                     Ok(checkpoint) => self.checkpoint = Some(checkpoint),
@@ -238,7 +238,7 @@ impl<'s, 'a> DraftPart<'s, 'a> {
         }
     }
 
-    /// Keeps `kept` tokens behind the checkpoint, and counts the pairs that the others read.
+    /// Keeps `kept` tokens after the checkpoint, and counts the pairs of the others.
     pub(super) fn roll_back(&mut self, checkpoint: &Checkpoint, kept: usize) -> Result<Vec<u32>, EngineError> {
         let AnswerStep { sequence, drafter, .. } = &mut *self.step;
         let read = sequence.counts().pairs.read;
@@ -249,7 +249,8 @@ impl<'s, 'a> DraftPart<'s, 'a> {
         Ok(again)
     }
 
-    /// Draws a token from each row until a token is not the drafted one, or the rows behind are not those of single tokens.
+    /// Draws a token from each row until a token differs from the draft, or later rows would differ from single
+    /// tokens.
     fn draw(&mut self, place: usize, rows: &[&[f32]], take: &mut TakeDrawn<'_>) {
         let AnswerStep {
             sequence,
@@ -287,7 +288,7 @@ impl<'s, 'a> DraftPart<'s, 'a> {
         self.failure = failure.map(Failure::from);
     }
 
-    /// Rolls back the tokens behind the last drawn one.
+    /// Rolls back the tokens after the last drawn one.
     fn undo(&mut self) {
         let sequence = &mut *self.step.sequence;
         let kept = self.draft.len() + 1;

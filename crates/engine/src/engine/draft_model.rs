@@ -1,4 +1,4 @@
-//! The small model that drafts, beside the model whose answers it drafts.
+//! The small draft model beside the main model.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use riffle_model::Tokenizer;
 
 use crate::{Engine, EngineError, EngineOptions};
 
-/// Tokens of a text that it reads in one step.
+/// Tokens of a text that it reads per step.
 pub(crate) const CHUNK_TOKENS: usize = 512;
 
 /// The small model of an engine.
@@ -31,7 +31,7 @@ impl DraftModel {
         Ok(Arc::new(Self { engine, pool }))
     }
 
-    /// The same model for `large`, which runs under other options.
+    /// The same model for `large` under other options.
     pub(crate) fn beside(&self, large: &Engine) -> Result<Arc<Self>, EngineError> {
         let options = options_beside(large, self.engine.model().config());
         let engine = self.engine.with_options(options);
@@ -41,7 +41,7 @@ impl DraftModel {
     }
 }
 
-/// Says of a small model without room that it is the small one.
+/// Adds to an out-of-memory error that it concerns the small model.
 fn no_room(path: &Path, error: EngineError) -> EngineError {
     match error {
         EngineError::OutOfMemory { needed, available, .. } => EngineError::option(
@@ -55,7 +55,7 @@ fn no_room(path: &Path, error: EngineError) -> EngineError {
     }
 }
 
-/// The options of a small model beside an engine whose memory is planned.
+/// Options of a small model beside an engine with a memory plan.
 fn options_beside(large: &Engine, config: &riffle_model::ModelConfig) -> EngineOptions {
     let (options, plan) = (large.options(), large.plan());
     EngineOptions::default()
@@ -72,7 +72,7 @@ fn options_beside(large: &Engine, config: &riffle_model::ModelConfig) -> EngineO
         .with_memory_budget_bytes(Some(plan.available_bytes.saturating_sub(plan.total_bytes)))
 }
 
-/// Why the ids of one tokenizer do not mean what those of the other mean, if they do not.
+/// The reason the tokenizers' ids have different meanings, if they do.
 fn other_tokens(small: &Tokenizer, large: &Tokenizer) -> Option<String> {
     let both = small.vocab_size().min(large.vocab_size()) as u32;
     let differs = (0..both).find(|token| small.token_text(*token) != large.token_text(*token));
@@ -82,5 +82,5 @@ fn other_tokens(small: &Tokenizer, large: &Tokenizer) -> Option<String> {
     })
 }
 
-/// Added tokens at the end of a vocabulary, such as tools and images, that a small model may lack.
+/// Most added tokens at the end of a vocabulary, such as tools and images, that a small model may lack.
 const MOST_ADDED: usize = 1024;

@@ -1,4 +1,4 @@
-//! A loaded model with the options it runs under.
+//! A loaded model with its options.
 
 mod abilities;
 pub(crate) mod draft_model;
@@ -26,19 +26,19 @@ pub struct Engine {
     loaded: Arc<Loaded>,
     options: EngineOptions,
     plan: MemoryPlan,
-    /// The shapes and budgets that follow from the options.
+    /// The shapes and budgets derived from the options.
     pub(crate) resolved: Resolved,
     fingerprint: OnceLock<u128>,
     device_room: SharedRoom,
-    /// The small model that drafts, where the options name one.
+    /// The small draft model, if the options name one.
     pub(crate) draft_model: Option<Arc<DraftModel>>,
-    /// Room for what sequences keep for the model's layer that predicts further tokens, where that drafts.
+    /// Memory of sequences for the model's predicting layer, if it drafts.
     pub(crate) predictor_room: Option<Arc<PredictorRoom>>,
-    /// The memory that the plan gives experts which stay in the model's files. Engines of one model share the least of theirs.
+    /// The plan's memory for experts that stay in the model's files. Engines of one model share the smallest budget.
     expert_budget: Option<ExpertBudget>,
 }
 
-/// The loaded model: of the options it depends on the device alone.
+/// The loaded model. Of the options it depends only on the device.
 struct Loaded {
     outline: ModelOutline,
     compute: Box<dyn Compute>,
@@ -53,7 +53,7 @@ struct Loaded {
 }
 
 impl Engine {
-    /// Checks options and policies, plans the memory from the file headers alone, and only then loads the model.
+    /// Checks options and policies, plans the memory from the file headers, and then loads the model.
     ///
     /// # Errors
     /// [`EngineError::OutOfMemory`] before anything large is allocated; [`EngineError::Model`] for a bad file.
@@ -104,12 +104,12 @@ impl Engine {
         Ok(Arc::new(engine))
     }
 
-    /// The same model under other options, where its weights lie: they are shared, everything else is checked and planned
-    /// anew. Memory that the weights take is not counted twice; caches of sessions that are alive are not known to it.
+    /// The same model under other options. The weights are shared; everything else is checked and planned again. The
+    /// weights' memory is not counted twice; caches of live sessions are not considered.
     ///
     /// # Errors
-    /// As [`Engine::load`]; [`EngineError::Option`] for another stretching of positions or other activations, which belong to the
-    /// loaded model.
+    /// As [`Engine::load`]; [`EngineError::Option`] for another scaling of positions or other activations, which
+    /// belong to the loaded model.
     pub fn with_options(&self, options: EngineOptions) -> Result<Arc<Self>, EngineError> {
         let options = options
             .with_device(self.options.machine.device.clone())
@@ -167,7 +167,7 @@ impl Engine {
         Ok(Arc::new(engine))
     }
 
-    /// Refuses other adapters than those in memory.
+    /// Refuses adapters that are not in memory.
     fn check_adapters(&self, options: &EngineOptions) -> Result<(), EngineError> {
         let adapters = &options.model.adapters;
         if *adapters == self.options.model.adapters {
@@ -184,10 +184,10 @@ impl Engine {
         &self.path
     }
 
-    /// A hash of the model's settings and weights; reads the weight files when it is first asked for.
+    /// A hash of the model's settings and weights; the first call reads the weight files.
     ///
     /// # Errors
-    /// [`EngineError::Model`] when the files cannot be read any more.
+    /// [`EngineError::Model`] if the files are no longer readable.
     pub fn fingerprint(&self) -> Result<u128, EngineError> {
         if let Some(fingerprint) = self.fingerprint.get() {
             return Ok(*fingerprint);
@@ -201,22 +201,22 @@ impl Engine {
         &self.loaded.adapters
     }
 
-    /// The model's sizes, and how its keys carry positions.
+    /// The model's sizes and position encoding.
     pub fn model(&self) -> &ModelOutline {
         &self.loaded.outline
     }
 
-    /// A reader of the pages of a new sequence, where its attention is computed.
+    /// A reader of a new sequence's pages, on the device that computes attention.
     pub(crate) fn reader(&self) -> Result<Box<dyn Reader>, EngineError> {
         self.compute().reader(&self.device_room, self.resolved.room)
     }
 
-    /// The layers of the cache that hold a sliding window alone, in sequences under an endless window or none.
+    /// The cache layers that store only a sliding window, in sequences with or without an endless window.
     pub(crate) fn sliding_layers(&self, window: Option<StreamWindow>) -> SlidingLayers {
         sliding_layers(self.model().config(), &self.options, window)
     }
 
-    /// Bytes that the loaded model takes now.
+    /// Bytes of the loaded model now.
     fn loaded_bytes(&self) -> u64 {
         let experts = self.expert_cache().map_or(0, ExpertCache::taken_bytes);
         self.plan.loaded_bytes().saturating_add(experts)
@@ -243,12 +243,12 @@ impl Engine {
         &*self.loaded.compute
     }
 
-    /// Sums over the inputs of linear layers, where the options ask for them; none on a device.
+    /// Sums over the inputs of linear layers, if the options request them; empty on a device.
     pub fn input_sums(&self) -> &[Arc<InputSums>] {
         self.compute().host().map_or(&[], |model| &model.input_sums)
     }
 
-    /// Counts of the experts that are read while the model runs; `None` where all weights lie in memory.
+    /// Counts of experts loaded on demand; `None` if all weights are in memory.
     pub fn expert_statistics(&self) -> Option<ExpertStatistics> {
         Some(self.expert_cache()?.statistics())
     }
@@ -263,18 +263,18 @@ impl Engine {
         &self.plan
     }
 
-    /// A pool of pages for sequences of this engine, which together keep to the budgets of its plan.
+    /// A pool of pages for sequences of this engine, which together stay within the budgets of its plan.
     ///
     /// # Errors
-    /// [`EngineError::Kv`] when the folder of the disk tier cannot be written to.
+    /// [`EngineError::Kv`] if the folder of the disk tier is not writable.
     pub fn page_pool(&self) -> Result<PagePool, EngineError> {
         Ok(PagePool::new(self.resolved.cache, self.resolved.tiers.clone())?)
     }
 
-    /// Refuses `tokens` tokens where the context does not hold them.
+    /// Checks that the context has room for `tokens` tokens.
     ///
     /// # Errors
-    /// [`EngineError::ContextExceeded`] with the options that would make them fit.
+    /// [`EngineError::ContextExceeded`] with the options with which they would fit.
     pub fn check_context(&self, what: &'static str, tokens: usize) -> Result<(), EngineError> {
         if self.options.sequence.window.is_none() && tokens > self.plan.context_tokens {
             Err(self.context_exceeded(what, tokens))
@@ -283,7 +283,7 @@ impl Engine {
         }
     }
 
-    /// Says which options would make `needed` tokens fit.
+    /// The error that lists options with which `needed` tokens would fit.
     pub(crate) fn context_exceeded(&self, what: &'static str, needed: usize) -> EngineError {
         let config = self.model().config();
         let advice = if needed > config.max_position {
@@ -299,7 +299,7 @@ impl Engine {
         }
     }
 
-    /// How a context of so many tokens would fit.
+    /// Advice for fitting a context of `needed` tokens.
     fn longer_context(&self, needed: usize) -> String {
         let options = self.options.clone().with_context_tokens(Some(needed));
         match self.planner(self.plan.available_bytes).plan(&options) {
@@ -325,13 +325,13 @@ impl Engine {
         }
     }
 
-    /// True if the keys of a sequence of so many tokens turn as those of long sequences do (LongRoPE); false for models that know no
-    /// difference.
+    /// True if the keys of a sequence of `tokens` tokens rotate as in long sequences (LongRoPE); false for models
+    /// without this difference.
     pub(crate) fn turns_long(&self, tokens: usize) -> bool {
         self.model().rotation_changes_at().is_some_and(|length| tokens > length)
     }
 
-    /// The layers with keys and values that see the whole sequence: their number in the model and in the cache.
+    /// The layers with keys and values that see the whole sequence: their index in the model and in the cache.
     pub(crate) fn whole_layers(&self) -> Vec<(usize, usize)> {
         let model = self.model();
         let config = model.config();
@@ -343,7 +343,7 @@ impl Engine {
     /// The tokenizer.
     ///
     /// # Errors
-    /// [`EngineError::NoTokenizer`] when the model came without one.
+    /// [`EngineError::NoTokenizer`] if the model has none.
     pub fn tokenizer(&self) -> Result<&Tokenizer, EngineError> {
         self.loaded
             .tokenizer
@@ -367,7 +367,7 @@ impl Engine {
     }
 }
 
-/// Refuses files that hold no layer which predicts further tokens where that is to draft.
+/// Refuses model files without a predicting layer if it should draft.
 fn check_predictor(info: &ModelInfo, options: &EngineOptions) -> Result<(), EngineError> {
     let layers = info.config.predicting_layers;
     let found = match layers {
@@ -383,8 +383,8 @@ fn check_predictor(info: &ModelInfo, options: &EngineOptions) -> Result<(), Engi
     Err(EngineError::option("draft_predictor", "mtp", problem))
 }
 
-/// Refuses a text that cannot fit the context whatever its words, before it is encoded: no token has more bytes than the
-/// longest of the vocabulary.
+/// Refuses a text that cannot fit the context, before it is encoded: a token has at most the bytes of the longest one
+/// in the vocabulary.
 fn check_text(info: &ModelInfo, options: &EngineOptions) -> Result<(), EngineError> {
     let (Some(text), Some(tokenizer), None) = (&options.machine.prompt, &info.tokenizer, options.sequence.window)
     else {
@@ -433,7 +433,7 @@ fn available_bytes(options: &EngineOptions) -> u64 {
         .unwrap_or_else(available_memory_bytes)
 }
 
-/// Options with what follows from the model and the memory: the device that computes, the length of a logical batch.
+/// Adds options that follow from the model and the memory: the device, the length of a logical batch.
 fn settled(info: &ModelInfo, options: &EngineOptions) -> Result<EngineOptions, EngineError> {
     let options = options.resolved(&info.config);
     let planner = Planner {
@@ -443,7 +443,7 @@ fn settled(info: &ModelInfo, options: &EngineOptions) -> Result<EngineOptions, E
         has_weights: false,
     };
     let longer = planner.with_long_batch(&options);
-    // Whatever is wrong with the options is told by what plans with them.
+    // Invalid options are reported by the code that plans with them.
     Ok(longer.unwrap_or(options))
 }
 
@@ -456,14 +456,14 @@ pub fn max_threads() -> usize {
     (4 * cores).max(64)
 }
 
-/// Runs `work` on `threads` threads, or on every core for `None`. Work that starts inside the pool is handed out
-/// faster than work that has to enter it, so whole runs belong in here.
+/// Runs `work` on `threads` threads, or on every core for `None`. Starting inside the pool is faster than entering it
+/// for each task, so wrap whole runs.
 ///
 /// # Errors
-/// [`EngineError::Threads`] when the pool cannot be started, [`EngineError::Option`] for zero threads or more than
+/// [`EngineError::Threads`] if the pool cannot start, [`EngineError::Option`] for zero threads or more than
 /// [`max_threads`].
 pub fn with_threads<T: Send>(threads: Option<usize>, work: impl FnOnce() -> T + Send) -> Result<T, EngineError> {
-    // Zero stands for every core in rayon.
+    // In rayon, zero means every core.
     let is_allowed = threads.is_none_or(|threads| (1..=max_threads()).contains(&threads));
     let threads = threads.unwrap_or(0);
     let requirement = format!("it must be a whole number from 1 to {}", max_threads());

@@ -7,7 +7,7 @@ use crate::EngineError;
 use crate::attention::Rotation;
 use crate::error::require;
 
-/// Options of the KV cache: the format of its pages, their places, and how many tokens they hold.
+/// Options of the KV cache: the format of its pages, their tiers, and the number of tokens.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct CacheOptions {
@@ -17,17 +17,17 @@ pub struct CacheOptions {
     pub key_format: Format,
     /// Element format of cached values.
     pub value_format: Format,
-    /// Rotate heads before they are cached ([`riffle_attention::rotate_heads`]): both planes, none, or for `None` those
-    /// in a 4-bit format, which lose least so.
+    /// Rotate heads before they are cached ([`riffle_attention::rotate_heads`]): both planes, or none. `None` rotates
+    /// planes in a 4-bit format, which profit most.
     pub rotate: Option<bool>,
-    /// Places where KV pages may lie. The use of the cache ([`KvTiers::outlook`]) and a budget of RAM that is not given
-    /// follow from the model and from the memory there is.
+    /// Tiers for KV pages. The expected use ([`KvTiers::outlook`]) and a missing RAM budget follow from the model and
+    /// the available memory.
     pub kv_tiers: KvTiers,
-    /// Tokens that all sequences together may hold, shared ones counted once; `None` is one context full.
+    /// Most tokens of all sequences together, shared ones counted once; `None` means one full context.
     pub pool_tokens: Option<usize>,
-    /// Keep every page of layers with a sliding window, so that whole beginnings can be kept for other sequences: set for
-    /// [`store_prefix`](crate::store_prefix) and [`share_prefix`](crate::share_prefix).
-    /// Otherwise these layers hold their windows alone.
+    /// Keep every page of layers with a sliding window, so that complete beginnings can serve other sequences, for
+    /// [`store_prefix`](crate::store_prefix) and [`share_prefix`](crate::share_prefix). Otherwise these layers store
+    /// only their windows.
     pub keeps_beginnings: bool,
 }
 
@@ -57,7 +57,7 @@ impl CacheOptions {
         require(folder.is_dir(), "disk.folder", folder.display(), requirement)
     }
 
-    /// The planes that hold rotated heads.
+    /// The planes that store rotated heads.
     pub(crate) fn rotation(&self) -> Rotation {
         let rotates = |format: Format| self.rotate.unwrap_or_else(|| format.gains_by_rotation());
         Rotation {

@@ -1,10 +1,10 @@
-//! Options beside models that were trained to choose what their layers read.
+//! Checks options against models with trained indexers.
 
 use riffle_model::ModelConfig;
 
 use crate::{EngineError, EngineOptions, SequenceOptions};
 
-/// Refuses options that choose tokens, or let tokens go, where the model itself chooses.
+/// Refuses options that select or evict tokens if the model itself selects.
 pub(crate) fn check_indexers(config: &ModelConfig, options: &EngineOptions) -> Result<(), EngineError> {
     if !has_indexers(config) {
         return Ok(());
@@ -15,7 +15,7 @@ pub(crate) fn check_indexers(config: &ModelConfig, options: &EngineOptions) -> R
     check_sequence(config, &options.sequence)
 }
 
-/// The same of one sequence.
+/// Checks the options of one sequence.
 pub(crate) fn check_sequence(config: &ModelConfig, options: &SequenceOptions) -> Result<(), EngineError> {
     if !has_indexers(config) {
         return Ok(());
@@ -36,7 +36,7 @@ pub(crate) fn check_sequence(config: &ModelConfig, options: &SequenceOptions) ->
     }
 }
 
-/// True if layers of a model read what an indexer chooses.
+/// True if layers of a model read an indexer's selection.
 pub(crate) fn has_indexers(config: &ModelConfig) -> bool {
     config.indexing_layers().next().is_some()
 }

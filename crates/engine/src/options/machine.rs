@@ -9,33 +9,35 @@ use super::PromptText;
 use crate::EngineError;
 use crate::error::require;
 
-/// Options of the machine: the device, the memory, and the tokens and sequences that it works on at a time.
+/// Options of the machine: the device, the memory, and the number of tokens and sequences processed at a time.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct MachineOptions {
-    /// The device that computes; `None` is the CPU. Pages are then kept in main memory as well, and
-    /// [`KvTiers::device_budget_bytes`](riffle_kv::KvTiers::device_budget_bytes) limits their copies on the device: 0 is the memory that the device has left.
+    /// The device that computes; `None` means the CPU. With a device, pages are also kept in main memory, and
+    /// [`KvTiers::device_budget_bytes`](riffle_kv::KvTiers::device_budget_bytes) limits their copies on the device; 0
+    /// means its free memory.
     pub device: Option<Arc<dyn ComputeDevice>>,
-    /// A device that computes in place of the CPU if it can compute the model under these options.
+    /// A device to use instead of the CPU if it supports the model under these options.
     pub preferred_device: Option<Arc<dyn ComputeDevice>>,
-    /// Bytes the run may use in all; `None` takes the memory that the machine has available.
+    /// Total bytes for the run; `None` uses the machine's available memory.
     pub memory_budget_bytes: Option<u64>,
-    /// Bytes of [`Self::memory_budget_bytes`] that weights may take, of models with experts on the CPU: experts beyond them stay in the model's
-    /// files and are read as they are used. `None` loads all weights where they fit, and else gives experts what pages leave.
+    /// Bytes of [`Self::memory_budget_bytes`] for weights, for models with experts on the CPU: experts beyond them
+    /// stay in the model's files and are loaded on demand. `None` loads all weights if they fit; otherwise experts
+    /// get the memory that pages leave.
     pub weights_budget_bytes: Option<u64>,
-    /// Sequences that are alive at a time: forks of a session, or requests of a [`Scheduler`](crate::Scheduler). The plan leaves room
-    /// for the memory that each has of its own.
+    /// Most sequences alive at a time: forks of a session, or requests of a [`Scheduler`](crate::Scheduler). The plan
+    /// reserves the memory that each needs.
     pub sequences: usize,
-    /// Logical batch: tokens that go through one layer before the next layer starts.
+    /// Logical batch: tokens that pass one layer before the next layer starts.
     pub batch_tokens: usize,
-    /// True if the logical batch may become longer than [`Self::batch_tokens`] where experts stay in the files and memory allows: a prompt reads
-    /// each of them once for each batch.
+    /// True if the logical batch may be longer than [`Self::batch_tokens`] when experts stay in the files and memory
+    /// allows it: a prompt reads each of them once per batch.
     pub batch_grows: bool,
     /// Chunk: tokens whose attention is computed together inside a layer.
     pub chunk_tokens: usize,
     /// Costs of attention and of estimates on this machine, for the guards of short prompts.
     pub cost: CostModel,
-    /// The text that will be read, for its place in the plan; `None` plans for a text that fills the context.
+    /// The text to read, for its memory in the plan; `None` plans for a text that fills the context.
     pub prompt: Option<PromptText>,
 }
 

@@ -1,4 +1,4 @@
-//! Options of a run, checked once before anything is allocated.
+//! Options of a run, checked before anything is allocated.
 
 mod cache;
 mod indexers;
@@ -20,7 +20,7 @@ pub use sequence::SequenceOptions;
 pub use token_selection::TokenSelection;
 pub use window::StreamWindow;
 
-/// Options of an engine, in four parts. Setters name each option without its part; programs read and change options in the parts.
+/// Options of an engine, in four parts. There is a setter for each option; fields are accessed through the parts.
 ///
 /// ```
 /// use riffle_engine::EngineOptions;
@@ -39,27 +39,27 @@ pub struct EngineOptions {
     pub machine: MachineOptions,
     /// The model's files, its context and its arithmetic.
     pub model: ModelOptions,
-    /// The format of cached keys and values, and their places.
+    /// The format and tiers of cached keys and values.
     pub cache: CacheOptions,
-    /// The options of sequences whose requests give none of their own.
+    /// Options of sequences whose requests set none of their own.
     pub sequence: SequenceOptions,
 }
 
-/// The text that a run will read, as far as it is known before the model is loaded.
+/// The known part of a run's text, before the model is loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PromptText {
     /// Bytes of the text.
     pub bytes: u64,
-    /// Prompts that are made of it, such as one for each question.
+    /// Number of prompts built from it, such as one per question.
     pub prompts: usize,
 }
 
 impl EngineOptions {
-    /// Checks everything that can be checked without a model.
+    /// Checks the options as far as possible without a model.
     ///
     /// # Errors
-    /// [`EngineError::Option`] names the option, its value and the values allowed; [`EngineError::Policy`] a policy that does
-    /// not choose in its phase, or not with chunks this short.
+    /// [`EngineError::Option`] names the option, its value and the values allowed; [`EngineError::Policy`] a policy
+    /// that does not support its phase, or chunks this short.
     pub fn validate(&self) -> Result<(), EngineError> {
         self.machine.validate()?;
         self.cache.validate()?;
@@ -67,9 +67,9 @@ impl EngineOptions {
         self.sequence.validate(self.machine.chunk_tokens)
     }
 
-    /// Tokens that are appended to a layer of the cache at a time at most.
+    /// Most tokens appended to a layer of the cache at a time.
     pub(crate) fn append_tokens(&self) -> usize {
-        // Two-phase policies need a whole batch at once.
+        // Two-phase policies need a complete batch at once.
         if self.sequence.prefill.has_two_phases() {
             self.machine.batch_tokens
         } else {
@@ -77,10 +77,10 @@ impl EngineOptions {
         }
     }
 
-    /// The context length for a model made for `max_position` tokens.
+    /// The context length for a model that supports `max_position` tokens.
     ///
     /// # Errors
-    /// [`EngineError::ContextTooLong`] when more was asked for than the model supports.
+    /// [`EngineError::ContextTooLong`] if more tokens are requested than the model supports.
     pub fn context_for(&self, max_position: usize) -> Result<usize, EngineError> {
         if let (Some(window), Some(context)) = (self.sequence.window, self.model.context_tokens)
             && context > max_position

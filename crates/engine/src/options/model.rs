@@ -12,37 +12,38 @@ use crate::{AttentionPrecision, EngineError};
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct ModelOptions {
-    /// Model families from other crates, beside those of `riffle-model`.
+    /// Model families from other crates, in addition to `riffle-model`'s.
     pub families: &'static [Family],
-    /// Tokens the context may hold; `None` takes the length that the model was made for, or the length that fits in memory if that is
-    /// less.
+    /// Length of the context in tokens; `None` uses the model's length, or the length that fits in memory if it is
+    /// shorter.
     pub context_tokens: Option<usize>,
-    /// Positions stretched beyond the length that the model was made for, in place of the model's own stretching.
+    /// Scaling of positions beyond the model's length, replacing the model's own scaling.
     pub rope_scaling: Option<RopeScaling>,
-    /// Rounding of the input of linear layers with bf16 weights on the CPU: it reads prompts at twice the speed and moves
-    /// logits by some 1e-2. Other weights are not concerned: quantised ones round their input to 8 bits in any case.
+    /// Rounding of the input of linear layers with bf16 weights on the CPU: it reads prompts at twice the speed and
+    /// changes logits by about 1e-2. Other weights are unaffected; quantised ones always round their input to 8 bits.
     pub activations: Activations,
-    /// Precision of the products in attention of prompt tokens. Rounded, hidden states after the first layer differ, and so
-    /// do the keys and values made of them: they go together with no others.
+    /// Precision of products in attention of prompt tokens. Rounding changes hidden states after the first layer, and
+    /// so the keys and values, which cannot be mixed with exact ones.
     pub attention: AttentionPrecision,
-    /// Layers above the middle read only the tokens that the end of a prompt attends to. It holds for prompts that empty sequences
-    /// read; `None` reads every token in every layer.
+    /// Layers above the middle read only the tokens that the end of a prompt attends to. It applies to prompts of
+    /// empty sequences; `None` reads every token in every layer.
     pub token_selection: Option<TokenSelection>,
-    /// A small model with the same tokens, which drafts answers that ask for `model:PATH` ([`DraftSpec`](crate::DraftSpec)). It takes the
-    /// memory that the plan leaves.
+    /// A small model with the same tokens, which drafts answers that request `model:PATH`
+    /// ([`DraftSpec`](crate::DraftSpec)). It uses the memory that the plan leaves.
     pub draft_model: Option<PathBuf>,
-    /// Load the layer of the model's own files that predicts further tokens, which drafts answers that ask for `mtp`
-    /// ([`DraftSpec`](crate::DraftSpec)). Every sequence then keeps keys and values of one layer more.
+    /// Load the layer in the model's files that predicts further tokens. It drafts answers that request `mtp`
+    /// ([`DraftSpec`](crate::DraftSpec)). Every sequence then stores keys and values of one more layer.
     pub draft_predictor: bool,
-    /// Sum the squares of the inputs of every linear layer ([`Engine::input_sums`](crate::Engine::input_sums)); on a CPU alone.
+    /// Sum the squares of the inputs of every linear layer ([`Engine::input_sums`](crate::Engine::input_sums)); only
+    /// on a CPU.
     pub input_sums: bool,
-    /// Adapters (LoRA) that are loaded beside the weights, at most [`MOST_ADAPTERS`](riffle_model::MOST_ADAPTERS). Which of them a sequence
-    /// is computed with, and how strongly, [`SequenceOptions::adapters`](crate::SequenceOptions::adapters) says.
+    /// Adapters (LoRA) to load beside the weights, at most [`MOST_ADAPTERS`](riffle_model::MOST_ADAPTERS).
+    /// [`SequenceOptions::adapters`](crate::SequenceOptions::adapters) sets their strengths for each sequence.
     pub adapters: Vec<AdapterSpec>,
 }
 
 impl ModelOptions {
-    /// The part of them that reading a model's files takes.
+    /// The options for reading a model's files.
     pub fn load_options(&self) -> LoadOptions {
         LoadOptions::default()
             .with_rope_scaling(self.rope_scaling)
@@ -60,8 +61,8 @@ impl ModelOptions {
         Ok(self.open(path)?.info())
     }
 
-    /// Bytes a second at which experts are read from the files of the model at `path`, measured for a moment; `None` where no experts can stay
-    /// there.
+    /// Measured rate of reading experts from the files of the model at `path`, in bytes per second; `None` if no
+    /// experts can stay there.
     ///
     /// # Errors
     /// [`EngineError::Model`].

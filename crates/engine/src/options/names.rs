@@ -2,8 +2,8 @@
 
 use std::borrow::Cow;
 
-/// The same text with the options in it as a program names them. `rename` gets the field and the value behind it; what it has no name
-/// for stays as it is.
+/// Replaces the options in a message by a program's names. `rename` gets a field and its value; options without a
+/// name stay unchanged.
 ///
 /// ```
 /// let text = "raise `context_tokens` or use `kv_type=q8_0`";
@@ -34,7 +34,7 @@ pub fn rename_options(text: &str, rename: impl Fn(&str, Option<&str>) -> Option<
                 renamed.push_str(&name);
                 behind
             }
-            // The mark may be the end of something else, and the next one a beginning.
+            // The backtick may end something else, and the next one may begin an option.
             None => {
                 renamed.push('`');
                 behind

@@ -6,7 +6,7 @@ use riffle_policy::{Phase, PolicyRules, PolicySpec};
 use crate::error::require;
 use crate::{EngineError, StreamWindow};
 
-/// Options of one sequence. An engine holds those of requests that give none of their own.
+/// Options of one sequence. An engine has defaults for requests without their own.
 ///
 /// ```
 /// use riffle_engine::{EngineOptions, SequenceOptions};
@@ -18,16 +18,18 @@ use crate::{EngineError, StreamWindow};
 /// ```
 #[derive(Debug, Clone)]
 pub struct SequenceOptions {
-    /// Policies that choose the tokens that prompt tokens read.
+    /// Policies that select for prompt tokens.
     pub prefill: PolicyRules,
-    /// Policies that choose the tokens that generated tokens read.
+    /// Policies that select for generated tokens.
     pub decode: PolicyRules,
-    /// Move every KV head, while the prompt is read, to the cheapest of `streaming`, `vertical-slash`, `xattention` and
-    /// `full` with which all but one in a hundred sampled queries keep this share of their mass; in place of `prefill`.
+    /// During the prompt, move every KV head to the cheapest of `streaming`, `vertical-slash`, `xattention` and
+    /// `full` with which 99% of the sampled queries keep this share of their mass. It replaces `prefill`.
     pub auto_target: Option<f64>,
-    /// Keep sinks and a window alone, of a sequence without end: set by [`EngineOptions::with_window`](crate::EngineOptions::with_window).
+    /// Keep only sinks and a window, for an endless sequence: set by
+    /// [`EngineOptions::with_window`](crate::EngineOptions::with_window).
     pub window: Option<StreamWindow>,
-    /// Factors on what the adapters of the engine add to this sequence ([`ModelOptions::adapters`](crate::ModelOptions::adapters)).
+    /// Factors on the parts of the engine's adapters for this sequence
+    /// ([`ModelOptions::adapters`](crate::ModelOptions::adapters)).
     pub adapters: AdapterScales,
     /// Compare sampled queries with exact attention ([`Sequence::audit`](crate::Sequence::audit)).
     pub audit: bool,
@@ -47,7 +49,7 @@ impl Default for SequenceOptions {
 }
 
 impl SequenceOptions {
-    /// Checks these options for an engine whose chunks have this many tokens.
+    /// Checks these options for an engine with chunks of this many tokens.
     pub(super) fn validate(&self, chunk_tokens: usize) -> Result<(), EngineError> {
         if let Some(target) = self.auto_target {
             let is_share = (0.0..=1.0).contains(&target);
@@ -58,18 +60,19 @@ impl SequenceOptions {
         Ok(())
     }
 
-    /// True if a policy looks through the keys of the whole sequence.
+    /// True if a policy scans the keys of the whole sequence.
     pub(crate) fn scans_keys(&self) -> bool {
-        // Policies that a head may be moved to scan keys.
+        // Automatic choice may move heads to policies that scan keys.
         self.auto_target.is_some() || self.prefill.scans_keys() || self.decode.scans_keys()
     }
 
-    /// The options that decide over pages beside the tokens and the engine, as bytes. Sequences of one pool are of one engine.
+    /// The options that affect pages, in addition to tokens and engine, as bytes. Sequences of one pool belong to one
+    /// engine.
     pub(crate) fn pages_identity(&self) -> Vec<u8> {
         format!("{:?} {:?} {}", self.prefill, self.auto_target, self.adapters).into_bytes()
     }
 
-    /// True if sequences under `other` make the same pages of the same prompt.
+    /// True if sequences under `other` compute the same pages for the same prompt.
     pub(crate) fn makes_the_same_pages(&self, other: &Self) -> bool {
         self.pages_identity() == other.pages_identity()
     }

@@ -27,8 +27,7 @@ macro_rules! setters {
 }
 
 impl EngineOptions {
-    /// With adapters (LoRA) beside the weights, which sequences are computed with as strongly as each says, unless they give scales
-    /// of their own.
+    /// Adds adapters (LoRA) beside the weights. Their strengths apply to sequences without their own scales.
     pub fn with_adapters(mut self, adapters: Vec<AdapterSpec>) -> Self {
         let scales: Vec<f32> = adapters.iter().map(|adapter| adapter.scale).collect();
         self.sequence.adapters = AdapterScales::new(&scales);

@@ -8,18 +8,18 @@ use riffle_model::ModelConfig;
 
 use crate::{EngineError, EngineOptions};
 
-/// The option that holds a selection.
+/// The name of the option.
 const OPTION: &str = "token_selection";
 
 /// First tokens of a prompt that the upper layers always read: attention sinks.
 const SINK_TOKENS: usize = 4;
 
-/// Which tokens of a prompt the upper layers of a model read. Linear layers and attention of the upper layers cost less in
-/// proportion, and these layers keep keys and values of the selected tokens alone.
+/// Selection of the prompt tokens that the upper layers of a model read. Linear layers and attention of the upper
+/// layers cost proportionally less, and these layers store keys and values of selected tokens only.
 ///
-/// The lower layers read all tokens. In the last of them the queries of the latest tokens attend to the whole prompt; the mass of
-/// each token, averaged over its neighbours, ranks the tokens. It is lossy: what a later question asks for may not be among the
-/// selected tokens. Method: FastKV, Jo et al. 2025, arXiv:2502.01068.
+/// The lower layers read all tokens. In the last of them the queries of the latest tokens attend to the whole prompt;
+/// the mass of each token, averaged over its neighbours, ranks the tokens. It is lossy: the tokens that a later
+/// question needs may not be selected. Method: FastKV, Jo et al. 2025, arXiv:2502.01068.
 ///
 /// ```
 /// use riffle_engine::TokenSelection;
@@ -33,11 +33,11 @@ const SINK_TOKENS: usize = 4;
 pub struct TokenSelection {
     /// Share of a prompt's tokens that the upper layers read, above 0 and at most 1.
     pub share: f64,
-    /// Layers that read all tokens; `None` is half of the model's.
+    /// Number of layers that read all tokens; `None` means half of the model's.
     pub lower_layers: Option<usize>,
-    /// Latest tokens of the prompt whose queries rank the tokens; the upper layers read all of them.
+    /// Number of latest prompt tokens whose queries rank the tokens; the upper layers read all of them.
     pub observed_tokens: usize,
-    /// Neighbouring tokens over which masses are averaged before they are ranked, an odd number.
+    /// Neighbouring tokens over which masses are averaged before ranking, an odd number.
     pub pooled_tokens: usize,
 }
 
@@ -52,18 +52,18 @@ impl TokenSelection {
         }
     }
 
-    /// The layers that read the selected tokens alone.
+    /// The layers that read only selected tokens.
     pub(crate) fn upper_layers(&self, config: &ModelConfig) -> Range<usize> {
         self.lower_layers.unwrap_or(config.layers / 2)..config.layers
     }
 
-    /// Bytes of the hidden states that wait for the selection, of a prompt that fills the context.
+    /// Bytes of the hidden states that wait for the selection, for a prompt that fills the context.
     pub(crate) fn hidden_bytes(config: &ModelConfig, options: &EngineOptions, context_tokens: usize) -> u64 {
         let rows = context_tokens + options.machine.batch_tokens.min(context_tokens);
         (rows * config.hidden_size * size_of::<f32>()) as u64
     }
 
-    /// Refuses models and options with which upper layers cannot read fewer tokens.
+    /// Refuses models and options whose upper layers cannot read fewer tokens.
     pub(crate) fn check(&self, config: &ModelConfig, options: &EngineOptions) -> Result<(), EngineError> {
         let refused = |why: String| Err(EngineError::option(OPTION, self, why));
         if config.has_states() {
@@ -99,7 +99,7 @@ impl TokenSelection {
         }
     }
 
-    /// Refuses something that needs every token in every layer.
+    /// The error for a feature that needs every token in every layer.
     pub(crate) fn refuse(self, what: &str) -> EngineError {
         EngineError::option(OPTION, self, format!("{what}: leave one of them out"))
     }
@@ -121,7 +121,7 @@ impl TokenSelection {
     }
 }
 
-/// The mean of each mass and `reach` neighbours on either side, in f64, so that sums do not depend on their order.
+/// The mean of each mass and `reach` neighbours on both sides, in f64, so that sums do not depend on their order.
 fn pooled(mass: &[f32], reach: usize) -> Vec<f64> {
     let means = (0..mass.len()).map(|token| {
         let near = &mass[token.saturating_sub(reach)..(token + reach + 1).min(mass.len())];
@@ -150,7 +150,7 @@ impl fmt::Display for TokenSelection {
 impl FromStr for TokenSelection {
     type Err = EngineError;
 
-    /// A share, and parameters behind it: `0.2`, `0.2,layers=14,observed=64,pooled=31`.
+    /// A share, optionally with parameters: `0.2`, `0.2,layers=14,observed=64,pooled=31`.
     fn from_str(text: &str) -> Result<Self, EngineError> {
         let bad = |why: &str| EngineError::option(OPTION, format!("{text:?}"), why);
         let mut parts = text.split(',');
@@ -189,7 +189,7 @@ mod tests {
         };
         let mut mass = vec![0.0; 20];
         mass[10] = 1.0;
-        // 4 sinks, 3 latest and 10 - 7 others: the token and its neighbours.
+        // 4 sinks, the 3 latest, and 10 - 7 others: the token and its neighbours.
         assert_eq!(selection.choose(&mass), [0, 1, 2, 3, 9, 10, 11, 17, 18, 19]);
         // Without any difference the earlier tokens are chosen.
         assert_eq!(selection.choose(&[0.0; 20]), [0, 1, 2, 3, 4, 5, 6, 17, 18, 19]);

@@ -8,14 +8,14 @@ use crate::{EngineError, EngineOptions};
 /// The tokens that an endless sequence keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamWindow {
-    /// Latest tokens that a query reads, itself included.
+    /// Number of latest tokens that a query reads, including itself.
     pub window_tokens: usize,
     /// First tokens of the sequence, which every query reads.
     pub sink_tokens: usize,
 }
 
 impl StreamWindow {
-    /// Tokens of a sequence that are read before the first page leaves.
+    /// Number of tokens read before the first page is dropped.
     pub(crate) fn whole_tokens(&self, page_tokens: usize) -> usize {
         let sink_pages = self.sink_tokens.div_ceil(page_tokens);
         (self.window_tokens + (sink_pages + 1) * page_tokens).saturating_sub(2)
@@ -23,7 +23,7 @@ impl StreamWindow {
 }
 
 impl EngineOptions {
-    /// The options of an endless sequence: its policies, and a context that holds the window, the sinks and a chunk.
+    /// Sets the options of an endless sequence: its policies, and a context for the window, the sinks and a chunk.
     ///
     /// # Errors
     /// [`EngineError::Option`] for a window without tokens.

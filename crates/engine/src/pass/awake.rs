@@ -1,7 +1,7 @@
-//! Threads that stay awake between the small pieces of a token's work.
+//! Keeps threads awake between the small pieces of a token's work.
 //!
-//! A token goes through hundreds of products and attention calls of some ten microseconds. A thread that sleeps between two of
-//! them has to be woken by the system, which can take longer than the work that it would take over.
+//! A token needs hundreds of products and attention calls of some ten microseconds. Waking a sleeping thread can take
+//! longer than its share of the work.
 
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,15 +9,15 @@ use std::time::{Duration, Instant};
 
 use rayon::Yield;
 
-/// How long a thread without work looks for some before it goes to sleep.
+/// Time that a thread without work looks for some before it sleeps.
 const PATIENCE: Duration = Duration::from_micros(200);
 /// Pauses of the processor between two looks.
 const PAUSES: usize = 8;
 
-/// Threads that have been asked to stay awake and are not back yet.
+/// Number of threads that were asked to stay awake and are still looking.
 static ASKED: AtomicUsize = AtomicUsize::new(0);
 
-/// Asks the other threads of the pool to look for work until none has come for [`PATIENCE`], unless they do so already.
+/// Asks the other threads of the pool to look for work until none has come for [`PATIENCE`], unless they already do.
 pub(crate) fn keep_threads_awake() {
     let threads = rayon::current_num_threads();
     if threads == 1
@@ -37,7 +37,7 @@ pub(crate) fn keep_threads_awake() {
     });
 }
 
-/// Patience is bounded, because this may stand on the stack above work that others wait for.
+/// The time is bounded, because this may be on the stack above work that others wait for.
 fn look_for_work() {
     let mut idle_since = Instant::now();
     while idle_since.elapsed() < PATIENCE {

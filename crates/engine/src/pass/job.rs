@@ -1,4 +1,4 @@
-//! A pass under way, which can wait between two pieces.
+//! A pass in pieces, which can wait between two pieces.
 
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
@@ -17,38 +17,38 @@ use crate::pass::selected::SelectedRows;
 use crate::pass::{BatchProgress, FinishedRows, PassProgress, Runner, Work};
 use crate::{EngineError, Sequence};
 
-/// Tokens of several sequences on their way through the layers.
+/// Tokens of several sequences during their pass through the layers.
 pub(crate) struct Pass {
     segments: Vec<Segment>,
-    /// Rows whose linear work is done in one piece.
+    /// Blocks of rows for one piece of linear work.
     blocks: Vec<Range<usize>>,
     /// The parts of these that the last layer finishes.
     last_blocks: Vec<Range<usize>>,
     layer: usize,
-    /// The layer before which it ends.
+    /// The layer before which the pass ends.
     pub(super) layers: usize,
-    /// States of segments of the batch that are not one for each sequence, of models without recurrent layers.
+    /// States for segments that have no sequence of their own, in models without recurrent layers.
     empty_states: Vec<RecurrentState>,
     stage: Stage,
-    /// Of the layer under way.
+    /// Rounds of the current layer.
     rounds: Vec<Round>,
-    /// Seconds that attention has taken.
+    /// Seconds spent in attention.
     attention_s: f64,
 }
 
 /// The rows of one sequence.
 struct Segment {
     rows: Range<usize>,
-    /// Tokens of the sequence before them.
+    /// Tokens of the sequence before these rows.
     start: usize,
     slot: Slot,
     phase: Phase,
     goal: usize,
     finished_rows: FinishedRows,
-    /// Partials of the rows over their own chunks, in layers whose policies attend in two phases.
+    /// Partials of the rows over their own chunks, in layers with two-phase policies.
     own: Vec<Partial>,
     failure: Option<EngineError>,
-    /// Tokens of the sequence that it lost when room was made in it.
+    /// Tokens that the sequence lost when room was made in it.
     lost: Vec<u32>,
 }
 
@@ -63,17 +63,17 @@ enum Stage {
     Finish(usize),
 }
 
-/// Attention that is one piece.
+/// A piece of attention.
 #[derive(Debug, Clone)]
 enum Round {
-    /// All chunks of a segment are appended and read what they name of themselves: the first of two phases.
+    /// All chunks of a segment are appended and attend to themselves: the first of two phases.
     Own(usize),
     /// Some rows of some segments.
     Rows(Vec<(usize, Range<usize>)>),
 }
 
 impl Pass {
-    /// A pass that is to go through `layers`.
+    /// A new pass through `layers`.
     fn new(segments: Vec<Segment>, blocks: Vec<Range<usize>>, layers: Range<usize>) -> Self {
         Self {
             last_blocks: blocks.iter().flat_map(|block| finished_of(&segments, block)).collect(),
@@ -88,7 +88,7 @@ impl Pass {
         }
     }
 
-    /// How far it is.
+    /// Its progress.
     pub(crate) fn progress(&self) -> PassProgress {
         PassProgress {
             share: self.share_done(),
@@ -96,7 +96,7 @@ impl Pass {
         }
     }
 
-    /// Share of the pass that is done.
+    /// Completed share of the pass.
     pub(crate) fn share_done(&self) -> f64 {
         let (done, of) = match self.stage {
             Stage::Project(_) => (0, 1),
@@ -106,24 +106,24 @@ impl Pass {
         (self.layer as f64 + done as f64 / of.max(1) as f64) / self.layers as f64
     }
 
-    /// The layer of the model that it attends in next, where that is the next piece.
+    /// The model layer in which it attends next, if attention is the next piece.
     pub(crate) fn attends_next(&self) -> Option<usize> {
         matches!(self.stage, Stage::Attend(_)).then_some(self.layer)
     }
 
-    /// Why its first sequence did not get through, if it did not.
+    /// The failure of its first sequence, if any.
     pub(crate) fn take_failure(&mut self) -> Option<EngineError> {
         self.segments.first_mut()?.failure.take()
     }
 
-    /// Gives up the work of one sequence; that of the others goes on.
+    /// Stops the work of one sequence; the others continue.
     pub(crate) fn give_up(&mut self, work: usize, error: EngineError) {
         self.segments[work].failure.get_or_insert(error);
     }
 }
 
 impl PassProgress {
-    /// The same of the only batch of the pass: `tokens` tokens behind the first `first` of their sequence.
+    /// The progress of the pass's only batch: `tokens` tokens after the first `first` of their sequence.
     pub(crate) fn of_batch(self, first: usize, tokens: usize) -> BatchProgress {
         BatchProgress {
             first,
@@ -135,7 +135,7 @@ impl PassProgress {
 }
 
 impl Runner {
-    /// Begins a pass through all layers; the calls that take it on get the same work.
+    /// Begins a pass through all layers; the calls that advance it get the same work.
     pub(crate) fn begin(&mut self, work: &mut [Work<'_>]) -> Result<Pass, EngineError> {
         if work.iter().all(|work| work.phase == Phase::Decode) {
             keep_threads_awake();
@@ -214,7 +214,8 @@ impl Runner {
         })
     }
 
-    /// Queries of the last `count` rows of the batch, `[count, heads, key_width]`, where the layer that is `layer` is about to attend.
+    /// Queries of the last `count` rows of the batch, `[count, heads, key_width]`, before the attention of layer
+    /// `layer`.
     pub(crate) fn last_queries(&mut self, pass: &Pass, layer: usize, count: usize) -> Option<Vec<f32>> {
         if pass.layer != layer || !matches!(pass.stage, Stage::Attend(0)) {
             return None;
@@ -225,7 +226,7 @@ impl Runner {
         Some(queries[(rows - count) * width..].to_vec())
     }
 
-    /// Does the next piece of a pass; breaks when there is none left.
+    /// Does the next piece of a pass; breaks after the last one.
     pub(crate) fn advance(&mut self, pass: &mut Pass, work: &mut [Work<'_>]) -> Result<ControlFlow<()>, EngineError> {
         if pass.layer == pass.layers {
             return Ok(ControlFlow::Break(()));
@@ -251,7 +252,7 @@ impl Runner {
         })
     }
 
-    /// Ends a pass that went through all layers.
+    /// Ends a pass through all layers.
     pub(crate) fn complete(&mut self, pass: Pass, work: &mut [Work<'_>]) -> Vec<Option<Failure>> {
         let is_whole = pass.layers == self.engine.model().config().layers;
         let rows: Vec<Range<usize>> = pass.segments.iter().map(|segment| segment.rows.clone()).collect();
@@ -274,7 +275,7 @@ impl Runner {
         outcomes
     }
 
-    /// Gives the layer that predicts further tokens the hidden states of what sequences have read.
+    /// Gives the hidden states of newly read tokens to the predicting layer.
     fn show_predictor(&mut self, rows: &[Range<usize>], work: &mut [Work<'_>], outcomes: &[Option<Failure>]) {
         let Some(mut predictor) = self.take_predictor() else {
             return;
@@ -286,7 +287,7 @@ impl Runner {
                 let read = (&*pass, rows.clone());
                 let (tokens, kept) = sequence.predicted();
                 let Some(kept) = kept else { continue };
-                // A failure here costs drafts and no answer.
+                // A failure here costs drafts but no answer.
                 if kept.take_in(&mut predictor, read, tokens, is_prompt).is_err() {
                     kept.forget();
                 }
@@ -295,7 +296,7 @@ impl Runner {
         self.predictor = Some(predictor);
     }
 
-    /// Ends a pass before it went through all layers: sequences hold what they held before.
+    /// Ends a pass early: sequences return to their earlier contents.
     pub(crate) fn abandon(&mut self, pass: Pass, work: &mut [Work<'_>]) {
         for (work, segment) in work.iter_mut().zip(pass.segments) {
             drop(work.sequence.go_back(segment.start));
@@ -308,7 +309,7 @@ impl Runner {
         let forward = begun(&mut self.forward);
         let attends = forward.project(pass.layer, pass.blocks[block].clone(), &shape, rotation)?;
         let is_last = block + 1 == pass.blocks.len();
-        // A recurrent layer does all of its work when it finishes.
+        // A recurrent layer does all of its work in `finish`.
         pass.stage = match (is_last, attends) {
             (false, _) => Stage::Project(block + 1),
             (true, true) => {
@@ -330,7 +331,7 @@ impl Runner {
             let traits = layer_traits(work.sequence, pass.layer, segment.phase);
             match segment.phase {
                 Phase::Decode => {
-                    // A policy that learns from a row must have done so before it selects for the next.
+                    // A policy that learns must do so for a row before it selects for the next.
                     let step = if traits.follow_from_keys { rows } else { 1 };
                     for (round, first) in (0..rows).step_by(step).enumerate() {
                         generated.resize_with(generated.len().max(round + 1), Vec::new);
@@ -446,7 +447,7 @@ fn finished_of(segments: &[Segment], block: &Range<usize>) -> Vec<Range<usize>> 
 }
 
 impl Segment {
-    /// Its rows in a layer of the model that holds keys, or reads those of another.
+    /// Its rows in a model layer with keys, its own or another layer's.
     fn layer_rows<'a>(&self, sequence: &Sequence, projected: &ProjectedLayer<'a>, layer: usize) -> LayerRows<'a> {
         let config = sequence.engine().model().config();
         let shape = config.attention_of(layer);
@@ -465,7 +466,7 @@ impl Segment {
     }
 }
 
-/// Each segment of `named` that has not failed, with its sequence and its rows, in the order of `named`.
+/// Each segment of `named` without a failure, with its sequence and its rows, in the order of `named`.
 fn parts_of<'a>(
     segments: &'a mut [Segment],
     work: &'a mut [Work<'_>],
@@ -482,12 +483,12 @@ fn parts_of<'a>(
     })
 }
 
-/// Memory of a pass that has begun.
+/// The scratch of a pass that has begun.
 pub(super) fn begun(forward: &mut Option<Box<dyn ModelForward>>) -> &mut dyn ModelForward {
     &mut **forward.as_mut().expect("a pass that goes on has begun")
 }
 
-/// Makes room in a sequence for what it will read.
+/// Makes room in a sequence for the tokens that it will read.
 fn get_ready(work: &mut Work<'_>) -> Result<(), Box<Failure>> {
     let sequence = &mut *work.sequence;
     if work.phase == Phase::Decode {

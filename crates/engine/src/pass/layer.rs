@@ -10,7 +10,7 @@ use crate::Sequence;
 use crate::attention::{Heads, IndexRows, LayerIndex, LayerStep, LayerTraits};
 use crate::compute::ProjectedLayer;
 
-/// The attention of a layer of the model that holds keys, for tokens up to the length `goal`.
+/// The attention of a model layer with keys, for tokens up to the length `goal`.
 pub(super) fn layer_step(sequence: &Sequence, layer: usize, phase: Phase, goal: usize) -> LayerStep {
     let engine = sequence.engine();
     let (model, options) = (engine.model(), engine.options());
@@ -42,7 +42,7 @@ pub(super) fn layer_step(sequence: &Sequence, layer: usize, phase: Phase, goal: 
     }
 }
 
-/// The properties that decide how the attention of a layer of the model is cut.
+/// The properties that decide how the attention of a model layer is split.
 pub(super) fn layer_traits(sequence: &Sequence, layer: usize, phase: Phase) -> LayerTraits {
     let model = sequence.engine().model();
     let config = model.config();
@@ -56,7 +56,7 @@ pub(super) fn layer_traits(sequence: &Sequence, layer: usize, phase: Phase) -> L
     }
 }
 
-/// How some rows of the batch come to what they read in a layer, where the model itself chooses.
+/// The indexer's selections for some rows of the batch, in a layer that has them.
 pub(super) fn layer_index<'a>(
     config: &ModelConfig,
     projected: &ProjectedLayer<'a>,

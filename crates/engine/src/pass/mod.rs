@@ -1,8 +1,8 @@
-//! One pass of tokens through the layers: the weights are read once for all sequences that have work in it.
+//! One pass of tokens through the layers: the weights are read once for all sequences in it.
 //!
-//! For each layer the model projects the rows of the batch, each sequence appends, selects, attends and observes, and the model
-//! finishes the layer. A pass goes on in pieces: rows of linear work, or a chunk of one prompt's attention. Between two pieces
-//! the caller may do other work, which bounds how long anybody waits for it.
+//! For each layer the model projects the rows of the batch, each sequence appends, selects, attends and observes, and
+//! the model finishes the layer. A pass consists of pieces: rows of linear work, or a chunk of one prompt's
+//! attention. Between two pieces the caller may do other work, so waiting times are bounded.
 //!
 //! The result of a sequence does not depend on the others in the pass.
 
@@ -24,36 +24,36 @@ use crate::{Engine, EngineError, Failure, Sequence};
 pub(crate) use job::Pass;
 use job::begun;
 
-/// How far a prefill has come.
+/// Progress of a prefill.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PrefillProgress {
-    /// Tokens read so far; a fraction while a logical batch is under way through the layers.
+    /// Tokens read so far; a fraction while a logical batch passes the layers.
     pub tokens_done: f64,
     /// Tokens to read.
     pub tokens: usize,
-    /// The logical batch under way; `None` where tokens are read in another way.
+    /// The current logical batch; `None` if tokens are read in another way.
     pub batch: Option<BatchProgress>,
 }
 
-/// How far a logical batch of a prompt has come.
+/// Progress of a logical batch of a prompt.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BatchProgress {
     /// Tokens of the sequence before it.
     pub first: usize,
     /// Tokens of the batch.
     pub tokens: usize,
-    /// Share of its work that is done, counted in layers.
+    /// Completed share of its work, counted in layers.
     pub share: f64,
-    /// Seconds that its attention has taken so far.
+    /// Seconds spent in attention so far.
     pub attention_s: f64,
 }
 
-/// How far a pass through the layers has come.
+/// Progress of a pass through the layers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PassProgress {
-    /// Share of the pass that is done, counted in layers.
+    /// Completed share of the pass, counted in layers.
     pub share: f64,
-    /// Seconds that attention has taken so far.
+    /// Seconds spent in attention so far.
     pub attention_s: f64,
 }
 
@@ -63,10 +63,10 @@ pub struct Work<'a> {
     pub sequence: &'a mut Sequence,
     /// The tokens, at least one.
     pub tokens: &'a [u32],
-    /// [`Phase::Prefill`] for tokens of a prompt, [`Phase::Decode`] for generated and for drafted ones. Several tokens of the second
-    /// kind give the bits of reading them one by one.
+    /// [`Phase::Prefill`] for prompt tokens, [`Phase::Decode`] for generated and drafted ones. Several decode tokens
+    /// have the same bits as reading them one by one.
     pub phase: Phase,
-    /// Tokens that the sequence will hold when the prompt has been read.
+    /// Tokens of the sequence after the complete prompt.
     pub goal: usize,
     /// Rows of a prompt that the pass takes through the whole of the last layer. Generated and drafted tokens all go through it.
     pub finished_rows: FinishedRows,
@@ -81,22 +81,22 @@ pub enum FinishedRows {
     All,
 }
 
-/// Takes sequences through the layers: holds the scratch of a pass, and nothing of any sequence.
+/// Runs sequences through the layers: it holds the scratch of a pass, but no state of sequences.
 pub struct Runner {
     engine: Arc<Engine>,
-    /// Memory of the model's pass, once there was one.
+    /// Scratch of the model's pass, after the first one.
     forward: Option<Box<dyn ModelForward>>,
     partials: Vec<Partial>,
     /// Rows of the latest pass.
     rows: usize,
-    /// Takes the small model that drafts through its layers.
+    /// Runs the small draft model.
     pub(crate) small: Option<Box<Runner>>,
-    /// Memory for the layer that predicts further tokens.
+    /// Scratch of the predicting layer.
     pub(crate) predictor: Option<Box<PredictorForward>>,
 }
 
 impl Runner {
-    /// A runner that holds no memory before its first pass.
+    /// A runner; it allocates memory at its first pass.
     pub fn new(engine: &Arc<Engine>) -> Self {
         Self {
             engine: Arc::clone(engine),
@@ -108,12 +108,12 @@ impl Runner {
         }
     }
 
-    /// Takes work of several sequences through all layers. `after_piece` is told how far the pass is, and may
-    /// stop it: then every sequence holds what it held before. Returns for each sequence why it did not get through, if it did not.
+    /// Runs the work of several sequences through all layers. `after_piece` receives the progress and may stop the
+    /// pass: every sequence is then unchanged. Returns the failure of each sequence, if any.
     ///
     /// # Errors
-    /// [`EngineError::Interrupted`], and failures that are of no single sequence, after which each holds what it held before or, with
-    /// recurrent layers, the tokens up to where these know their state.
+    /// [`EngineError::Interrupted`], and failures that affect all sequences. Each sequence is then unchanged or, with
+    /// recurrent layers, truncated to the latest position with a known state.
     pub fn pass(
         &mut self,
         work: &mut [Work<'_>],
@@ -136,7 +136,7 @@ impl Runner {
         }
     }
 
-    /// Reads `tokens` into one sequence as a prompt, batch by batch. `observe` is told how many have been read.
+    /// Reads `tokens` into one sequence as a prompt, batch by batch. `observe` receives the number of tokens read.
     pub(crate) fn read(
         &mut self,
         sequence: &mut Sequence,
@@ -161,23 +161,23 @@ impl Runner {
         Ok(())
     }
 
-    /// Rows of the latest pass, those of each sequence beside those of the one before.
+    /// Rows of the latest pass; the rows of each sequence are adjacent.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Logits of rows of the latest pass that went through, `[rows, vocab]`.
+    /// Logits of rows of the latest completed pass, `[rows, vocab]`.
     ///
     /// # Errors
     /// A device that fails.
     ///
     /// # Panics
-    /// For rows that the pass did not have. Rows of a prompt that are not among its [`FinishedRows`] have no meaningful logits.
+    /// For rows outside the pass. Rows of a prompt outside its [`FinishedRows`] have no meaningful logits.
     pub fn logits(&mut self, rows: Range<usize>, out: &mut Vec<f32>) -> Result<(), EngineError> {
         self.logits_of(&rows.collect::<Vec<_>>(), out)
     }
 
-    /// As [`logits`](Self::logits), of single rows.
+    /// As [`logits`](Self::logits), for single rows.
     pub(crate) fn logits_of(&mut self, rows: &[usize], out: &mut Vec<f32>) -> Result<(), EngineError> {
         out.resize(rows.len() * self.engine.model().config().vocab_size, 0.0);
         Ok(begun(&mut self.forward).as_dyn().logits(rows, out)?)
@@ -187,13 +187,13 @@ impl Runner {
         &self.engine
     }
 
-    /// The runner of the small model that drafts, until it is given back.
+    /// Takes the runner of the small draft model; the caller must return it.
     pub(crate) fn take_small(&mut self, engine: &Arc<Engine>) -> Box<Runner> {
         let small = self.small.take().filter(|small| Arc::ptr_eq(&small.engine, engine));
         small.unwrap_or_else(|| Box::new(Runner::new(engine)))
     }
 
-    /// Takes rows through the layer that predicts further tokens, until it is given back; `None` where that layer drafts nothing.
+    /// Takes the runner of the predicting layer; the caller must return it. `None` if this layer does not draft.
     pub(crate) fn take_predictor(&mut self) -> Option<Box<PredictorForward>> {
         self.engine.predictor_room.as_ref()?;
         let model = self.engine.compute().host()?;
@@ -207,7 +207,7 @@ impl Runner {
     fn forward_for(&mut self, tokens: usize) -> Result<&mut dyn ModelForward, EngineError> {
         let mut forward = self.forward.iter_mut();
         if !forward.any(|forward| forward.as_dyn().batch_tokens() >= tokens) {
-            // The old buffers are freed before larger ones are allocated, so that the plan counts them once.
+            // Old buffers are freed before larger ones are allocated, so that the plan counts them once.
             self.forward = None;
             self.forward = Some(self.engine.compute().forward(tokens)?);
         }

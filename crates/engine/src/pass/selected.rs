@@ -10,7 +10,7 @@ use crate::pass::layer::layer_step;
 use crate::pass::{FinishedRows, PrefillProgress, Runner, Work};
 use crate::{EngineError, PairCount, Sequence, TokenSelection};
 
-/// Selected tokens of a prompt that go through the upper layers together.
+/// Selected tokens of a prompt that pass the upper layers together.
 pub(crate) struct SelectedRows<'a> {
     /// The whole prompt.
     prompt: &'a [u32],
@@ -18,7 +18,7 @@ pub(crate) struct SelectedRows<'a> {
     positions: &'a [usize],
     /// Their hidden states after the lower layers, `[positions, hidden_size]`.
     pub(crate) hidden: &'a [f32],
-    /// Selected tokens before them.
+    /// Number of selected tokens before them.
     pub(crate) first: usize,
     /// All selected tokens of the prompt.
     pub(crate) goal: usize,
@@ -39,17 +39,17 @@ impl SelectedRows<'_> {
     }
 }
 
-/// The hidden states that the lower layers leave of a prompt.
+/// The hidden states of a prompt after the lower layers.
 struct LowerLayers {
     // [tokens, hidden_size]
     hidden: Vec<f32>,
     /// Of the latest tokens in the last lower layer, `[observed, heads, head_dim]`.
     queries: Vec<f32>,
-    /// Tokens whose queries these are.
+    /// Number of tokens whose queries these are.
     observed: usize,
 }
 
-/// Tells how far a prompt is, counted in layers of rows.
+/// Reports a prompt's progress, counted in layers of rows.
 struct Progress<'a, 'o> {
     tokens: usize,
     done: usize,
@@ -58,8 +58,8 @@ struct Progress<'a, 'o> {
 }
 
 impl Runner {
-    /// Reads a prompt into an empty sequence: all of its tokens in the lower layers, the selected ones in the upper layers. After a
-    /// failure the sequence is empty.
+    /// Reads a prompt into an empty sequence: all tokens in the lower layers, selected ones in the upper layers.
+    /// After a failure the sequence is empty.
     pub(crate) fn read_selected(
         &mut self,
         sequence: &mut Sequence,
@@ -71,7 +71,7 @@ impl Runner {
         let mut progress = Progress {
             tokens: tokens.len(),
             done: 0,
-            // The selection says how many rows the upper layers read; until then it counts as the share.
+            // The selection decides how many rows the upper layers read; until then the share is an estimate.
             total: upper.start * tokens.len() + (upper.len() as f64 * tokens.len() as f64 * selection.share) as usize,
             observe,
         };
@@ -89,7 +89,7 @@ impl Runner {
         read
     }
 
-    /// Takes all tokens through the lower layers.
+    /// Runs all tokens through the lower layers.
     fn read_lower(
         &mut self,
         sequence: &mut Sequence,
@@ -132,7 +132,7 @@ impl Runner {
         Ok(lower)
     }
 
-    /// Ranks the tokens by the mass that the latest queries give them in the last lower layer.
+    /// Ranks the tokens by their mass from the latest queries in the last lower layer.
     fn choose(
         &mut self,
         sequence: &mut Sequence,
@@ -159,7 +159,7 @@ impl Runner {
         Ok(selection.choose(&mass))
     }
 
-    /// Takes the chosen tokens through the upper layers.
+    /// Runs the chosen tokens through the upper layers.
     fn read_upper(
         &mut self,
         sequence: &mut Sequence,
@@ -215,7 +215,7 @@ impl Runner {
 }
 
 impl Progress<'_, '_> {
-    /// Tells that so many layers of rows of the pass under way are done.
+    /// Reports the finished work plus `under_way` layers of rows of the current pass.
     fn report(&mut self, under_way: f64) -> Result<(), EngineError> {
         let share = (self.done as f64 + under_way) / self.total.max(1) as f64;
         let progress = PrefillProgress {
@@ -233,7 +233,7 @@ impl Progress<'_, '_> {
     }
 }
 
-/// Notes that upper layers hold `chosen` of `tokens` tokens. Pairs that they did not read count as causal pairs.
+/// Records that upper layers store `chosen` of `tokens` tokens. Unread pairs count as causal pairs.
 fn leave_unread(sequence: &mut Sequence, tokens: usize, chosen: usize, upper: &Range<usize>) {
     let config = sequence.engine().model().config();
     let layers = config.cached_layers().enumerate();
@@ -252,7 +252,8 @@ fn leave_unread(sequence: &mut Sequence, tokens: usize, chosen: usize, upper: &R
     }
 }
 
-/// A prompt cut into logical batches of up to `most` rows, of which the last holds at least `observed` rows where `most` allows it.
+/// Splits a prompt into logical batches of up to `most` rows; the last has at least `observed` rows if `most` allows
+/// it.
 fn batches(tokens: usize, most: usize, observed: usize) -> Vec<Range<usize>> {
     let observed = observed.min(most);
     let mut batches = Vec::new();

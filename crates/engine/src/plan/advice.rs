@@ -1,4 +1,4 @@
-//! Which options would make a plan fit. Each piece of advice has been planned with, so that whoever follows it succeeds.
+//! Finds options with which a plan would fit. Each piece of advice has been planned, so that following it succeeds.
 
 use riffle_attention::Format;
 use riffle_kv::DiskTier;
@@ -10,10 +10,10 @@ use crate::parse::typed_bytes;
 /// Contexts shorter than this are no answer to a lack of memory.
 const LEAST_CONTEXT_TOKENS: usize = 64;
 
-/// The context that is named where there is no room for any.
+/// The suggested context if there is no room for any.
 const SHORT_CONTEXT_TOKENS: usize = 4096;
 
-/// Options in words, and the run with them.
+/// Options in words, and the resulting run.
 struct Way {
     text: String,
     options: EngineOptions,
@@ -59,7 +59,7 @@ impl Way {
     }
 }
 
-/// Changes that would make a plan fit that does not, and those among them that leave the context as it is.
+/// Changes that would make a plan fit, and those among them that keep the context.
 pub(super) fn suggest(planner: &Planner<'_>, options: &EngineOptions, plan: &MemoryPlan) -> (String, Vec<String>) {
     let mut found = Vec::new();
     if plan.largest_context_tokens >= LEAST_CONTEXT_TOKENS && options.sequence.window.is_none() {
@@ -97,7 +97,7 @@ fn fits(planner: &Planner<'_>, way: &Way) -> bool {
     planner.plan_only(&way.options).is_ok_and(|plan| plan.fits())
 }
 
-/// The way itself where it fits, else with the budgets that the tiers need.
+/// The change itself if it fits, otherwise with the budgets that the tiers need.
 fn budgets(planner: &Planner<'_>, way: Way) -> Option<Way> {
     if fits(planner, &way) {
         return Some(way).filter(|way| !way.text.is_empty());
@@ -108,7 +108,7 @@ fn budgets(planner: &Planner<'_>, way: Way) -> Option<Way> {
         .ram_budget_bytes
         .map(|ram| ram.saturating_add(tiers.device_budget_bytes));
     let too_small = near.is_some_and(|near| near < plan.kv_tiers.least_near_bytes);
-    // A budget that was given may be more than there is room for.
+    // A given budget may exceed the available memory.
     let too_large = tiers.disk.is_some() && plan.total_bytes > plan.available_bytes;
     let mut way = way;
     if too_small || too_large {
@@ -133,7 +133,7 @@ fn budgets(planner: &Planner<'_>, way: Way) -> Option<Way> {
     (!way.text.is_empty() && fits(planner, &way)).then_some(way)
 }
 
-/// With the least budget of RAM that the tiers work with. What they need follows from what fits, so it is asked for again.
+/// With the smallest RAM budget of working tiers. Their need depends on what fits, so it is computed again.
 fn near_budget(planner: &Planner<'_>, way: Way) -> Option<Way> {
     let mut options = way.options.clone();
     for _ in 0..4 {
@@ -151,7 +151,7 @@ fn near_budget(planner: &Planner<'_>, way: Way) -> Option<Way> {
     None
 }
 
-/// A smaller format of keys and values, the nearest to what was asked for.
+/// A smaller format of keys and values, as close as possible to the requested one.
 fn formats(planner: &Planner<'_>, options: &EngineOptions) -> Option<Way> {
     let bytes = |format: Format| format.plane_bytes(64, 64);
     let now = bytes(options.cache.key_format) + bytes(options.cache.value_format);
@@ -173,7 +173,7 @@ fn batches(planner: &Planner<'_>, options: &EngineOptions) -> Option<Way> {
     ways.find(|way| fits(planner, way))
 }
 
-/// Fewer pages on their way.
+/// Fewer pages loading at a time.
 fn slots(planner: &Planner<'_>, options: &EngineOptions) -> Option<Way> {
     let fewer = [16, 8, 4, 2].into_iter();
     let mut ways = fewer
@@ -185,7 +185,7 @@ fn slots(planner: &Planner<'_>, options: &EngineOptions) -> Option<Way> {
     ways.find(|way| fits(planner, way))
 }
 
-/// More memory, where it was limited.
+/// More memory, if it was limited.
 fn memory(planner: &Planner<'_>, options: &EngineOptions, plan: &MemoryPlan) -> Option<Way> {
     options.machine.memory_budget_bytes?;
     let tiers = &plan.kv_tiers;
@@ -203,7 +203,7 @@ fn memory(planner: &Planner<'_>, options: &EngineOptions, plan: &MemoryPlan) -> 
     fits(&planner, &way).then_some(way)
 }
 
-/// A short context with the memory that it needs, where there is no room for any.
+/// A short context with the memory that it needs, if there is no room for any.
 fn short_context(planner: &Planner<'_>, options: &EngineOptions, plan: &MemoryPlan) -> Option<Way> {
     let is_long = plan.context_tokens > SHORT_CONTEXT_TOKENS && options.sequence.window.is_none();
     if plan.largest_context_tokens > 0 || !is_long {
@@ -218,7 +218,7 @@ fn short_context(planner: &Planner<'_>, options: &EngineOptions, plan: &MemoryPl
     Some(short.and(enough.text, |options| *options = enough.options))
 }
 
-/// Several options, where no single one is enough.
+/// Several options, if no single one is enough.
 fn together(planner: &Planner<'_>, options: &EngineOptions) -> Option<Way> {
     let formats = [Format::F16, Format::Q8_0, Format::Q4_0];
     let batches = [1024, 256, 64]

@@ -18,7 +18,7 @@ use riffle_files::human_bytes;
 pub struct DevicePlan {
     /// The device's name.
     pub name: String,
-    /// Who multiplies 16-bit weights with many rows: a library, or this program's kernels and why.
+    /// Source of the products of 16-bit weights with many rows: a library, or this program's kernels and the reason.
     pub products: String,
     /// The matrix instructions of prefill, and why these.
     pub prefill: String,
@@ -26,12 +26,12 @@ pub struct DevicePlan {
     pub weights_bytes: u64,
     /// Bytes of hidden states, of scratch and of attention's rows for one logical batch.
     pub scratch_bytes: u64,
-    /// Bytes of the context's KV pages that lie there when it is full, those on their way included. All pages lie in main
-    /// memory as well.
+    /// Bytes of KV pages on the device for a full context, including pages being loaded. All pages are in main memory
+    /// too.
     pub kv_bytes: u64,
     /// The hard budget of KV pages.
     pub kv_budget_bytes: u64,
-    /// Bytes of KV pages that are needed at least.
+    /// Fewest bytes of KV pages that are needed.
     pub least_kv_bytes: u64,
     /// Sum of the parts.
     pub total_bytes: u64,
@@ -49,7 +49,7 @@ impl DevicePlan {
     ) -> Result<Self, EngineError> {
         let batch = options.machine.batch_tokens.min(context);
         let room = room_options((config, cache_shape(config, options)?), options, context, 0);
-        // Norms and biases are f32 there, whatever they are in the file.
+        // Norms and biases are f32 on the device, in any file format.
         let vectors = 64 * (config.hidden_size + config.intermediate_size) * (config.layers + 1);
         let weights_bytes = config.weight_bytes.saturating_add(vectors as u64);
         let scratch_bytes = device.forward_bytes(config, batch).saturating_add(device.call_bytes(
@@ -60,7 +60,7 @@ impl DevicePlan {
         ));
         let available_bytes = device.free_bytes()? + if has_weights { weights_bytes } else { 0 };
         let left = available_bytes.saturating_sub(weights_bytes.saturating_add(scratch_bytes));
-        // Some is left to the driver: compiled kernels, and what falls between allocations.
+        // A part is left to the driver: compiled kernels, and gaps between allocations.
         let left = left - left / 32;
         let whole = device.room_bytes_for(&room, context);
         let kv_budget_bytes = match options.cache.kv_tiers.device_budget_bytes {
@@ -84,7 +84,7 @@ impl DevicePlan {
         })
     }
 
-    /// True if it fits in what is free.
+    /// True if it fits in the free memory.
     pub fn fits(&self) -> bool {
         self.total_bytes <= self.available_bytes && self.kv_budget_bytes >= self.least_kv_bytes
     }
@@ -116,14 +116,14 @@ impl DevicePlan {
     }
 }
 
-/// The settings of the room on a device that all sequences share.
+/// The options of the device page cache that all sequences share.
 pub(super) fn room_options(
     (config, shape): (&ModelConfig, CacheShape),
     options: &EngineOptions,
     context: usize,
     budget_bytes: u64,
 ) -> RoomOptions {
-    // Enough for the queries of a chunk and for some rows of weights; longer estimates are made in pieces.
+    // Enough for the queries of a chunk and some rows of weights; longer estimates are computed in pieces.
     const ESTIMATE_BYTES: u64 = 64 << 20;
     let policy_shapes = policy_shapes(config, options);
     RoomOptions {
@@ -137,7 +137,7 @@ pub(super) fn room_options(
             0
         },
         bound_bytes: if options.sequence.decode.specs().any(PolicySpec::has_bounds) {
-            // The last block may hold one token.
+            // The last block may have only one token.
             options.sequence.decode.stored_bytes(&policy_shapes, context + 1024)
         } else {
             0

@@ -1,42 +1,43 @@
-//! Weights in two tiers: some experts of a mixture lie in memory, the others in the model's files.
+//! Weights in two tiers: some experts of a mixture are in memory, the others in the model's files.
 
 use riffle_model::{ExpertClass, ModelConfig, expert_cache_bytes, expert_slots, least_expert_cache_bytes};
 use serde::Serialize;
 
 use crate::EngineOptions;
 
-/// Contexts that weights in memory must leave room for, before experts stay in the files instead.
+/// Length of the contexts for which weights in memory must leave room; otherwise experts stay in the files.
 const SHORT_CONTEXT_TOKENS: usize = 4096;
 
-/// The part of the memory beside resident weights and scratch that pages get at most: of a context that was asked for, and of one that
-/// nobody chose. `weights_budget_bytes` says otherwise.
+/// Pages get at most one in this many bytes of the memory besides resident weights and scratch; separate values for a
+/// requested and a default context. `weights_budget_bytes` overrides it.
 const PAGES_SHARE: u64 = 2;
 const UNASKED_PAGES_SHARE: u64 = 8;
 
-/// The part of resident weights that is left free for what they take beyond their bytes in files.
+/// One in this many bytes of resident weights stays free for padding.
 const PADDING_SHARE: u64 = 64;
 
-/// The part of the same memory that scratch may take for a longer logical batch, and the longest one.
+/// Scratch of a longer logical batch may take one in this many bytes of the same memory.
 const BATCH_SHARE: u64 = 4;
 const LONGEST_BATCH: usize = 32_768;
 
-/// The memory that a mixture of experts takes when its experts stay in the model's files, and the bytes that a run reads.
+/// Memory of a mixture whose experts stay in the model's files, and the bytes that a run reads.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ExpertPlan {
-    /// Bytes of the weights that lie in memory in any case.
+    /// Bytes of the weights that are always in memory.
     pub resident_bytes: u64,
-    /// Bytes of the experts in memory, and of those on their way.
+    /// Bytes of the experts in memory, and of those being loaded.
     pub cache_bytes: u64,
     /// Experts that are in memory at a time.
     pub held: usize,
-    /// Experts of all layers whose experts stay in the files.
+    /// Number of experts of all layers whose experts stay in the files.
     pub experts: usize,
-    /// Bytes of experts that a token of an answer computes with.
+    /// Bytes of experts that one token of an answer uses.
     pub token_bytes: u64,
-    /// Bytes of them that are read from the files where all experts are chosen alike often. Texts choose some more often, and read less.
+    /// Bytes of these that are read from the files if all experts are equally likely. Real texts prefer some experts,
+    /// and read less.
     pub token_read_bytes: u64,
-    /// Bytes that a logical batch of a prompt reads, in which every expert has a token.
+    /// Bytes that a logical batch of a prompt reads, if every expert has a token.
     pub batch_read_bytes: u64,
     /// Tokens of a logical batch.
     pub batch_tokens: usize,
@@ -47,15 +48,15 @@ pub struct ExpertPlan {
 pub(super) enum WeightTiers {
     /// All in memory.
     Resident,
-    /// Experts stay in the files, and so many bytes of weights lie in memory.
+    /// Experts stay in the files, with this many bytes of weights in memory.
     Given(u64),
-    /// Experts stay in the files. The memory that pages leave free holds the experts in use.
+    /// Experts stay in the files. The experts in use get the memory that pages leave.
     Rest,
 }
 
 impl WeightTiers {
-    /// The tiers that options ask for; `fits` says if a run with all weights in memory fits a context. Experts that a loaded model left in its
-    /// files stay there.
+    /// The tiers for these options; `fits` tells if a run with all weights in memory leaves room for a context.
+    /// Experts that a loaded model left in its files stay there.
     pub(super) fn new(
         config: &ModelConfig,
         options: &EngineOptions,
@@ -79,7 +80,7 @@ impl WeightTiers {
         }
     }
 
-    /// Bytes of weights in memory whatever else there is.
+    /// Fewest bytes of weights in memory.
     pub(super) fn least_bytes(self, config: &ModelConfig) -> u64 {
         match self {
             WeightTiers::Resident => config.weight_bytes,
@@ -88,7 +89,8 @@ impl WeightTiers {
         }
     }
 
-    /// Bytes for experts in memory beside `pages`, where others stay in the files; `room` is what the least bytes leave.
+    /// Bytes for experts in memory beside `pages`, if others stay in the files; `room` is the memory besides the
+    /// fewest bytes.
     pub(super) fn expert_bytes(
         self,
         config: &ModelConfig,
@@ -104,19 +106,19 @@ impl WeightTiers {
     }
 }
 
-/// Bytes that experts take when all of them lie in memory.
+/// Bytes of all experts in memory.
 fn all_experts_bytes(config: &ModelConfig) -> u64 {
     config.streamable.iter().map(ExpertClass::bytes).sum()
 }
 
-/// Bytes of the weights that lie in memory in any case.
+/// Bytes of the weights that are always in memory.
 fn resident_bytes(config: &ModelConfig) -> u64 {
-    // Both are bytes of files or both of memory, up to the padding of rows.
+    // Both are sizes in files, or both in memory, up to the padding of rows.
     let in_files = config.streamable.iter().map(ExpertClass::all_file_bytes);
     config.weight_bytes.saturating_sub(in_files.sum())
 }
 
-/// Bytes that pages may take of `room`, where experts take the rest.
+/// Bytes of `room` for pages; experts get the rest.
 pub(super) fn pages_room(options: &EngineOptions, room: u64) -> u64 {
     match options.model.context_tokens {
         Some(_) => room / PAGES_SHARE,
@@ -124,15 +126,15 @@ pub(super) fn pages_room(options: &EngineOptions, room: u64) -> u64 {
     }
 }
 
-/// Bytes that the experts in memory may take: `room` without `pages`, of which a share counts at most, and without padding.
+/// Bytes for experts in memory: `room` without `pages`, up to their largest share, and without padding.
 fn rest_bytes(config: &ModelConfig, options: &EngineOptions, room: u64, pages: u64) -> u64 {
-    // Norms that are stored in 16 bits and rows that are padded take a little more in memory than in files.
+    // Norms stored in 16 bits and padded rows take slightly more in memory than in files.
     let padding = resident_bytes(config) / PADDING_SHARE;
     let rest = room.saturating_sub(pages.min(pages_room(options, room)) + padding);
     rest.max(least_expert_cache_bytes(&config.streamable))
 }
 
-/// Longer logical batches than `batch_tokens`, the longest first: a context in one batch, in two, in four and so on.
+/// Longer logical batches than `batch_tokens`, longest first: a context in one batch, in two, in four and so on.
 pub(super) fn longer_batches(batch_tokens: usize, chunk_tokens: usize, context: usize) -> impl Iterator<Item = usize> {
     let counts = std::iter::successors(Some(1), |count: &usize| count.checked_mul(2));
     counts
@@ -147,7 +149,7 @@ pub(super) fn pays(further_scratch_bytes: u64, room: u64) -> bool {
 }
 
 impl ExpertPlan {
-    /// A plan with `budget_bytes` for experts, and less where they take less.
+    /// A plan with `budget_bytes` for experts, or less if they need less.
     pub(super) fn new(config: &ModelConfig, budget_bytes: u64, batch_tokens: usize) -> ExpertPlan {
         let classes = &config.streamable;
         let held: usize = expert_slots(classes, budget_bytes).iter().sum();
@@ -174,7 +176,8 @@ impl ExpertPlan {
         }
     }
 
-    /// Tokens a second of answers and of prompts at most, from a disk that gives so many bytes a second; `None` where nothing is read.
+    /// Upper bounds of tokens per second for answers and prompts, with a disk of `bytes_per_s`; `None` if nothing is
+    /// read.
     pub fn rates(&self, bytes_per_s: f64) -> [Option<f64>; 2] {
         let rate = |tokens: usize, bytes: u64| (bytes > 0).then(|| tokens as f64 * bytes_per_s / bytes as f64);
         [
@@ -183,18 +186,18 @@ impl ExpertPlan {
         ]
     }
 
-    /// The least bytes of weights in memory with which a model runs.
+    /// Fewest bytes of weights in memory with which a model runs.
     pub(super) fn least_weights_bytes(config: &ModelConfig) -> u64 {
         resident_bytes(config).saturating_add(least_expert_cache_bytes(&config.streamable))
     }
 
-    /// True if every expert has a place in memory.
+    /// True if all experts fit in memory.
     pub fn holds_all(&self) -> bool {
         self.held == self.experts
     }
 }
 
-/// Bytes of experts in memory where `weights_bytes` of all weights are.
+/// Bytes of experts in memory if all weights get `weights_bytes`.
 fn given_bytes(config: &ModelConfig, weights_bytes: u64) -> u64 {
     let given = weights_bytes.saturating_sub(resident_bytes(config));
     given.min(all_experts_bytes(config).saturating_add(least_expert_cache_bytes(&config.streamable)))

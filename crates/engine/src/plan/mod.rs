@@ -1,4 +1,4 @@
-//! The memory plan: what a run will use, before anything is allocated.
+//! The memory plan: the needs of a run, before anything is allocated.
 
 mod advice;
 mod device;
@@ -31,53 +31,53 @@ pub use tiers::TierPlan;
 use tiers::planned_tiers;
 pub(crate) use tiers::sliding_layers;
 
-/// States of recurrent layers that a sequence holds: the current one, and those before the latest prompt, at the end of its latest batch and
-/// at the latest checkpoint.
+/// Recurrent states per sequence: the current one, and those before the latest prompt, after its latest batch and at
+/// the latest checkpoint.
 const RECURRENT_STATES: u64 = 4;
 
-/// Bytes a run needs, part by part, beside what the machine has.
+/// Bytes that a run needs, part by part, and the machine's available memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct MemoryPlan {
     /// Tokens the context holds.
     pub context_tokens: usize,
-    /// Bytes of packed weights in memory: one copy. If experts stay in the files, the bytes of the experts that memory holds at a time count.
+    /// Bytes of packed weights in memory: one copy. If experts stay in the files, only the experts in memory count.
     pub weights_bytes: u64,
-    /// Experts that stay in the model's files; `None` where all weights lie in memory.
+    /// Experts that stay in the model's files; `None` if all weights are in memory.
     pub experts: Option<ExpertPlan>,
-    /// Bytes of keys and values one token adds, over all layers.
+    /// Bytes of keys and values per token, over all layers.
     pub kv_bytes_per_token: u64,
-    /// Bytes of KV pages when the context is full. Pages are allocated by use; this is the ceiling.
+    /// Bytes of KV pages for a full context. Pages are allocated on demand; this is the limit.
     pub kv_bytes: u64,
-    /// Layers that hold a sliding window alone, and the tokens that each of them holds at most.
+    /// Number of layers that store only a sliding window, and the most tokens of each.
     pub window_layers: usize,
     /// See [`Self::window_layers`].
     pub window_tokens: usize,
-    /// The tiers that hold them then.
+    /// The tiers of these pages.
     pub kv_tiers: TierPlan,
-    /// The needs of the device that computes the model, if one does. The parts beside it are of main memory.
+    /// Device memory; `None` on the CPU. Other fields count main memory.
     pub device: Option<DevicePlan>,
-    /// Bytes of the recurrent layers' state and the copies a session keeps of it; the same for every context.
+    /// Bytes of the recurrent state and its copies in a session, for any context.
     pub recurrent_bytes: u64,
-    /// Bytes of activations for one logical batch, attention partials and logits, and of what a layer that predicts further tokens keeps.
+    /// Bytes of activations for one logical batch, attention partials and logits, and of the predicting layer.
     pub scratch_bytes: u64,
-    /// Sum of the parts that lie in memory.
+    /// Sum of the parts in memory.
     pub total_bytes: u64,
     /// Bytes the run may use.
     pub available_bytes: u64,
-    /// Bytes that the process takes beside these: its program, the tokenizer, the prompt's text.
+    /// Other bytes of the process: program, tokenizer, prompt text.
     pub process: ProcessPlan,
-    /// Longest context that fits in [`Self::available_bytes`] and in the tiers, at most what the model supports; 0 if none
+    /// Longest context that fits in [`Self::available_bytes`] and in the tiers, up to the model's length; 0 if none
     /// does.
     pub largest_context_tokens: usize,
-    /// Options with which a plan that does not fit would fit; empty for one that does.
+    /// Options with which the plan would fit; empty if it fits.
     pub advice: String,
-    /// The options among these that leave the context as long as it is.
+    /// Options that do not change the context's length.
     pub options_for_context: Vec<String>,
 }
 
 impl MemoryPlan {
-    /// Plans a run; reads nothing but its arguments.
+    /// Plans a run from its arguments alone.
     ///
     /// # Errors
     /// [`EngineError::ContextTooLong`], or [`EngineError::Kv`] for an impossible cache shape.
@@ -91,17 +91,17 @@ impl MemoryPlan {
         planner.plan(options)
     }
 
-    /// True if the whole plan fits.
+    /// True if the complete plan fits.
     pub fn fits(&self) -> bool {
         let on_device = self.device.as_ref().is_none_or(DevicePlan::fits);
         self.total_bytes <= self.available_bytes && self.kv_tiers.refusal.is_none() && on_device
     }
 
-    /// Refuses a plan that does not fit.
+    /// Checks that the plan fits.
     ///
     /// # Errors
-    /// [`EngineError::OutOfMemory`] says what is needed, what there is and what would fit; [`EngineError::TierTooSmall`]
-    /// which flag would.
+    /// [`EngineError::OutOfMemory`] gives the needed and available memory and options that would fit;
+    /// [`EngineError::TierTooSmall`] the option to change.
     pub fn check(&self) -> Result<(), EngineError> {
         if self.fits() {
             return Ok(());
@@ -125,7 +125,7 @@ impl MemoryPlan {
         })
     }
 
-    /// Bytes that a loaded model takes before a session begins, but for experts that come from its files.
+    /// Bytes of a loaded model before a session begins, without experts from its files.
     pub(crate) fn loaded_bytes(&self) -> u64 {
         let process = self.process.program_bytes.saturating_add(self.process.tokenizer_bytes);
         let resident = self.experts.as_ref().map(|experts| experts.resident_bytes);
@@ -165,15 +165,16 @@ impl MemoryPlan {
 #[derive(Clone, Copy)]
 pub(crate) struct Planner<'a> {
     pub(crate) config: &'a ModelConfig,
-    /// Tokens of the tokenizer's vocabulary; 0 without a tokenizer.
+    /// Tokens of the vocabulary; 0 without a tokenizer.
     pub(crate) vocabulary: usize,
     pub(crate) available_bytes: u64,
-    /// True if the model is loaded. Memory of a device that is free is free beside its weights, and experts lie where they lay at load.
+    /// True if the model is loaded. Free device memory then excludes its weights, and experts stay where they were at
+    /// load.
     pub(crate) has_weights: bool,
 }
 
 impl Planner<'_> {
-    /// A plan, with advice where it does not fit.
+    /// A plan, with advice if it does not fit.
     pub(crate) fn plan(&self, options: &EngineOptions) -> Result<MemoryPlan, EngineError> {
         let mut plan = self.plan_only(options)?;
         if !plan.fits() {
@@ -201,7 +202,7 @@ impl Planner<'_> {
         self.check_weights_budget(options, tiers)?;
         let of_context = |context: usize| with(tiers, context);
         let largest_context_tokens = largest(config.max_position, |context| of_context(context).fits());
-        // Nobody asked for the model's whole context: take what fits, unless nothing does.
+        // If no context is requested, use the longest that fits, unless none does.
         let context = match options.model.context_tokens {
             None if largest_context_tokens > 0 => largest_context_tokens,
             _ => asked,
@@ -255,7 +256,7 @@ impl Planner<'_> {
         };
         let total_bytes = match options.machine.device {
             None => resident.saturating_add(pages),
-            // Weights pass through main memory and are gone when the first page comes.
+            // Weights pass through main memory and are freed before the first page.
             Some(_) => weights_bytes
                 .saturating_add(process.total_bytes())
                 .max(resident.saturating_add(pages)),
@@ -281,7 +282,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Refuses a budget of weights that these do not keep to.
+    /// Refuses a budget of weights that the weights exceed.
     fn check_weights_budget(&self, options: &EngineOptions, tiers: WeightTiers) -> Result<(), EngineError> {
         let is_open = !self.has_weights || !self.config.streamable.is_empty();
         let Some(bytes) = options.machine.weights_budget_bytes.filter(|_| is_open) else {
@@ -298,8 +299,8 @@ impl Planner<'_> {
         require(bytes >= least, "weights_budget_bytes", typed_bytes(bytes), requirement)
     }
 
-    /// The options with a longer logical batch, where they leave its length open and experts are read once for each: as long as its scratch
-    /// is a small part of the memory.
+    /// Lengthens the logical batch if the options allow it and experts are read once per batch, as long as its
+    /// scratch is a small part of the memory.
     pub(crate) fn with_long_batch(&self, options: &EngineOptions) -> Result<EngineOptions, EngineError> {
         if !options.machine.batch_grows || self.config.streamable.is_empty() {
             return Ok(options.clone());
@@ -331,12 +332,12 @@ impl Planner<'_> {
     }
 }
 
-/// The shape of the cache a model needs under these options.
+/// The shape of a model's cache under these options.
 fn cache_shape(config: &ModelConfig, options: &EngineOptions) -> Result<CacheShape, KvError> {
     let layers = config
         .cached_layers()
         .map(|layer| cached_shape(&config.attention_of(layer)));
-    // Keys of indexers lie behind all layers. They have no values.
+    // Keys of indexers follow all layers. They have no values.
     let indexers = config.indexing_layers().filter_map(|layer| config.indexer_of(layer));
     let layers = layers.chain(indexers.map(|indexer| LayerShape {
         is_latent: true,
@@ -352,8 +353,8 @@ fn cache_shape(config: &ModelConfig, options: &EngineOptions) -> Result<CacheSha
     Ok(shape)
 }
 
-/// The shapes that policies of a model are built for: one for each layer that holds keys and values, then one for each indexer, on
-/// which no policy acts.
+/// The shapes for a model's policies: one for each layer with keys and values, then one for each indexer, which has
+/// no policy.
 pub fn policy_shapes(config: &ModelConfig, options: &EngineOptions) -> Vec<PolicyShape> {
     let of_layer = |layer| Heads::of_layer(config, layer).for_policies(options.machine.chunk_tokens);
     let indexers = config.indexing_layers().filter_map(|layer| config.indexer_of(layer));
@@ -370,10 +371,10 @@ pub fn policy_shapes(config: &ModelConfig, options: &EngineOptions) -> Vec<Polic
         .collect()
 }
 
-/// Bytes of everything a session holds beside weights and pages.
+/// Bytes of a session besides weights and pages.
 fn scratch_bytes(config: &ModelConfig, options: &EngineOptions, context: usize) -> u64 {
     let batch = options.machine.batch_tokens.min(context);
-    // Two-phase policies hold the sums of a whole batch at once.
+    // Two-phase policies hold the sums of a complete batch.
     let chunk = if options.sequence.prefill.has_two_phases() {
         batch
     } else {
@@ -390,12 +391,12 @@ fn scratch_bytes(config: &ModelConfig, options: &EngineOptions, context: usize) 
     let chosen = chosen_bytes(config, [batch, chunk], context);
     let floats = batch * config.hidden_size + attention + config.hidden_size;
     let shapes = policy_shapes(config, options);
-    // A fork keeps as much of its sequence as a session does.
+    // A fork stores as much about its sequence as a session.
     let kept = (context * size_of::<u32>()) as u64
         + (config.vocab_size * size_of::<f32>()) as u64
         + options.sequence.prefill.stored_bytes(&shapes, context)
         + options.sequence.decode.stored_bytes(&shapes, context);
-    // Answers of several sequences go through the layers beside a prompt.
+    // Answers of several sequences pass the layers beside a prompt.
     let answers = match options.machine.sequences {
         1 => 0,
         rows => riffle_model::scratch_bytes(config, rows) + (rows * config.hidden_size * size_of::<f32>()) as u64,
@@ -411,7 +412,7 @@ fn scratch_bytes(config: &ModelConfig, options: &EngineOptions, context: usize) 
         + options.machine.sequences as u64 * kept
 }
 
-/// Bytes of what indexers choose for a chunk, and for a batch where several layers read it.
+/// Bytes of the indexers' selections for a chunk, or for a batch if several layers read them.
 fn chosen_bytes(config: &ModelConfig, [batch, chunk]: [usize; 2], context: usize) -> u64 {
     let indexers = || config.indexers.iter().flatten();
     let tokens = indexers().map(|indexer| indexer.tokens.min(context)).max().unwrap_or(0);
@@ -420,12 +421,12 @@ fn chosen_bytes(config: &ModelConfig, [batch, chunk]: [usize; 2], context: usize
     (rows * tokens * size_of::<Span>()) as u64
 }
 
-/// Bytes that drafts by the model's own layer for further tokens take beside its weights.
+/// Bytes of drafts by the model's own predicting layer, besides its weights.
 fn predictor_bytes(config: &ModelConfig, options: &EngineOptions, context: usize) -> u64 {
     if !options.model.draft_predictor || config.predictor_bytes == 0 {
         return 0;
     }
-    // Prompts and answers of several sequences go through the layers with scratch of their own.
+    // Prompts and answers of several sequences use separate scratch.
     let runners = options.machine.sequences.min(2) as u64;
     let rows = PredictorRoom::rows_together(options);
     runners * PredictorForward::scratch_bytes(config, rows) + PredictorRoom::planned_bytes(config, options, context)

@@ -1,43 +1,43 @@
-//! Bytes that the process takes beside weights, pages and scratch: its program, the tokenizer and the prompt's text.
+//! Bytes of the process besides weights, pages and scratch: its program, the tokenizer and the prompt's text.
 
 use serde::Serialize;
 
 use crate::{EngineOptions, PromptText};
 
-/// Bytes of the program itself: its code as far as it is read, the heap's own, and what libraries keep.
+/// Bytes of the program itself: its used code, the heap's own structures, and libraries.
 const PROGRAM_BYTES: u64 = 16 << 20;
 
-/// Bytes of the stack and the arena of a thread, as far as they are touched.
+/// Touched bytes of the stack and the arena of a thread.
 const THREAD_BYTES: u64 = 512 << 10;
 
-/// Bytes that a token of the vocabulary takes at most while the tokenizer is built: its part of the file and of the tables.
-/// Measured: 64 for a GGUF file of 262,144 tokens; 165 for a tokenizer.json of 152,000 and about 187 for one of 262,144, both with one merge a
-/// token. A Gemma's has two merges a token, and its runs took up to 364.
+/// Most bytes per token of the vocabulary while the tokenizer is built: its share of the file and of the tables.
+/// Measured: 64 for a GGUF file of 262,144 tokens; 165 for a tokenizer.json of 152,000 and about 187 for one of
+/// 262,144, both with one merge per token; up to 364 for a Gemma's with two merges per token.
 const BUILDING_BYTES_PER_TOKEN: u64 = 384;
 
-/// Bytes that a byte of text takes while it is encoded: the text as it is normalised, with the place that each byte came
-/// from, and the tokens with theirs.
+/// Bytes per byte of text while it is encoded: the normalised text with the origin of each byte, and the tokens with
+/// theirs.
 ///
-/// Measured: 8 to 17 for English, 64 where every byte becomes a token.
+/// Measured: 8 to 17 for English, 64 if every byte becomes a token.
 const ENCODING_BYTES_PER_BYTE: u64 = 64;
 
-/// Bytes of a token of text, where the text is not known: more than natural text takes.
+/// Bytes per token of an unknown text: more than natural text has.
 const TEXT_BYTES_PER_TOKEN: u64 = 5;
 
-/// Bytes that the process takes for itself.
+/// Bytes of the process itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ProcessPlan {
     /// The program, its heap and its threads.
     pub program_bytes: u64,
-    /// The tokenizer while it is built.
+    /// The tokenizer during its construction.
     pub tokenizer_bytes: u64,
-    /// The prompt's text while it is encoded, and its token ids.
+    /// The prompt's text during encoding, and its token ids.
     pub prompt_bytes: u64,
 }
 
 impl ProcessPlan {
-    /// The process of a run with `context` tokens of a model whose vocabulary has `vocabulary` tokens; 0 without a tokenizer.
+    /// The process of a run with `context` tokens and a vocabulary of `vocabulary` tokens; 0 without a tokenizer.
     pub(super) fn new(options: &EngineOptions, vocabulary: usize, context: usize) -> Self {
         let threads = rayon::current_num_threads() as u64;
         let text = options.machine.prompt.unwrap_or(PromptText {
@@ -65,12 +65,13 @@ impl ProcessPlan {
     }
 }
 
-/// Bytes this process may still use: the available memory of the system, and at most the rest of its control group's limit.
+/// Bytes that this process may still use: the system's available memory, and at most the rest of its control group's
+/// limit.
 pub fn available_memory_bytes() -> u64 {
     let mut system = sysinfo::System::new();
     system.refresh_memory();
     let free = system.available_memory();
-    // Without /proc nothing is known, and `sysinfo` must not be asked for limits: `memory_budget_bytes` says what may be used.
+    // Without /proc nothing is known, and `sysinfo` must not be asked for limits: use `memory_budget_bytes`.
     if system.total_memory() == 0 {
         return 0;
     }
@@ -80,7 +81,7 @@ pub fn available_memory_bytes() -> u64 {
     }
 }
 
-/// Bytes of the longest text that these options leave memory to encode.
+/// Bytes of the longest text for which these options leave memory to encode it.
 pub fn largest_text_bytes(options: &EngineOptions) -> u64 {
     let budget = options.machine.memory_budget_bytes;
     budget.unwrap_or_else(available_memory_bytes) / (ENCODING_BYTES_PER_BYTE + 2)

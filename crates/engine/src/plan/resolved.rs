@@ -1,4 +1,4 @@
-//! Shapes and budgets that follow from options and one model: worked out once, when an engine is made.
+//! Shapes and budgets derived from options and one model, computed once per engine.
 
 use riffle_device::RoomOptions;
 use riffle_kv::{CacheShape, KvError, KvTiers};
@@ -10,17 +10,17 @@ use super::{MemoryPlan, cache_shape, policy_shapes, room_options};
 use crate::EngineOptions;
 use crate::attention::Rotation;
 
-/// Shapes, tiers and budgets that everything which runs on an engine takes.
+/// Shapes, tiers and budgets for everything that runs on an engine.
 pub(crate) struct Resolved {
     /// Of the caches of all sequences.
     pub(crate) cache: CacheShape,
-    /// The shapes that policies are built for.
+    /// The shapes for policies.
     pub(crate) policy: Vec<PolicyShape>,
-    /// The tiers in which pages may lie, with their budgets.
+    /// The tiers for pages, with their budgets.
     pub(crate) tiers: KvTiers,
-    /// Which planes hold rotated heads.
+    /// The planes that store rotated heads.
     pub(crate) rotation: Rotation,
-    /// The settings of the room on the device, if one computes.
+    /// The options of the device page cache, with a device.
     pub(crate) room: Option<RoomOptions>,
 }
 
@@ -41,7 +41,7 @@ impl Resolved {
         })
     }
 
-    /// Bytes of the pages of so many tokens of one sequence.
+    /// Bytes of the pages of `tokens` tokens of one sequence.
     pub(crate) fn pages_bytes(&self, tokens: usize) -> u64 {
         let mut tiers = self.tiers.clone();
         tiers.outlook.sequences = 1;

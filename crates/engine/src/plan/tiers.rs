@@ -1,4 +1,4 @@
-//! The tiers in which the pages of a context will lie.
+//! Plans the tiers of a context's pages.
 
 use riffle_kv::{CacheShape, KvTiers, Outlook};
 use riffle_model::ModelConfig;
@@ -10,7 +10,7 @@ use crate::options::has_indexers;
 use crate::{EngineOptions, StreamWindow};
 use riffle_files::human_bytes;
 
-/// Bytes of KV pages by tier, and of those on their way.
+/// Bytes of KV pages by tier, and of pages being loaded.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct TierPlan {
@@ -20,9 +20,9 @@ pub struct TierPlan {
     pub ram_bytes: u64,
     /// In files.
     pub disk_bytes: u64,
-    /// The hard budget of main memory; without limit beyond the pages themselves where there is none.
+    /// The hard budget of main memory; without a limit, the bytes of the pages.
     pub ram_budget_bytes: Option<u64>,
-    /// Bytes that the nearest tier needs at least.
+    /// Fewest bytes that the nearest tier needs.
     pub least_near_bytes: u64,
     /// The budget that is too small.
     pub refusal: Option<String>,
@@ -70,7 +70,8 @@ impl TierPlan {
     }
 }
 
-/// The tiers of a context, where keys are looked through by indexers of the model or not, with the outlook and a budget of RAM where pages may go on to a disk but none was given.
+/// The tiers of a context, with or without indexers that scan keys. Adds the expected use, and a RAM budget if pages
+/// may move to a disk and none was given.
 pub(super) fn planned_tiers(
     options: &EngineOptions,
     (sliding, has_indexers): (&SlidingLayers, bool),
@@ -79,7 +80,7 @@ pub(super) fn planned_tiers(
 ) -> KvTiers {
     let mut tiers = options.cache.kv_tiers.clone();
     if let Some(device) = &options.machine.device {
-        // The device stands in front of main memory, which holds every page.
+        // The device is nearer than main memory, which has every page.
         tiers.device = device.pinned_memory();
         tiers.device_budget_bytes = 0;
     }
@@ -103,15 +104,15 @@ pub(super) fn session_tiers(config: &ModelConfig, options: &EngineOptions, plan:
     let mut tiers = planned_tiers(options, (&sliding, has_indexers(config)), plan.context_tokens, 0);
     tiers.ram_budget_bytes = plan.kv_tiers.ram_budget_bytes;
     if !tiers.has_farther() {
-        // Nothing but memory: what the plan says of it is the budget.
+        // Only memory: the plan's size is the budget.
         let planned = plan.kv_tiers.device_bytes + plan.kv_tiers.ram_bytes;
         tiers.ram_budget_bytes = Some(planned.saturating_sub(tiers.device_budget_bytes));
     }
     tiers
 }
 
-/// The layers that hold a sliding window alone. None where every page is kept: the window of the whole sequence moves all layers, and
-/// beginnings that are kept for other sequences have to be whole.
+/// The layers that store only a sliding window. Empty if every page is kept: the window of the whole sequence moves
+/// all layers, and beginnings stored for other sequences must be complete.
 pub(crate) fn sliding_layers(
     config: &ModelConfig,
     options: &EngineOptions,

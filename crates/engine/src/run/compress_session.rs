@@ -1,4 +1,4 @@
-//! Compresses a session that lies in a file.
+//! Compresses a session file.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -15,30 +15,31 @@ use crate::{CompressOptions, Compressed, Engine, EngineError, PrefillProgress, S
 #[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
 pub struct CompressReport {
-    /// The method and the share, as `kvzip:0.3`.
+    /// The method and the share, such as `kvzip:0.3`.
     pub compress: String,
-    /// Pairs that were kept and freed.
+    /// Pairs kept and freed.
     #[serde(flatten)]
     pub compressed: Compressed,
     /// Milliseconds that it took.
     pub compress_ms: f64,
-    /// The file before, bytes.
+    /// Size of the file before, in bytes.
     pub file_bytes_before: u64,
     /// The file now.
     pub session: SessionReport,
 }
 
-/// Restores the session in a file, [compresses](crate::compress_sequence) it and saves it there.
+/// Restores a session from a file, [compresses](crate::compress_sequence) it and saves it to the same file.
 ///
 /// # Errors
-/// As [`crate::Sequence::restore`], [`crate::compress_sequence`] and [`crate::Sequence::save`]. The file is what it was then.
+/// As [`crate::Sequence::restore`], [`crate::compress_sequence`] and [`crate::Sequence::save`]. The file is then
+/// unchanged.
 pub fn compress_session(
     engine: &Arc<Engine>,
     path: &Path,
     options: &CompressOptions,
     observe: &mut dyn FnMut(PrefillProgress) -> ControlFlow<()>,
 ) -> Result<CompressReport, EngineError> {
-    // A file that is not there is named before its folder is touched.
+    // A missing file is reported before its folder is touched.
     KvCache::saved_identity(path)?;
     let mut file = SessionFile::open(path)?;
     let mut session = file.session(engine)?;

@@ -1,4 +1,4 @@
-//! One prompt in, one answer out, with everything that was measured on the way.
+//! One prompt in, one answer out, with measurements.
 
 pub(crate) mod compress_session;
 pub(crate) mod questions;
@@ -24,35 +24,35 @@ use crate::{
     PrefillProgress, Sequence, Session, SessionReport, StopReason, described_activations,
 };
 
-/// How long a run waits at its end until what it has read is in the shared store.
+/// Longest wait at the end of a run for writes to the shared store.
 const SHARING_TIME: Duration = Duration::from_secs(60);
 
-/// A prompt and how to answer it.
+/// A prompt and options for the answer.
 #[derive(Debug, Clone)]
 pub struct RunRequest {
-    /// The text to read; `None` goes on with the answer of the session.
+    /// The text to read; `None` continues the session's answer.
     pub prompt: Option<String>,
-    /// Instructions for the model, where its chat template takes them.
+    /// Instructions for the model, if its chat template supports them.
     pub system: Option<String>,
     /// Wrap the prompt in the model's chat template, if it has one.
     pub chat: bool,
-    /// The prompt comes from a document: special tokens that it spells are text, unless `chat` is off and the prompt is the whole
-    /// input of the model.
+    /// The prompt comes from a document: special tokens spelt in it are text, unless `chat` is off and the prompt is
+    /// the model's whole input.
     pub is_document: bool,
     /// The length, draws and ends of the answer.
     pub generate: GenerateOptions,
-    /// A file the session is restored from, if it is there, and saved to.
+    /// A file from which the session is restored, if it exists, and to which it is saved.
     pub session: Option<PathBuf>,
-    /// The cache in which beginnings that were read before are looked up, and this prompt's beginning is kept.
+    /// The cache in which known beginnings are looked up, and in which this prompt's beginning is stored.
     pub prefix_cache: Option<PrefixCacheOptions>,
-    /// A store of beginnings that other processes and machines share: looked in behind the prefix cache.
+    /// A store of beginnings shared with other processes and machines, searched after the prefix cache.
     pub shared_store: Option<SharedStoreOptions>,
 }
 
-/// An event while a run is under way. Breaking ends the run.
+/// An event during a run. Breaking ends the run.
 #[derive(Debug, Clone, Copy)]
 pub enum RunEvent<'a> {
-    /// The chat template is rendered; sent every few milliseconds of a long rendering.
+    /// Sent every few milliseconds while the chat template renders.
     Waiting,
     /// The prompt is being read.
     Prefill(PrefillProgress),
@@ -70,60 +70,61 @@ pub struct RunReport {
     pub text: String,
     /// Why generation ended.
     pub stop: StopReason,
-    /// Tokens of the prompt, or of the session where its answer goes on.
+    /// Tokens of the prompt, or of the session if its answer is continued.
     pub prompt_tokens: usize,
-    /// How many of them were not read again.
+    /// Number of these that were not read again.
     pub reused_tokens: usize,
-    /// Tokens that were read again because the text grew beyond the length at which the model turns heads otherwise (LongRoPE).
+    /// Tokens read again because the text grew beyond the length at which the model's rotation changes (LongRoPE).
     pub turned_tokens: usize,
     /// Tokens generated.
     pub generated_tokens: usize,
-    /// How many of them were drafted before.
+    /// Drafts of these tokens.
     pub drafts: DraftCount,
     /// The time of loading the model, by part, before the session was opened.
     pub load: LoadTimes,
     /// Milliseconds from opening the session to the first generated token.
     pub time_to_first_token_ms: f64,
-    /// Prompt tokens read a second; 0 when none had to be read.
+    /// Prompt tokens read per second; 0 if none had to be read.
     pub prefill_tokens_per_s: f64,
-    /// Tokens generated a second after the first; 0 when fewer than two were.
+    /// Tokens generated per second after the first; 0 for fewer than two.
     pub decode_tokens_per_s: f64,
-    /// Share of causal query-key pairs that attention read, over the layers in which a policy may choose.
+    /// Share of causal query-key pairs that attention read, over the layers with policies.
     pub density: f64,
-    /// The time of attention while the prompt was read, by part.
+    /// Time spent in attention while the prompt was read, by part.
     pub prefill_attention: AttentionTime,
-    /// As well while the answer was written.
+    /// Time spent in attention while the answer was generated.
     pub decode_attention: AttentionTime,
     /// The prefill policy.
     pub prefill_policy: String,
     /// The decode policy.
     pub decode_policy: String,
-    /// True if another chunk length, another page length or a prompt read in two parts may give another answer: a policy's selections
-    /// depend on chunks, tokens leave a window, tokens of the prompt are selected, or policies are chosen by the text.
+    /// True if another chunk length, another page length or a prompt read in two parts may change the answer:
+    /// policies depend on chunks, a window drops tokens, prompt tokens are selected, or policies are chosen by the
+    /// text.
     pub depends_on_chunks: bool,
-    /// Contexts shorter than this many tokens were read densely by the prefill policy, which would not have paid.
+    /// Contexts with fewer tokens were read densely by the prefill policy, because it would not pay off.
     pub prefill_dense_below: usize,
-    /// As well by the decode policy.
+    /// As `prefill_dense_below`, for the decode policy.
     pub decode_dense_below: usize,
-    /// The share of the true attention that was kept, where an audit was asked for.
+    /// The kept share of exact attention, if an audit was requested.
     pub audit: Option<AuditReport>,
     /// True if the prompt was wrapped in the model's chat template.
     pub chat_template_applied: bool,
     /// The KV cache at the end.
     pub kv: KvReport,
-    /// The session's file, where there is one.
+    /// The session's file, if there is one.
     pub session: Option<SessionReport>,
-    /// The prefix cache, where there is one.
+    /// The prefix cache, if there is one.
     pub prefix_cache: Option<PrefixReport>,
-    /// The shared store, where there is one.
+    /// The shared store, if there is one.
     pub shared_store: Option<SharedReport>,
-    /// How linear layers read their input: exactly, or rounded and to what.
+    /// How linear layers read their input: exactly, or rounded and to which precision.
     pub activations: String,
-    /// Counts of experts that were read from the model's files since it was loaded, where experts stay there.
+    /// Counts of experts read from the model's files since it was loaded, if experts stay there.
     pub experts: Option<ExpertStatistics>,
-    /// The plan the run kept to.
+    /// The plan of the run.
     pub plan: MemoryPlan,
-    /// Threads that computed.
+    /// Number of computing threads.
     pub threads: usize,
 }
 
@@ -139,13 +140,13 @@ pub struct KvReport {
     pub page_tokens: usize,
     /// Element formats of keys and values.
     pub format: String,
-    /// Bytes in device memory; where a device computes, of pages that lie in RAM or on disk as well.
+    /// Bytes in device memory; with a device, including copies of pages in RAM or on disk.
     pub device_bytes: u64,
     /// Bytes in RAM.
     pub ram_bytes: u64,
     /// Bytes on disk.
     pub disk_bytes: u64,
-    /// Bytes of these pages that other answers of the run hold as well.
+    /// Bytes of these pages that other answers of the run share.
     pub shared_bytes: u64,
 }
 
@@ -174,8 +175,8 @@ impl KvReport {
 ///
 /// # Errors
 /// Before anything is computed: [`EngineError::EmptyPrompt`], [`EngineError::ContextExceeded`], bad sampling options.
-/// [`EngineError::Interrupted`] when the observer breaks during the prefill, [`ModelError::TemplateInterrupted`] when it
-/// breaks while the chat template is rendered; a break during generation is a [`StopReason::Interrupted`] in the report.
+/// [`EngineError::Interrupted`] if the observer breaks during the prefill, [`ModelError::TemplateInterrupted`] if it
+/// breaks while the chat template renders; a break during generation is a [`StopReason::Interrupted`] in the report.
 ///
 /// [`ModelError::TemplateInterrupted`]: riffle_model::ModelError::TemplateInterrupted
 pub fn run(
@@ -246,11 +247,11 @@ pub fn run(
     })
 }
 
-/// Beginnings beyond the session's file: on disk, and in a store that others share.
+/// Beginnings outside the session's file: on disk, and in a shared store.
 type Beyond<'a> = (Option<&'a mut MeasuredPrefixCache>, Option<&'a mut SharedPrefixes>);
 
-/// The session that a run goes on with, and how many tokens of its prompt need not be read: from the session's file or, where that
-/// has none of them, from the prefix cache and the shared store behind it.
+/// The session to continue, and the number of prompt tokens that need not be read: from the session's file or, if
+/// that has none of them, from the prefix cache or the shared store.
 fn open_session(
     engine: &Arc<Engine>,
     prompt: Option<&(Vec<u32>, bool)>,
@@ -283,8 +284,8 @@ fn open_session(
     Ok((session, reused_tokens))
 }
 
-/// Reads what the session does not hold of a prompt, and keeps states for others on the way where pages do not say
-/// everything.
+/// Reads the prompt tokens that the session lacks, and stores intermediate states for others if pages alone are not
+/// enough.
 fn read(
     session: &mut Session,
     tokens: &[u32],
@@ -316,12 +317,12 @@ fn read(
     Ok(())
 }
 
-/// An answer, and when what was done.
+/// An answer, with times.
 pub(crate) struct Finished {
     pub(crate) generation: Generation,
     pub(crate) prompt_tokens: usize,
     pub(crate) reused_tokens: usize,
-    /// Seconds until the prompt began to be read, and until it had been.
+    /// Seconds until reading the prompt began, and until it ended.
     pub(crate) opened_s: f64,
     pub(crate) first_s: f64,
     pub(crate) decode_s: f64,
@@ -393,7 +394,7 @@ impl Finished {
     }
 }
 
-/// The prompt as tokens, through the chat template where one applies; `poll` is asked whether to go on rendering it.
+/// The prompt as tokens, through the chat template if one applies; `poll` decides whether to continue rendering.
 pub(crate) fn prompt_tokens(
     engine: &Engine,
     request: &RunRequest,

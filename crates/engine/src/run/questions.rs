@@ -1,4 +1,4 @@
-//! Several prompts that begin alike: read once, answered together.
+//! Several prompts with a common beginning: read once, answered together.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use crate::{
     plan,
 };
 
-/// Questions that are answered at a time at most: beyond it a pass costs nearly as much more as it answers more.
+/// Most questions answered at a time: beyond it, a pass costs nearly as much more as it answers more.
 const MOST_AT_ONCE: usize = 8;
 
-/// The result of `build` for as many of the questions at a time as it accepts, where these are more than the options ask
-/// for.
+/// The result of `build` for the largest accepted number of questions at a time, if there are more than in the
+/// options.
 fn widest<T>(
     options: &EngineOptions,
     context_tokens: usize,
@@ -34,7 +34,7 @@ fn widest<T>(
     })
 }
 
-/// The plan of a run that answers so many questions about one text: for as many at a time as there is room for.
+/// The plan of a run that answers `questions` questions about one text, as many at a time as memory allows.
 ///
 /// # Errors
 /// As [`MemoryPlan::new`].
@@ -46,19 +46,19 @@ pub fn plan_questions(info: &ModelInfo, options: &EngineOptions, questions: usiz
     Ok(wider.unwrap_or(least))
 }
 
-/// Reads what prompts begin with alike once, and answers them together, as many at a time as memory allows. `request` says
-/// everything but the prompt; `observe` is told the number of the prompt with every event, and `done` each report, in the order of
-/// the prompts: what is known of a later one is told when those before it are done.
+/// Reads the common beginning of the prompts once, and answers them together, as many at a time as memory allows.
+/// `request` has everything except the prompt. `observe` receives every event with its prompt's number, and `done` each
+/// report, in the order of the prompts: events of a later prompt are passed after the earlier ones are done.
 ///
-/// Answers are those of runs on their own to the bit where the prefill policy's choices do not depend on where a prompt
-/// ends; other policies see the beginning and the rest as two prompts of one session. A break of `observe` ends the answer that
-/// is told, and the others without a report.
+/// Answers have the same bits as in separate runs if the prefill policy's selections do not depend on the end of the
+/// prompt; other policies see the beginning and the rest as two prompts of one session. A break of `observe` ends the
+/// current answer with a report, and the others without.
 ///
 /// Under a [`TokenSelection`](crate::TokenSelection) every prompt is read from its beginning.
 ///
 /// # Errors
-/// As [`run`](crate::run). Room in the plan is needed for the beginning and the longest rest and answer, and for the pages that
-/// each question writes: [`MachineOptions::sequences`](crate::MachineOptions::sequences) plans for it.
+/// As [`run`](crate::run). The plan needs room for the beginning and the longest rest and answer, and for the pages
+/// that each question writes: set [`MachineOptions::sequences`](crate::MachineOptions::sequences).
 pub fn run_questions(
     engine: &Arc<Engine>,
     request: &RunRequest,
@@ -108,8 +108,8 @@ pub fn run_questions(
     asked.lost.map_or(Ok(()), Err)
 }
 
-/// Answers prompts one after the other, each read from its beginning: what a selection of tokens leaves of one prompt depends on
-/// its end and serves no other.
+/// Answers prompts one by one, each read from its beginning: the selected tokens of a prompt depend on its end and
+/// cannot be reused.
 fn run_each(
     engine: &Arc<Engine>,
     request: &RunRequest,
@@ -131,7 +131,7 @@ fn run_each(
     Ok(())
 }
 
-/// Questions that are being answered.
+/// Questions being answered.
 struct AnsweredQuestions {
     scheduler: Scheduler,
     questions: Vec<Question>,
@@ -142,7 +142,8 @@ struct AnsweredQuestions {
 }
 
 impl AnsweredQuestions {
-    /// Steps the scheduler until question `number` has its answer. Tells progress and text on the way, and the report at the end.
+    /// Steps the scheduler until question `number` has its answer. Passes progress and text on the way, and the
+    /// report at the end.
     fn answer(
         &mut self,
         number: usize,
@@ -160,7 +161,7 @@ impl AnsweredQuestions {
             if let Some(outcome) = question.outcome.take() {
                 let mut report = outcome?;
                 if number + 1 == self.questions.len() && flow.is_continue() {
-                    // Nothing is left but to keep what has been read.
+                    // Only storing remains.
                     while self.step(id)?.0 {}
                     report.prefix_cache = self.scheduler.prefix_report().cloned();
                     self.scheduler.flush_shared(SHARING_TIME);
@@ -194,7 +195,8 @@ impl AnsweredQuestions {
         }
     }
 
-    /// Goes on by one step; whether there is more to do, and how far the prompt of one question has been read if it was.
+    /// Advances by one step. Returns true if there is more to do, and the progress of a question's prompt if one was
+    /// read.
     fn step(&mut self, id: RequestId) -> Result<(bool, Option<PrefillProgress>), EngineError> {
         let mut progress = None;
         let (questions, lost, notices) = (&mut self.questions, &mut self.lost, &mut self.notices);
@@ -207,14 +209,14 @@ impl AnsweredQuestions {
         Ok((more, progress))
     }
 
-    /// Ends an answer where it stands; false where it is not being written.
+    /// Ends an unfinished answer; returns false if it is not being generated.
     fn stop(&mut self, id: RequestId) -> bool {
         let questions = &mut self.questions;
         self.scheduler.stop(id, &mut |event| take(questions, event))
     }
 }
 
-/// A prompt that was submitted, and what has come of it.
+/// A submitted prompt and its results so far.
 struct Question {
     id: RequestId,
     chat_template_applied: bool,
@@ -273,7 +275,7 @@ impl Question {
     }
 }
 
-/// Takes in an event of one of `questions`.
+/// Records an event of one of `questions`.
 fn take(questions: &mut [Question], event: Event<'_>) {
     let (Event::Token(id, ..) | Event::Finished(id, ..) | Event::Failed(id, ..)) = &event else {
         return;
@@ -289,7 +291,7 @@ fn take(questions: &mut [Question], event: Event<'_>) {
     }
 }
 
-/// The engine, planned for as many answers at a time as fit.
+/// The engine, planned for as many concurrent answers as fit.
 fn with_room_for(engine: &Arc<Engine>, questions: usize) -> Arc<Engine> {
     let context_tokens = engine.plan().context_tokens;
     let wider = widest(engine.options(), context_tokens, questions, |options| {

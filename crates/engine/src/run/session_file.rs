@@ -1,4 +1,4 @@
-//! The file of a run's session: restored before, saved after, nobody else's meanwhile.
+//! The file of a run's session: restored before, saved after, and locked meanwhile.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,9 +18,9 @@ pub struct SessionReport {
     pub path: String,
     /// Tokens it held before the run.
     pub restored_tokens: usize,
-    /// Milliseconds it took to restore, the model's fingerprint apart; 0 when there was no file.
+    /// Milliseconds to restore, without the model's fingerprint; 0 without a file.
     pub restore_ms: f64,
-    /// Milliseconds it took to save.
+    /// Milliseconds to save.
     pub save_ms: f64,
     /// Its size now.
     pub file_bytes: u64,
@@ -34,7 +34,7 @@ pub(crate) struct SessionFile {
 }
 
 impl SessionFile {
-    /// Takes the file's lock, once it is certain that a session may be saved there at the end.
+    /// Locks the file, after checking that a session can be saved there.
     pub(crate) fn open(path: &Path) -> Result<Self, EngineError> {
         KvCache::check_save(path)?;
         Ok(Self {
@@ -50,7 +50,7 @@ impl SessionFile {
         })
     }
 
-    /// The session in the file, or an empty one where there is no file.
+    /// The session in the file, or an empty one without a file.
     pub(crate) fn session(&mut self, engine: &Arc<Engine>) -> Result<Session, EngineError> {
         let there = self.path.try_exists().map_err(|source| KvError::File {
             action: "read",
@@ -68,7 +68,7 @@ impl SessionFile {
         Ok(session)
     }
 
-    /// [`Session::keep_shared`], unless a prompt would throw most of the session away: then it is the wrong file.
+    /// [`Session::keep_shared`], unless a prompt would discard most of the session, which means a wrong file.
     pub(crate) fn keep_shared(&self, session: &mut Session, tokens: &[u32]) -> Result<usize, EngineError> {
         let saved = session.tokens().len();
         let shared = common_prefix(session.tokens(), tokens);

@@ -1,31 +1,31 @@
-//! Forecasts how long a prefill will still take.
+//! Forecasts the remaining time of a prefill.
 
 use riffle_policy::{CostModel, Phase, PolicyShape, PolicySpec};
 
 use crate::attention::Heads;
 use crate::{Engine, PrefillProgress};
 
-/// Lengths at which the cost of a range of tokens is looked at.
+/// Number of lengths at which the cost of a range of tokens is evaluated.
 const STEPS: usize = 48;
 
-/// Weight of earlier logical batches in the rates, for each batch behind them: a machine that slows down is believed soon.
+/// Factor on the weight of earlier logical batches for each later one, so that a slowdown shows quickly.
 const MEMORY: f64 = 0.8;
 
-/// Seconds of work before which a rate is believed too little for a forecast.
+/// Seconds of work before a rate is used for a forecast.
 const LEAST_SECONDS: f64 = 2.0;
 
-/// Forecasts the time that a prompt takes, from the layers of the model, the prefill policy and two measured rates.
+/// Forecasts the time of a prompt, from the layers of the model, the prefill policy and two measured rates.
 ///
-/// Linear work costs the same for every token. Attention costs what [`CostModel`] expects of each layer's pairs under its policy, times
-/// a factor. Both rates are measured apart from each other, so that the first batch of a long prompt, which has few pairs, does not have to
-/// tell how the cost grows.
+/// Linear work costs the same for every token. Attention costs the estimate of [`CostModel`] for each layer's pairs
+/// under its policy, times a factor. The two rates are measured separately, so that the first batch of a long prompt,
+/// which has few pairs, need not predict the growth of the cost.
 #[derive(Debug, Clone)]
 pub struct TimeLeft {
     layers: Vec<LayerCost>,
     cost: CostModel,
-    /// Totals of the batches that are done, the earlier ones weighing less.
+    /// Totals of the finished batches; earlier ones weigh less.
     before: Totals,
-    /// The same with the batch under way.
+    /// Totals including the current batch.
     now: Totals,
     batch: Option<BatchCost>,
     /// Seconds until the latest record.
@@ -33,18 +33,19 @@ pub struct TimeLeft {
     progress: Option<PrefillProgress>,
 }
 
-/// The logical batch under way.
+/// The current logical batch.
 #[derive(Debug, Clone, Copy)]
 struct BatchCost {
     /// Its first token.
     first: usize,
     /// Seconds before it.
     began_s: f64,
-    /// Nanoseconds that the cost model expects of all its attention on one thread: known once, since progress is told every few milliseconds.
+    /// Estimated nanoseconds of all its attention on one thread, computed once because progress arrives every few
+    /// milliseconds.
     attention_ns: f64,
 }
 
-/// Layers that attend alike.
+/// Layers with equal attention.
 #[derive(Debug, Clone, PartialEq)]
 struct LayerCost {
     count: f64,
@@ -53,18 +54,18 @@ struct LayerCost {
     policy: PolicySpec,
 }
 
-/// Work that was done, and its seconds.
+/// Work done, and its seconds.
 #[derive(Debug, Clone, Copy, Default)]
 struct Totals {
     tokens: f64,
     linear_s: f64,
-    /// Nanoseconds that the cost model expects of the attention on one thread.
+    /// Estimated nanoseconds of the attention on one thread.
     attention_ns: f64,
     attention_s: f64,
 }
 
 impl TimeLeft {
-    /// A forecast for prompts that sequences of this engine read under its options.
+    /// A forecast for prompts of this engine's sequences under its options.
     pub fn new(engine: &Engine) -> Self {
         let (config, options) = (engine.model().config(), engine.options());
         let mut layers: Vec<LayerCost> = Vec::new();
@@ -98,7 +99,7 @@ impl TimeLeft {
         }
     }
 
-    /// Records how far a reading has come `elapsed_s` seconds after it began.
+    /// Records the progress of a reading, `elapsed_s` seconds after its start.
     pub fn record(&mut self, progress: PrefillProgress, elapsed_s: f64) {
         self.progress = Some(progress);
         if let Some(batch) = progress.batch {
@@ -122,23 +123,23 @@ impl TimeLeft {
         self.elapsed_s = elapsed_s;
     }
 
-    /// Seconds until the reading that was recorded ends; `None` while too little is known.
+    /// Seconds until the recorded reading ends; `None` while too little is known.
     pub fn seconds(&self) -> Option<f64> {
         let progress = self.progress?;
         let left = progress.tokens as f64 - progress.tokens_done;
         let Some(batch) = progress.batch else {
-            // Work of another kind: it goes on as it went.
+            // For other kinds of work, the current rate is extrapolated.
             let is_known = self.elapsed_s >= LEAST_SECONDS && progress.tokens_done > 0.0;
             return is_known.then(|| self.elapsed_s * left / progress.tokens_done);
         };
-        // The batch under way counts as the share that is left of it, and all behind it in full.
+        // The current batch counts with its remaining share, and all later ones in full.
         let end = batch.first + batch.tokens;
         let behind = (left - (1.0 - batch.share) * batch.tokens as f64).max(0.0).round() as usize;
         let rest = self.seconds_for(batch.first, end)? * (1.0 - batch.share);
         Some(rest + self.seconds_for(end, end + behind)?)
     }
 
-    /// Seconds that tokens `first..end` of a sequence take; `None` while too little is known.
+    /// Seconds for tokens `first..end` of a sequence; `None` while too little is known.
     pub fn seconds_for(&self, first: usize, end: usize) -> Option<f64> {
         let Totals {
             tokens,
@@ -156,7 +157,7 @@ impl TimeLeft {
         Some(linear_s / tokens * (end - first) as f64 + attention)
     }
 
-    /// Nanoseconds that the cost model expects of the attention of tokens `first..end`, on one thread.
+    /// Estimated nanoseconds of the attention of tokens `first..end`, on one thread.
     fn attention_ns(&self, first: usize, end: usize) -> f64 {
         let step = (end - first).div_ceil(STEPS).max(1);
         let parts = (first..end).step_by(step).map(|start| (start, (start + step).min(end)));
@@ -170,7 +171,7 @@ impl TimeLeft {
 }
 
 impl LayerCost {
-    /// Nanoseconds of one query position behind `keys` others.
+    /// Nanoseconds of one query position after `keys` others.
     fn token_ns(&self, cost: &CostModel, keys: usize) -> f64 {
         let seen = self.window.map_or(keys, |window| window.min(keys));
         let shape = &self.shape;
@@ -197,7 +198,7 @@ mod tests {
 
     const TOKEN_S: f64 = 0.01;
 
-    /// A machine whose attention takes three times what the cost model expects.
+    /// A machine whose attention takes three times the estimate.
     const FACTOR: f64 = 3e-9;
 
     fn forecast(windows: &[Option<usize>]) -> TimeLeft {
@@ -215,7 +216,7 @@ mod tests {
         TimeLeft::over(windows.iter().map(layer).collect(), CostModel::default())
     }
 
-    /// Reads `tokens` up to `share` of the batch that begins at `last`, and returns the seconds it took.
+    /// Reads `tokens` up to `share` of the batch at `last`, and returns the elapsed seconds.
     fn read(forecast: &mut TimeLeft, tokens: usize, batch: usize, last: usize, share: f64) -> f64 {
         let mut elapsed_s = 0.0;
         for first in (0..=last).step_by(batch) {

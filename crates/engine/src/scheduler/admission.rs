@@ -1,4 +1,4 @@
-//! Who gets a place, and room for pages.
+//! Admission of requests, and room for pages.
 
 use std::time::Instant;
 
@@ -9,12 +9,12 @@ use crate::sharing::{
 };
 use crate::{EngineError, Sequence};
 
-/// Tokens of a prompt that are worth waiting for while another request reads them.
+/// Fewest prompt tokens that are worth waiting for while another request reads them.
 const WORTH_WAITING: usize = 64;
 
 impl Scheduler {
-    /// Gives places to waiting requests in their order, as far as there are places and room. Nobody overtakes a request that
-    /// waits for room, unless nothing runs that could make room for it.
+    /// Admits waiting requests in order, as far as there are places and room. No request overtakes one that waits for
+    /// room, unless nothing is running that could free room.
     pub(super) fn admit(&mut self, tell: &mut Tell<'_>) -> Result<(), EngineError> {
         let mut place = 0;
         while place < self.waiting.len() && !self.is_blocked {
@@ -37,8 +37,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// True if another request is about to read more of the same prompt than anybody has read, by enough to wait for. In the middle
-    /// of a pass nothing can be taken over from it, and nothing is lost by waiting for the pass to end.
+    /// True if another request will soon have read enough more of the same prompt to wait for. A running pass cannot
+    /// be shared, and waiting for its end costs nothing.
     fn waits_for_reader(&self, waiting: &Waiting) -> bool {
         let request = &waiting.request;
         if waiting.parked.is_some() || request.prompt_probabilities.is_some() || request.session.is_some() {
@@ -61,7 +61,7 @@ impl Scheduler {
         })
     }
 
-    /// Tokens of the longest beginning of `prompt` that a request could go on from now.
+    /// Tokens of the longest beginning of `prompt` from which a request could continue now.
     fn known_beginning(&self, prompt: &[u32]) -> usize {
         let free = |running: &&Running| !self.is_in_pass(running.id) && !running.is_arriving();
         let free = self.running.iter().filter(free);
@@ -70,7 +70,8 @@ impl Scheduler {
         free.chain(idle).max().unwrap_or(0)
     }
 
-    /// Parks the answer of the lowest priority below `priority`; false where there is none, or no room for a further sequence.
+    /// Parks the answer of the lowest priority below `priority`; returns false if there is none, or no room for
+    /// another sequence.
     fn make_place(&mut self, priority: i32) -> Result<bool, EngineError> {
         if self.alive() - self.idle.sequences.len() >= self.engine.options().machine.sequences {
             return Ok(false);
@@ -84,7 +85,7 @@ impl Scheduler {
         }
     }
 
-    /// Starts a request, or gives it back where its pages have no room yet. One that cannot be started ends.
+    /// Starts a request, or returns it if its pages have no room yet. A request that cannot start ends.
     fn start(&mut self, mut waiting: Waiting, tell: &mut Tell<'_>) -> Option<Waiting> {
         let (was_parked, is_held) = (waiting.parked.is_some(), waiting.is_held);
         let begun = match waiting.parked.take() {
@@ -116,7 +117,7 @@ impl Scheduler {
         let rank = started.rank();
         while !self.has_room_for(&started) {
             let is_placed = self.alive() < self.engine.options().machine.sequences;
-            // A request that has begun takes pages of those behind it.
+            // A request that has begun takes pages from later ones.
             let has_yielded = self.drop_oldest_idle() || is_placed && self.take_pages(rank, was_parked);
             if !has_yielded {
                 let mut waiting = started.waits(is_held);
@@ -133,7 +134,7 @@ impl Scheduler {
         needed <= self.capacity_bytes() && self.alive() < self.engine.options().machine.sequences
     }
 
-    /// An empty sequence for a request, or one that holds what others have read of its prompt.
+    /// An empty sequence for a request, or one with a known beginning of its prompt.
     fn sequence_for(&mut self, request: &Request) -> Result<Sequence, EngineError> {
         let options = request.sequence_options(&self.engine);
         if let Some(path) = &request.session {
@@ -151,8 +152,8 @@ impl Scheduler {
         Ok(self.fork_longer(request, adopted)?.unwrap_or(sequence))
     }
 
-    /// A sequence that goes on from what another one has read of a request's prompt, where that is more than `known` tokens: a
-    /// page that both read in part, and the state of recurrent layers, are found nowhere else.
+    /// A fork of a sequence that has read more than `known` tokens of a request's prompt: partly shared pages, and
+    /// recurrent states, are only available by forking.
     fn fork_longer(&mut self, request: &Request, known: usize) -> Result<Option<Sequence>, EngineError> {
         let options = request.sequence_options(&self.engine);
         let in_pass: Vec<RequestId> = self.requests_in_pass().collect();
@@ -171,7 +172,8 @@ impl Scheduler {
         }
     }
 
-    /// Keeps the state of a sequence with recurrent layers for others that go on from its tokens, where there is room.
+    /// Stores the state of a sequence with recurrent layers for others that continue from its tokens, if there is
+    /// room.
     pub(super) fn keep_state(&mut self, place: usize) -> Result<(), EngineError> {
         if !self.make_room(Amount::PLACE) {
             return Ok(());
@@ -182,7 +184,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Bytes of pages that are in use or promised.
+    /// Bytes of pages in use or promised.
     pub(super) fn taken_bytes(&self) -> u64 {
         let running: u64 = self.running.iter().map(|running| self.growth_bytes(running)).sum();
         let promised = running.saturating_add(self.promised.amount().bytes);
@@ -195,13 +197,13 @@ impl Scheduler {
         self.running.len() + parked.count() + self.idle.sequences.len() + self.promised.amount().sequences
     }
 
-    /// Bytes of pages that a request may still take of what it is promised.
+    /// Bytes of pages that a request may still take of its promise.
     fn growth_bytes(&self, running: &Running) -> u64 {
         let most = self.bytes_of(running.promised_tokens);
-        // A page that is shared in part is copied when it is written to.
+        // A partly shared page is copied when it is written.
         let copied = self.pool.shape().row_bytes();
         if has_evicted(&running.sequence) {
-            // Its heads hold fewer tokens than it has: it grows from there by as many as any other.
+            // Its heads have fewer tokens than it has; from there it grows like any other.
             (most + 2 * copied).saturating_sub(self.bytes_of(running.sequence.tokens().len()))
         } else {
             let held = running.sequence.usage().bytes_by_tier.total();
@@ -209,20 +211,20 @@ impl Scheduler {
         }
     }
 
-    /// Bytes of the pages of so many tokens.
+    /// Bytes of the pages of `tokens` tokens.
     pub(super) fn bytes_of(&self, tokens: usize) -> u64 {
         let tokens = tokens.min(self.engine.plan().context_tokens);
         self.engine.resolved.pages_bytes(tokens)
     }
 
-    /// Bytes of pages that all sequences may take together.
+    /// Most bytes of pages of all sequences together.
     pub(super) fn capacity_bytes(&self) -> u64 {
         let copied = self.pool.shape().row_bytes();
         self.engine.plan().kv_bytes.saturating_add(copied)
     }
 }
 
-/// Lets a request whose pages were taken go on from what others hold of its prompt.
+/// Lets a request whose pages were taken continue from others' pages of its prompt.
 fn adopt_again(request: &Request, sequence: &mut Sequence, stage: &mut Stage) -> Result<(), EngineError> {
     let length = stage.text_length(request);
     let Stage::Reading { reused_tokens, .. } = stage else {

@@ -1,4 +1,4 @@
-//! Answers: one token of each in a pass, until they end.
+//! Answers: one token of each per pass, until they end.
 
 use std::ops::ControlFlow;
 use std::time::Instant;
@@ -12,14 +12,14 @@ use crate::scheduler::{
 use crate::sequence::check_logits;
 use crate::{EngineError, StopReason};
 
-/// The token of an answer that was told last, and why the answer ends with it, if it does.
+/// The latest token of an answer, and the reason the answer ends with it, if it does.
 #[derive(Default)]
 struct DrawnRow {
     token: u32,
     stop: Option<StopReason>,
 }
 
-/// How a request ends.
+/// The end of a request.
 pub(super) enum End {
     Finished(Box<RequestReport>),
     Failed(EngineError),
@@ -27,8 +27,8 @@ pub(super) enum End {
 }
 
 impl Scheduler {
-    /// Reads the latest token of every answer, and what is drafted behind it, in one pass, and draws the next. On a device as many answers
-    /// as have the bits that they have alone take turns.
+    /// Reads the latest token and the draft of every answer in one pass, and draws the next. On a device, answers
+    /// take turns in groups small enough to keep the bits they have alone.
     pub(super) fn answer(&mut self, tell: &mut Tell<'_>) -> Result<(), EngineError> {
         let began = Instant::now();
         self.turn += 1;
@@ -85,7 +85,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// The answers that take part in the next pass, in the order of the running requests, and apart from them those that are read again.
+    /// The answers in the next pass, in the order of the running requests, and separately those that are read again.
     fn answers_next(&self) -> (Vec<usize>, Vec<usize>) {
         let answers = self.running.iter().enumerate();
         let answers = answers.filter(|(_, running)| matches!(running.stage, Stage::Answering { .. }));
@@ -103,7 +103,7 @@ impl Scheduler {
         })
     }
 
-    /// Hands out the logits of rows of the latest pass of prompts; returns the requests that failed.
+    /// Distributes the logits of rows of the latest prompt pass; returns the requests that failed.
     pub(super) fn take_logits(&mut self, rows: &[usize], places: &[usize]) -> Result<Vec<(usize, End)>, EngineError> {
         self.prompts.logits_of(rows, &mut self.logits)?;
         let vocab_size = self.logits.len() / rows.len().max(1);
@@ -117,7 +117,7 @@ impl Scheduler {
         Ok(failed)
     }
 
-    /// Draws the first token of an answer whose prompt has been read, and tells it; the answer goes on with it, or ends.
+    /// Draws and reports the first token of an answer after its prompt; the answer continues, or ends.
     pub(super) fn begin_answer(&mut self, place: usize, tell: &mut Tell<'_>) -> Result<Option<End>, EngineError> {
         let running = &mut self.running[place];
         let Stage::Reading { reused_tokens, .. } = running.stage else {
@@ -140,7 +140,7 @@ impl Scheduler {
         Ok(self.take_drawn_row(place, told))
     }
 
-    /// Goes on with the token that was told last, or ends.
+    /// Continues with the latest token, or ends.
     fn take_drawn_row(&mut self, place: usize, told: DrawnRow) -> Option<End> {
         let running = &mut self.running[place];
         match told.stop {
@@ -157,7 +157,7 @@ impl Scheduler {
         }
     }
 
-    /// Removes requests that have ended; their sequences serve others.
+    /// Removes ended requests; their sequences serve others.
     pub(super) fn end(&mut self, mut ended: Vec<(usize, End)>, tell: &mut Tell<'_>) {
         ended.sort_by_key(|(place, _)| *place);
         self.is_blocked &= ended.is_empty();
@@ -175,7 +175,7 @@ impl Scheduler {
     }
 }
 
-/// Tells a token that was drawn, with the text that was held back where the answer ends.
+/// Reports a drawn token, with held-back text if the answer ends.
 fn tell_drawn(id: RequestId, answer: &mut Answer, drawn: Drawn, tell: &mut Tell<'_>) -> Result<DrawnRow, EngineError> {
     let Drawn {
         token,
@@ -196,8 +196,8 @@ fn tell_drawn(id: RequestId, answer: &mut Answer, drawn: Drawn, tell: &mut Tell<
 }
 
 impl Running {
-    /// Reads the text of an answer again that has grown to the length at which its model turns heads otherwise: as a prompt, in pieces
-    /// beside other answers.
+    /// Reads the text of an answer again after it reached the length at which its model's rotation changes: as a
+    /// prompt, in pieces beside other answers.
     pub(super) fn read_turned_again(&mut self) {
         let length = self.sequence.tokens().len() + 1;
         if !self.sequence.turn().is_other(self.sequence.engine(), length) {
@@ -210,13 +210,13 @@ impl Running {
         let text = self.sequence.turn_for(length);
         let answered = text.len() - self.request.tokens.len();
         self.resumed_tokens += answered;
-        // The request holds as many tokens at most as before.
+        // The request's largest number of tokens stays the same.
         self.request.generate.max_tokens = self.request.generate.max_tokens.saturating_sub(answered);
         self.request.prompt_probabilities = None;
         self.request.tokens = text;
     }
 
-    /// Goes on with an answer whose text has been read again; false where a prompt was read.
+    /// Continues an answer whose text has been read again; returns false if a prompt was read.
     pub(super) fn resume(&mut self) -> bool {
         let resumed = self.take_resumed();
         let is_resumed = resumed.is_some();
@@ -226,7 +226,7 @@ impl Running {
         is_resumed
     }
 
-    /// Takes out the answer whose text is read again, if there is one.
+    /// Takes the answer whose text is read again, if there is one.
     pub(super) fn take_resumed(&mut self) -> Option<Box<OpenAnswer>> {
         match &mut self.stage {
             Stage::Reading { resumed, .. } => resumed.take(),
@@ -234,7 +234,7 @@ impl Running {
         }
     }
 
-    /// Takes the answer out, if there is one; the request has to end or to get it back.
+    /// Takes the answer, if there is one; the request must then end or get it back.
     pub(super) fn take_answer(&mut self) -> Option<Box<OpenAnswer>> {
         match std::mem::replace(&mut self.stage, Stage::from_the_start(None)) {
             Stage::Answering(open) => Some(open),

@@ -1,4 +1,4 @@
-//! Compressions of sessions, which take turns with prompts.
+//! Compressions of sessions, which alternate with prompts.
 
 use std::ops::ControlFlow;
 
@@ -9,26 +9,26 @@ use crate::pass::{FinishedRows, Pass, Work};
 use crate::scheduler::{Amount, Event, LoanedSequence, RequestId, Room, Scheduler, Stage, Tell};
 use crate::{CompressOptions, EngineError, Sequence};
 
-/// A compression that has been asked for.
+/// A requested compression.
 pub(super) struct Compressing {
     pub(super) id: RequestId,
     session: LoanedSequence,
     compression: Compression,
     reading: Option<ScratchReading>,
-    /// Of what is read to measure the pairs.
+    /// Room for the additional reading.
     _room: Room,
 }
 
-/// A text that is read to measure the pairs.
+/// A text that is read to score the pairs.
 struct ScratchReading {
     scratch: Sequence,
     tokens: Vec<u32>,
     read: usize,
-    /// Under way with the tokens from `read` on.
+    /// The current pass, with the tokens from `read` on.
     pass: Option<Pass>,
 }
 
-/// The outcome of a piece of a compression.
+/// The result of a piece of a compression.
 enum Outcome {
     GoesOn,
     Reads(f64),
@@ -36,18 +36,19 @@ enum Outcome {
 }
 
 impl Scheduler {
-    /// Compresses a sequence beside other work, in turns with prompts: [`Event::Reading`] tells how far it is, [`Event::Compressed`]
-    /// gives the sequence back and [`Event::Failed`] loses it. [`cancel`](Self::cancel) ends it.
+    /// Compresses a sequence beside other work, alternating with prompts: [`Event::Reading`] reports progress,
+    /// [`Event::Compressed`] returns the sequence, and [`Event::Failed`] loses it. [`cancel`](Self::cancel) ends it.
     ///
     /// # Errors
-    /// [`EngineError::NoRoom`] where what is read to measure the pairs has no room, and as [`compress_sequence`](crate::compress_sequence); the sequence is lost then.
+    /// [`EngineError::NoRoom`] if there is no room for the additional reading, and as
+    /// [`compress_sequence`](crate::compress_sequence); the sequence is then lost.
     pub fn compress(
         &mut self,
         mut session: LoanedSequence,
         options: &CompressOptions,
     ) -> Result<RequestId, EngineError> {
         let compression = Compression::begin(&session.sequence, options)?;
-        // Pages that others hold too are copied when pairs leave them.
+        // Shared pages are copied when pairs are evicted from them.
         let copied = session.sequence.usage().bytes_by_tier.total();
         let wanted = Amount {
             sequences: 1,
@@ -56,7 +57,7 @@ impl Scheduler {
         if !self.make_room(wanted) {
             return Err(EngineError::NoRoom("what is read to compress the session"));
         }
-        // The compressed sequence is no longer the one in the file.
+        // The compressed sequence differs from the file.
         session.file = None;
         let id = self.next_id();
         self.compressing.push_back(Compressing {
@@ -69,7 +70,7 @@ impl Scheduler {
         Ok(id)
     }
 
-    /// True if the next piece is one of a compression: prompts and compressions take turns, a logical batch each.
+    /// True if the next piece belongs to a compression: prompts and compressions alternate, one logical batch each.
     pub(super) fn compresses_next(&self) -> bool {
         let Some(first) = self.compressing.front() else {
             return false;
@@ -143,7 +144,7 @@ impl Scheduler {
                     return Err(failure.error);
                 }
             }
-            // The scratch sequence goes with the compression.
+            // The scratch sequence is dropped with the compression.
             Err(error) => return Err(error),
         }
         reading.read = end;
@@ -156,10 +157,10 @@ impl Scheduler {
         Ok(Outcome::Reads(end as f64))
     }
 
-    /// Ends a compression; false where there is none of this number.
+    /// Ends a compression; returns false if none has this number.
     pub(super) fn cancel_compression(&mut self, id: RequestId) -> bool {
         let place = self.compressing.iter().position(|compressing| compressing.id == id);
-        // A pass under way ends with its scratch sequence.
+        // A running pass ends with its scratch sequence.
         let is_ended = place.and_then(|place| self.compressing.remove(place)).is_some();
         self.is_blocked &= !is_ended;
         is_ended
@@ -167,7 +168,7 @@ impl Scheduler {
 }
 
 impl ScratchReading {
-    /// Tokens that the scratch sequence holds in the end, and where the next logical batch ends among those it reads.
+    /// The scratch sequence's final number of tokens, and the end of the next logical batch among them.
     fn batch(&self) -> (usize, usize) {
         let rest = self.tokens.len() - self.read;
         let end = self.read + rest.min(self.scratch.batch_tokens());

@@ -1,4 +1,4 @@
-//! Beginnings on disk: looked up and kept in bounded steps.
+//! Beginnings on disk: found and stored in bounded steps.
 
 use crate::scheduler::{Event, Holdings, Idle, Offered, Running, Scheduler, Stage, Tell};
 use crate::sharing::{
@@ -6,22 +6,23 @@ use crate::sharing::{
 };
 use crate::{EngineError, Sequence};
 
-/// Bytes of pages that are read or written in a step at most, apart from the first page.
+/// Most bytes of pages read or written per step, after the first page.
 const STEP_BYTES: u64 = 32 << 20;
 
-/// How far the search for a prompt's beginning is.
+/// Progress of the search for a prompt's beginning.
 pub(super) enum Lookup {
     Ahead,
     Filling(Box<PrefixSearch>),
-    /// The disk has no more; a store that others share is next.
+    /// The disk has no more; a shared store is next.
     Elsewhere,
     Fetching(Box<SharedSearch>),
-    /// A pass reads on from the layers that have arrived.
+    /// A pass continues from the layers that have arrived.
     Arriving(Box<SharedSearch>),
     Done,
 }
 
-/// Advances the lookup of a prompt by one step: finds the longest beginning in the cache, or loads some of its pages.
+/// Advances the search for a prompt by one step: finds the longest beginning in the cache, or loads some of its
+/// pages.
 fn look_up(
     disk: &mut MeasuredPrefixCache,
     sequence: &mut Sequence,
@@ -43,8 +44,8 @@ fn look_up(
     })
 }
 
-/// Stores the next pages of a sequence's prompt, of which `offered_tokens` have been offered to the cache before and `goal` are to be.
-/// Returns the tokens that need not be offered again.
+/// Stores the next pages of a sequence's prompt, of which `offered_tokens` were offered before and `goal` should be.
+/// Returns the number of tokens that need not be offered again.
 fn keep(
     disk: &mut MeasuredPrefixCache,
     sequence: &Sequence,
@@ -55,7 +56,7 @@ fn keep(
     let pages = offered_tokens / page * page;
     let asked = pages.saturating_add(step_tokens(sequence)).min(goal);
     let kept = disk.store(sequence, asked)?;
-    // The budget is used up, or this sequence cannot be kept.
+    // The budget is exhausted, or this sequence cannot be stored.
     Ok(if kept + page <= asked {
         sequence.prefilled()
     } else {
@@ -64,7 +65,7 @@ fn keep(
 }
 
 impl Scheduler {
-    /// Takes one step of filling a prompt's beginning in from disk. False where no request has one ahead of it.
+    /// Loads a part of a prompt's beginning from disk. Returns false if no request needs this.
     pub(super) fn look_up_on_disk(&mut self, tell: &mut Tell<'_>) -> Result<bool, EngineError> {
         let Some(disk) = &mut self.disk else {
             return Ok(false);
@@ -91,12 +92,12 @@ impl Scheduler {
         Ok(true)
     }
 
-    /// True if the prefix cache on disk is to be given more of what has been read.
+    /// True if the prefix cache on disk should store more tokens.
     pub(super) fn has_more_to_keep(&mut self) -> bool {
         self.disk.is_some() && self.next_to_keep().is_some()
     }
 
-    /// The next sequence with a beginning that the disk has not been given, how much it has been given, and how much it is to be given.
+    /// The next sequence with a beginning to offer to the disk, the number of tokens already offered, and the target.
     fn next_to_keep(&mut self) -> Option<(&Sequence, &mut usize, usize)> {
         let offers = offers(&mut self.running, &mut self.idle);
         let mut goals =
@@ -122,7 +123,7 @@ impl Scheduler {
 }
 
 impl Running {
-    /// Counts all tokens of its sequence as reused: they were there before the reading of its prompt began.
+    /// Counts all tokens of its sequence as reused: they existed before the prompt was read.
     pub(super) fn count_reused(&mut self) {
         if let Stage::Reading { reused_tokens, .. } = &mut self.stage {
             *reused_tokens = self.sequence.tokens().len();
@@ -130,8 +131,8 @@ impl Running {
     }
 }
 
-/// The sequences that caches beyond the pool may be given more of, with what these have been offered, and true where the whole prompt has been
-/// read.
+/// The sequences that may be offered to caches outside the pool, with the tokens already offered, and true if the
+/// whole prompt has been read.
 pub(super) fn offers<'a>(
     running: &'a mut [Running],
     idle: &'a mut Idle,
@@ -146,14 +147,14 @@ pub(super) fn offers<'a>(
     running.chain(idle.map(|idle| (&idle.sequence, &mut idle.offered, true)))
 }
 
-/// How many tokens of a sequence's prompt the disk should hold by now. A page that is filled in part is written only when the whole prompt
-/// is read: until then the next pass fills it further.
+/// Number of a sequence's prompt tokens that the disk should have by now. A partial page is written only after the
+/// whole prompt is read: until then the next pass fills it further.
 fn goal(sequence: &Sequence, is_read: bool) -> usize {
     let (page, keepable) = (sequence.engine().options().cache.page_tokens, keepable_tokens(sequence));
     if is_read { keepable } else { keepable / page * page }
 }
 
-/// Tokens of whole pages that are read or written in a step.
+/// Tokens of whole pages read or written per step.
 fn step_tokens(sequence: &Sequence) -> usize {
     let page = sequence.engine().options().cache.page_tokens;
     let pages = STEP_BYTES / (sequence.pool().shape().bytes_per_token() * page as u64).max(1);

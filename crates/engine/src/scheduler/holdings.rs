@@ -1,4 +1,4 @@
-//! The texts that a scheduler holds, and their tiers: told as changes to whoever routes requests by it.
+//! The texts that a scheduler holds, with their tiers, reported as changes for request routing.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -12,7 +12,7 @@ use crate::scheduler::Scheduler;
 use crate::sharing::serves_others;
 use crate::{Engine, EngineError, Sequence, SequenceOptions};
 
-/// How long a change that another process makes to the prefix cache may go unseen.
+/// Longest delay before another process's change of the prefix cache is noticed.
 const LISTING_PAUSE: Duration = Duration::from_secs(10);
 
 /// The parts of a block of text that are held.
@@ -24,25 +24,25 @@ pub enum HeldKind {
     RecurrentState,
 }
 
-/// A change of the blocks of text that requests can go on from.
+/// A change of the blocks of text from which requests can continue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HoldingChange {
     /// A block is held.
     Stored {
         /// The block.
         block: TextBlock,
-        /// The tier in which it lies.
+        /// Its tier.
         tier: RowTier,
-        /// The parts of it that are held.
+        /// The held parts.
         kind: HeldKind,
     },
-    /// A block is not held there any more.
+    /// A block is no longer held there.
     Removed {
         /// Its key.
         key: u128,
-        /// The tier in which it lay.
+        /// Its former tier.
         tier: RowTier,
-        /// The parts of it that were held.
+        /// The parts that were held.
         kind: HeldKind,
     },
 }
@@ -51,18 +51,18 @@ type Place = (u128, RowTier, HeldKind);
 
 struct Held {
     block: TextBlock,
-    /// Who holds it, as a set of bits.
+    /// Its holders, as a set of bits.
     holders: u8,
 }
 
-/// Who holds a block: pages of sequences, or the prefix cache on disk.
+/// Holders of a block: pages of sequences, or the prefix cache on disk.
 const PAGES: u8 = 1;
 const PREFIX_CACHE: u8 = 2;
 
-/// Blocks that are held, as they were told.
+/// The held blocks, as reported.
 pub(super) struct Holdings {
     held: HashMap<Place, Held>,
-    /// Sequences of recurrent models: what they held when this was last looked at.
+    /// For recurrent models: the blocks that sequences held at the last check.
     of_states: HashSet<Place>,
     listing: Option<PrefixListing>,
     next_listing: Instant,
@@ -70,7 +70,7 @@ pub(super) struct Holdings {
 }
 
 impl Holdings {
-    /// Begins to watch what is held of exact pages: those that dense attention computed.
+    /// Starts to watch exact pages, which dense attention computed.
     pub(super) fn new(engine: &Engine, pool: &PagePool, has_prefix_cache: bool) -> Result<Self, EngineError> {
         let mut listing = None;
         if let Some(exact) = exact_options(engine) {
@@ -90,7 +90,7 @@ impl Holdings {
         })
     }
 
-    /// Looks at the prefix cache again when changes are next asked for.
+    /// Rereads the prefix cache at the next request for changes.
     pub(super) fn look_at_prefix_cache(&mut self) {
         self.next_listing = Instant::now();
     }
@@ -126,7 +126,7 @@ impl Holdings {
             match change {
                 RowChange::Known { block, tier } => self.add(PAGES, block, tier, kind),
                 RowChange::Moved { key, from, to } => {
-                    // It is told in its new place first, so that nobody takes it for lost.
+                    // The new place is reported first, so that the block never seems lost.
                     if let Some(held) = self.held.get(&(key, from, kind)) {
                         self.add(PAGES, held.block.clone(), to, kind);
                     }
@@ -156,14 +156,14 @@ impl Holdings {
             Some(_) if Instant::now() < self.next_listing => return,
             Some(cache) => {
                 self.next_listing = Instant::now() + LISTING_PAUSE;
-                // Another process has it: what was told stands until the next look.
+                // Another process has locked it: the earlier reports stay valid until the next check.
                 listing.refresh(cache).unwrap_or_default()
             }
         };
         self.take_listing(changes);
     }
 
-    /// Tells what sequences of a recurrent model hold now.
+    /// Reports the blocks that sequences of a recurrent model hold now.
     fn take_states(&mut self, held: Vec<(TextBlock, RowTier, HeldKind)>) {
         let now: HashSet<Place> = held
             .iter()
@@ -182,12 +182,12 @@ impl Holdings {
 }
 
 impl Scheduler {
-    /// The changes of blocks of text that requests can go on from, since this was last called, in order; nothing where
-    /// [`SchedulerOptions::tells_holdings`](crate::SchedulerOptions::tells_holdings) is off. After applying all changes a caller knows
-    /// what is held in memory now, and what the prefix cache on disk held when it was last written to or ten seconds ago.
+    /// The changes, since the last call, of the blocks from which requests can continue, in order; empty if
+    /// [`SchedulerOptions::tells_holdings`](crate::SchedulerOptions::tells_holdings) is off. Applying all changes
+    /// gives the blocks in memory now, and those in the prefix cache on disk as of its last write or ten seconds ago.
     ///
-    /// Blocks whose keys and values a sparse policy, an eviction or a compression has made are not told: they do not serve every request. Of
-    /// models with recurrent layers the blocks up to each known state are told.
+    /// Blocks computed under a sparse policy, an eviction or a compression are not reported, because they do not
+    /// serve every request. For models with recurrent layers, the blocks up to each known state are reported.
     pub fn take_holding_changes(&mut self) -> Vec<HoldingChange> {
         let Some(mut holdings) = self.holdings.take() else {
             return Vec::new();
@@ -202,7 +202,7 @@ impl Scheduler {
         changes
     }
 
-    /// The blocks up to each state of recurrent layers that a request could go on from, and these states.
+    /// The blocks up to each recurrent state from which a request could continue, and these states.
     fn held_states(&self) -> Vec<(TextBlock, RowTier, HeldKind)> {
         let running = self.running.iter().map(|running| &running.sequence);
         let sequences = running.chain(self.idle.sequences.iter().map(|idle| &idle.sequence));
@@ -235,8 +235,8 @@ fn blocks_up_to_states(sequence: &Sequence) -> Vec<(TextBlock, RowTier, HeldKind
     held
 }
 
-/// The options of sequences whose pages are exact: those of the engine where it reads everything, else those of a request that asks for
-/// it. `None` where the engine chooses policies by itself.
+/// The options of sequences with exact pages: the engine's if it reads everything, otherwise those of a request for
+/// dense attention. `None` if the engine chooses policies automatically.
 fn exact_options(engine: &Engine) -> Option<SequenceOptions> {
     let mut exact = engine.options().sequence.clone();
     if exact.auto_target.is_some() || exact.window.is_some() {

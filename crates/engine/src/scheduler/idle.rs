@@ -1,4 +1,4 @@
-//! Sequences whose owners have gone.
+//! Sequences without an owner.
 
 use std::path::Path;
 use std::time::Instant;
@@ -7,19 +7,19 @@ use crate::Sequence;
 use crate::scheduler::FileState;
 use crate::sharing::{known_beginning, serves_others};
 
-/// Sequences that nobody reads or writes, the one used last at the end. Their pages serve whoever asks for the same beginning,
-/// and go when their room is needed.
+/// Sequences that no request uses, the most recently used last. Their pages serve requests with the same beginning,
+/// and are freed when room is needed.
 #[derive(Default)]
 pub(super) struct Idle {
     pub(super) sequences: Vec<IdleSequence>,
 }
 
-/// Leading tokens of a sequence that caches beyond its pool have been offered.
+/// Leading tokens of a sequence that were offered to caches outside its pool.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Offered {
     /// The prefix cache on disk.
     pub(super) disk: usize,
-    /// The store that other processes share.
+    /// The store shared with other processes.
     pub(super) shared: usize,
 }
 
@@ -27,35 +27,35 @@ pub(super) struct Offered {
 pub(super) struct IdleSequence {
     pub(super) sequence: Sequence,
     pub(super) offered: Offered,
-    /// The session file that it is of.
+    /// Its session file.
     file: Option<FileState>,
-    /// When it was last asked for.
+    /// Time of its last use.
     used: Instant,
 }
 
 impl IdleSequence {
-    /// True if it is the sequence of a session file with this property.
+    /// True if it belongs to a session file with this property.
     fn is_of(&self, has_property: impl Fn(&Path) -> bool) -> bool {
         self.file.as_ref().is_some_and(|file| has_property(file.path()))
     }
 }
 
 impl Idle {
-    /// Keeps a sequence, if others could go on from what it has read.
+    /// Keeps a sequence, if others could continue from it.
     pub(super) fn keep(&mut self, sequence: Sequence, offered: Offered) {
         if serves_others(&sequence) {
             self.push(sequence, offered, None);
         }
     }
 
-    /// Keeps the sequence of a session file, in place of one that was kept for it before.
+    /// Keeps the sequence of a session file, replacing an earlier one for it.
     pub(super) fn keep_session(&mut self, sequence: Sequence, file: FileState) {
         self.sequences.retain(|idle| !idle.is_of(|path| path == file.path()));
         self.push(sequence, Offered::default(), Some(file));
     }
 
     fn push(&mut self, mut sequence: Sequence, offered: Offered, file: Option<FileState>) {
-        // Pages that cannot be parked stay where they are until their room is needed.
+        // Pages that cannot be parked stay in place until their room is needed.
         drop(sequence.park());
         self.sequences.push(IdleSequence {
             sequence,
@@ -65,7 +65,7 @@ impl Idle {
         });
     }
 
-    /// Drops the sequence that was used longest ago and whose session file nobody asks for; false where there is none.
+    /// Drops the least recently used sequence whose session file no request names; returns false if there is none.
     pub(super) fn drop_oldest(&mut self, is_asked_for: impl Fn(&Path) -> bool) -> bool {
         let oldest = self.sequences.iter().position(|idle| !idle.is_of(&is_asked_for));
         oldest.map(|oldest| self.sequences.remove(oldest)).is_some()
@@ -77,13 +77,13 @@ impl Idle {
         Some(&self.sequences[place].sequence)
     }
 
-    /// The sequence of a session file, which is asked for now.
+    /// The sequence of a session file; records the use.
     pub(super) fn session_mut(&mut self, file: &FileState) -> Option<&mut Sequence> {
         let place = self.session_place(file)?;
         Some(self.use_now(place))
     }
 
-    /// Takes out the sequence of a session file.
+    /// Removes and returns the sequence of a session file.
     pub(super) fn take_session(&mut self, file: &FileState) -> Option<Sequence> {
         let place = self.session_place(file)?;
         Some(self.sequences.remove(place).sequence)
@@ -101,7 +101,7 @@ impl Idle {
         &mut self.sequences[last].sequence
     }
 
-    /// Drops the sequences that were last used before `time` and whose session files nobody asks for; returns how many.
+    /// Drops the sequences last used before `time` whose session files no request names; returns their number.
     pub(super) fn drop_unused_since(&mut self, time: Instant, is_asked_for: impl Fn(&Path) -> bool) -> usize {
         let before = self.sequences.len();
         self.sequences
@@ -109,7 +109,7 @@ impl Idle {
         before - self.sequences.len()
     }
 
-    /// The place of the idle sequence that can go back to the longest beginning of `tokens`, and that beginning's length.
+    /// Index of the idle sequence that can return to the longest beginning of `tokens`, and the beginning's length.
     pub(super) fn longest(&self, tokens: &[u32]) -> Option<(usize, usize)> {
         let known = self
             .sequences
@@ -118,8 +118,8 @@ impl Idle {
         known.enumerate().max_by_key(|(_, tokens)| *tokens)
     }
 
-    /// The idle sequence that can go back to the longest beginning of `tokens` that it has read as prompt, and that beginning's
-    /// length.
+    /// The idle sequence that can return to the longest beginning of `tokens` that it read as a prompt, and the
+    /// beginning's length.
     pub(super) fn longest_shared(&mut self, tokens: &[u32]) -> Option<(&mut Sequence, usize)> {
         let (best, tokens) = self.longest(tokens).filter(|(_, tokens)| *tokens > 0)?;
         Some((self.use_now(best), tokens))

@@ -1,19 +1,22 @@
-//! Many requests on one engine: who reads, who answers, who waits.
+//! Schedules many requests on one engine: reading, answering, waiting.
 //!
-//! A [`Scheduler`] goes on by [`step`](Scheduler::step)s, each a bounded piece of work: one token of every answer under way, in
-//! one pass through the weights, or a piece of one prompt pass (a chunk of attention in one layer, or the linear work of as many
-//! rows). So an answer waits for one piece and one step at most between two of its tokens, however long a prompt is.
+//! A [`Scheduler`] works in [`step`](Scheduler::step)s, each a bounded piece of work: one token of every answer, in
+//! one pass through the weights, or a piece of one prompt pass (a chunk of attention in one layer, or the linear work
+//! of as many rows). So an answer waits for at most one piece and one step between two tokens, for prompts of any
+//! length.
 //!
 //! Its rules:
 //!
-//! - A request that can never fit is refused when it is submitted; one that fits later waits. Requests are admitted by priority,
-//!   then first come, first served. Whoever was admitted has pages for its prompt and a slice of its answer, and gets further slices.
-//!   Where there is no room for one, younger requests give their pages to older ones and read their text again later.
-//! - Prompts get a fixed share of the time while answers are written, so neither side starves.
-//! - What was read of a prompt stays when its owner goes: the sequence becomes idle, and serves whoever asks next until its pages
-//!   or its place are needed. Two requests with one prompt read it once. With a prefix cache on disk it outlives the process.
-//! - Sequences that read, answer, are parked or idle are together at most those that the engine's plan has room for.
-//! - An answer has the bits that it has alone.
+//! - A request that can never fit is refused at submission; one that fits later waits. Requests are admitted by
+//!   priority, then in order of arrival. An admitted request has pages for its prompt and a slice of its answer, and
+//!   gets further slices. If there is no room for a slice, younger requests give their pages to older ones and read
+//!   their text again later.
+//! - Prompts get a fixed share of the time while answers are generated, so neither side starves.
+//! - The pages of a prompt stay after its request ends: the sequence becomes idle, and serves later requests until
+//!   its pages or its place are needed. Two requests with the same prompt read it once. With a prefix cache on disk,
+//!   pages outlive the process.
+//! - The number of sequences that read, answer, are parked or idle never exceeds the engine's plan.
+//! - An answer has the same bits as alone.
 
 mod admission;
 mod answers;
@@ -53,19 +56,21 @@ use sessions::{Amount, FileState, Promised, Room};
 pub use sessions::{LoanedSequence, Restoring};
 use step::Tell;
 
-/// How a scheduler shares an engine.
+/// Options of a scheduler.
 #[derive(Debug, Clone)]
 pub struct SchedulerOptions {
-    /// Requests that read or answer at a time, at most. Others wait. At most [`MachineOptions::sequences`](crate::MachineOptions::sequences): what is left of these
-    /// are parked answers and sequences whose owners have gone.
+    /// Most requests that read or answer at a time; others wait. At most
+    /// [`MachineOptions::sequences`](crate::MachineOptions::sequences); the remaining sequences are parked answers
+    /// and idle ones.
     pub most_running: usize,
-    /// Share of the time that prompts get while answers are written, above 0 and below 1.
+    /// Share of the time for prompts while answers are generated, above 0 and below 1.
     pub prompt_share: f64,
-    /// Beginnings on disk that prompts are looked up in and kept in.
+    /// Prefix cache on disk in which prompts are looked up and stored.
     pub prefix_cache: Option<PrefixCacheOptions>,
-    /// A store of beginnings that other processes and machines share: looked in behind those on disk.
+    /// A store of beginnings shared with other processes and machines, searched after the disk.
     pub shared_store: Option<SharedStoreOptions>,
-    /// True if changes of what is held are noted, for [`Scheduler::take_holding_changes`]. Whoever turns it on asks for them.
+    /// True to record changes of held blocks, for [`Scheduler::take_holding_changes`], which the caller must then
+    /// call.
     pub tells_holdings: bool,
 }
 
@@ -82,7 +87,7 @@ impl SchedulerOptions {
     }
 }
 
-/// Admits requests, reads their prompts and writes their answers, on one engine and one pool of pages.
+/// Admits requests, reads their prompts and generates their answers, on one engine and one pool of pages.
 pub struct Scheduler {
     engine: Arc<Engine>,
     options: SchedulerOptions,
@@ -92,28 +97,28 @@ pub struct Scheduler {
     /// In order of admission.
     running: Vec<Running>,
     idle: Idle,
-    /// Beginnings on disk, as long as they can be used.
+    /// Beginnings on disk, as long as they are usable.
     disk: Option<MeasuredPrefixCache>,
-    /// Beginnings in a store that other processes share.
+    /// Beginnings in a store shared with other processes.
     shared: Option<SharedPrefixes>,
-    /// The texts that are held, where changes of them are told.
+    /// The held texts, if their changes are reported.
     holdings: Option<Holdings>,
-    /// Scratch of prompt passes, which may be under way, and of answers.
+    /// Scratch of prompt passes, possibly unfinished, and of answers.
     prompts: Runner,
     answers: Runner,
     prompt_pass: Option<PromptPass>,
-    /// In the order in which they were asked for.
+    /// In the order of the requests.
     compressing: VecDeque<Compressing>,
-    /// True if prompts that are read let a compression go first.
+    /// True if prompts let a compression go first.
     is_compressions_turn: bool,
-    /// Room that is taken outside these lists.
+    /// Room taken outside these lists.
     promised: Promised,
-    /// Seconds that prompts may still take before answers go on; negative where they took more than their share.
+    /// Seconds that prompts may still use before answers continue; negative after they exceeded their share.
     prompt_credit_s: f64,
     submitted: u64,
-    /// Passes of answers so far.
+    /// Number of answer passes so far.
     turn: u64,
-    /// True if the first waiting request has no room until something ends.
+    /// True if the first waiting request has no room until another ends.
     is_blocked: bool,
     // [rows, vocab]
     logits: Vec<f32>,
@@ -124,11 +129,11 @@ struct Waiting {
     id: RequestId,
     request: Request,
     clock: Clock,
-    /// The sequence and the answer of a request that was parked.
+    /// The sequence and the answer of a parked request.
     parked: Option<(Sequence, Stage)>,
-    /// As of [`Running`].
+    /// As in [`Running`].
     resumed_tokens: usize,
-    /// True if it waits until [`Scheduler::resume`] is called.
+    /// True if it waits for [`Scheduler::resume`].
     is_held: bool,
 }
 
@@ -138,17 +143,17 @@ struct Running {
     request: Request,
     sequence: Sequence,
     stage: Stage,
-    /// The search for the prompt's beginning, which comes before it is read. It is over where the request has been parked.
+    /// The search for the prompt's beginning, before it is read. It is finished for a request that was parked.
     lookup: Lookup,
     clock: Clock,
-    /// The latest pass of answers that it was part of.
+    /// The latest answer pass that included it.
     turn: u64,
     offered: Offered,
-    /// Tokens of the answer that its text ends with, since it was read again.
+    /// Number of answer tokens at the end of its text, after the text was read again.
     resumed_tokens: usize,
     /// Tokens that its sequence may hold for now.
     promised_tokens: usize,
-    /// Its owner has gone; it leaves when the pass it is part of ends.
+    /// True if it was cancelled; it is removed when its current pass ends.
     is_cancelled: bool,
 }
 
@@ -156,57 +161,57 @@ struct Running {
 enum Stage {
     /// Reads the rest of its prompt.
     Reading {
-        /// Tokens of the prompt that were there when it began to be read.
+        /// Prompt tokens that were available before reading began.
         reused_tokens: usize,
-        /// The answer that goes on behind it, where its text is read again.
+        /// The answer to continue afterwards, if its text is read again.
         resumed: Option<Box<OpenAnswer>>,
     },
-    /// Writes the answer; its next token has been drawn.
+    /// Generates the answer; its next token is already drawn.
     Answering(Box<OpenAnswer>),
 }
 
-/// An answer that has begun and has not ended.
+/// An unfinished answer.
 struct OpenAnswer {
-    /// Tokens of the prompt that were there when it began to be read.
+    /// Prompt tokens that were available before reading began.
     reused_tokens: usize,
     answer: DraftedAnswer,
-    /// The token that was drawn last. The sequence has not read it yet.
+    /// The latest drawn token. The sequence has not read it yet.
     token: u32,
-    /// Tokens before it that the sequence has to read again.
+    /// Tokens before it that the sequence must read again.
     again: Vec<u32>,
 }
 
-/// When what happened to a request.
+/// Times of a request.
 #[derive(Debug, Clone, Copy)]
 struct Clock {
     submitted: Instant,
-    /// When it got its place; the submission until then.
+    /// When it was admitted; until then, the submission time.
     admitted: Instant,
-    /// When its first token was drawn; the admission until then.
+    /// When its first token was drawn; until then, the admission time.
     begun: Instant,
 }
 
-/// A pass of prompts under way.
+/// An unfinished prompt pass.
 struct PromptPass {
     pass: Pass,
     /// In the order of the running requests.
     parts: Vec<PromptPart>,
 }
 
-/// The tokens that a request reads in a pass of prompts.
+/// The tokens that a request reads in a prompt pass.
 struct PromptPart {
     id: RequestId,
     tokens: Vec<u32>,
-    /// True if the recurrent state after these tokens is kept for others.
+    /// True if the recurrent state after these tokens is stored for others.
     keeps_state: bool,
 }
 
 impl Scheduler {
-    /// A scheduler without requests; memory of passes and pages is taken as they come, within the engine's plan.
+    /// A scheduler without requests. Passes and pages are allocated on demand, within the engine's plan.
     ///
     /// # Errors
-    /// [`EngineError::Option`] for an option out of range; [`EngineError::Kv`] when the folder of the disk tier or of the prefix
-    /// cache cannot be written to.
+    /// [`EngineError::Option`] for an option out of range; [`EngineError::Kv`] if the folder of the disk tier or of
+    /// the prefix cache is not writable.
     pub fn new(engine: &Arc<Engine>, options: SchedulerOptions) -> Result<Self, EngineError> {
         if let Some(selection) = engine.options().model.token_selection {
             return Err(selection.refuse("requests that share an engine read every token in every layer"));
@@ -223,7 +228,7 @@ impl Scheduler {
         let is_share = share > 0.0 && share < 1.0;
         require(is_share, "prompt_share", share, "it must be above 0 and below 1")?;
         if options.prefix_cache.is_some() || options.shared_store.is_some() {
-            // Beginnings are found by it, and the weights are read for it once.
+            // Beginnings are found by it; the weights are read once for it.
             engine.fingerprint()?;
         }
         let pool = engine.page_pool()?;
@@ -254,7 +259,7 @@ impl Scheduler {
         })
     }
 
-    /// The engine it shares.
+    /// Its engine.
     pub fn engine(&self) -> &Arc<Engine> {
         &self.engine
     }
@@ -264,36 +269,35 @@ impl Scheduler {
         &self.pool
     }
 
-    /// Requests that have no place yet, parked ones included.
+    /// Number of requests without a place, including parked ones.
     pub fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Requests that read or answer.
+    /// Number of requests that read or answer.
     pub fn running(&self) -> usize {
         self.running.len()
     }
 
-    /// True if a request reads or answers, or a compression is under way.
+    /// True if a request reads or answers, or a compression is running.
     pub fn is_running(&self, id: RequestId) -> bool {
         self.running.iter().any(|running| running.id == id)
             || self.compressing.iter().any(|compressing| compressing.id == id)
     }
 
-    /// True if a request reads or answers, or has begun to and waits for room to go on, or a compression is under way. One that is
-    /// [parked](Self::park) waits for [`resume`](Self::resume) and does not count.
+    /// True if a request reads or answers, or has begun to and waits for room, or a compression is running. A
+    /// [parked](Self::park) request, which waits for [`resume`](Self::resume), does not count.
     pub fn has_begun(&self, id: RequestId) -> bool {
         let goes_on = |waiting: &Waiting| waiting.id == id && waiting.parked.is_some() && !waiting.is_held;
         self.is_running(id) || self.waiting.iter().any(goes_on)
     }
 
-    /// Sequences that are kept for whoever asks next.
+    /// Number of idle sequences kept for later requests.
     pub fn idle(&self) -> usize {
         self.idle.sequences.len()
     }
 
-    /// Drops idle sequences that nobody has asked for since `time`; returns how many. Their pages go with them where no other
-    /// sequence holds these.
+    /// Drops idle sequences not used since `time`; returns their number. Their unshared pages are freed.
     pub fn forget_idle_since(&mut self, time: Instant) -> usize {
         let dropped = self
             .idle
@@ -302,20 +306,20 @@ impl Scheduler {
         dropped
     }
 
-    /// Takes in a sequence of the [pool](Self::pool) without an owner, such as one [restored](Sequence::restore) from a file: it is
-    /// idle from now on, and what it has read as prompt serves whoever asks next. An idle sequence makes room for it where there is
-    /// none; false where it can serve nobody or none makes room.
+    /// Adds a sequence of the [pool](Self::pool) without an owner, such as one [restored](Sequence::restore) from a
+    /// file. It becomes idle, and its prompt serves later requests. An idle sequence makes room for it if necessary.
+    /// Returns false if it cannot serve any request or there is no room.
     pub fn adopt(&mut self, mut sequence: Sequence) -> bool {
         if !serves_others(&sequence) || !self.make_room(Amount::PLACE) {
             return false;
         }
-        // Models with recurrent layers are found by their idle sequences alone.
+        // In models with recurrent layers only idle sequences are searched.
         drop(share_prefix(&mut sequence));
         self.idle.keep(sequence, Offered::default());
         true
     }
 
-    /// The use of the prefix cache on disk, where there is one.
+    /// Statistics of the prefix cache on disk, if there is one.
     pub fn prefix_report(&self) -> Option<&PrefixReport> {
         self.disk.as_ref().map(|disk| &disk.report)
     }
@@ -327,16 +331,16 @@ impl Scheduler {
         running.map(|running| &running.sequence).or_else(|| Some(&parked()?.0))
     }
 
-    /// Asks for an answer. It is admitted by a later [`step`](Self::step).
+    /// Submits a request. A later [`step`](Self::step) admits it.
     ///
     /// # Errors
-    /// For a request that could never be answered: [`EngineError::EmptyPrompt`], [`EngineError::ContextExceeded`] with the option
-    /// that would help, [`EngineError::Option`] and [`EngineError::Policy`] for options that make no sense,
-    /// [`EngineError::NoTokenizer`]. For one that names a session: [`EngineError::SessionNotHeld`], [`EngineError::OtherText`] where the
-    /// prompt does not begin with its text.
+    /// For a request that can never be answered: [`EngineError::EmptyPrompt`], [`EngineError::ContextExceeded`] with
+    /// the option that would help, [`EngineError::Option`] and [`EngineError::Policy`] for invalid options,
+    /// [`EngineError::NoTokenizer`]. For one that names a session: [`EngineError::SessionNotHeld`],
+    /// [`EngineError::OtherText`] if the prompt does not begin with its text.
     pub fn submit(&mut self, request: Request) -> Result<RequestId, EngineError> {
         request.check(&self.engine)?;
-        // A policy refuses before anybody waits.
+        // A policy refuses before the request waits.
         let empty = Sequence::new(&self.engine, &self.pool, request.sequence_options(&self.engine))?;
         DraftedAnswer::new(&empty, request.generate.clone())?;
         self.check_session(&request, empty.options())?;
@@ -357,8 +361,8 @@ impl Scheduler {
         Ok(id)
     }
 
-    /// Takes a request back. What was read of its prompt stays for others. A chunk of attention that is under way is the last work
-    /// done for it. False for a request that has ended.
+    /// Cancels a request. Its prompt's pages stay for others. A running chunk of attention is its last work. Returns
+    /// false for a request that has ended.
     pub fn cancel(&mut self, id: RequestId) -> bool {
         if self.cancel_compression(id) {
             return true;
@@ -382,8 +386,8 @@ impl Scheduler {
         true
     }
 
-    /// Ends an answer with what has been written: [`Event::Finished`] with [`StopReason::Interrupted`] is told at once. False for a
-    /// request without a token of an answer; [`cancel`](Self::cancel) takes it back.
+    /// Ends an answer early: [`Event::Finished`] with [`StopReason::Interrupted`] is reported at once. Returns false
+    /// for a request without an answer token; use [`cancel`](Self::cancel) for it.
     pub fn stop(&mut self, id: RequestId, tell: &mut Tell<'_>) -> bool {
         self.place_to_end(id);
         let Some(place) = self.running.iter().position(|running| running.id == id) else {
@@ -394,7 +398,7 @@ impl Scheduler {
             return false;
         };
         let report = running.report(open.reused_tokens, open.answer, StopReason::Interrupted);
-        // Its sequence is told, and holds parts of tokens in the middle of a pass.
+        // Its sequence is reported, but has incomplete tokens during a pass.
         if self.is_in_pass(id)
             && let Some(under_way) = self.prompt_pass.take()
         {
@@ -420,11 +424,11 @@ impl Scheduler {
         self.running.extend(placed);
     }
 
-    /// Moves the pages of a request to farther tiers and gives its place to others, until [`resume`](Self::resume) is called.
-    /// Nothing is computed again then. False for a request that does not answer.
+    /// Moves the pages of a request to farther tiers and frees its place, until [`resume`](Self::resume) is called.
+    /// Nothing is computed again then. Returns false for a request without an answer.
     ///
     /// # Errors
-    /// [`EngineError::Kv`] when a tier cannot be written; the request goes on as if it had not been parked.
+    /// [`EngineError::Kv`] if a tier is not writable; the request then continues unparked.
     pub fn park(&mut self, id: RequestId) -> Result<bool, EngineError> {
         let answers = |running: &Running| running.id == id && matches!(running.stage, Stage::Answering { .. });
         match self.running.iter().position(answers) {
@@ -433,7 +437,7 @@ impl Scheduler {
         }
     }
 
-    /// Lets a parked request go on when there is a place for it. False for a request that is not parked.
+    /// Lets a parked request continue when there is a place for it. Returns false for a request that is not parked.
     pub fn resume(&mut self, id: RequestId) -> bool {
         self.is_blocked = false;
         let held = self
@@ -475,7 +479,7 @@ impl Scheduler {
         self.requests_in_pass().any(|other| other == id)
     }
 
-    /// Requests whose prompts the pass under way reads.
+    /// Requests whose prompts the current pass reads.
     fn requests_in_pass(&self) -> impl Iterator<Item = RequestId> {
         let parts = self.prompt_pass.iter().flat_map(|pass| &pass.parts);
         parts.map(|part| part.id)

@@ -1,8 +1,8 @@
-//! Room that is promised to requests: a prompt, and a slice of its answer at a time.
+//! Promises of room to requests: a prompt, and one slice of its answer at a time.
 //!
-//! A request that has used its slice is promised the next one. Where there is no room, an older request takes the pages of younger ones,
-//! which read their text again later. A request without younger ones is parked until another one ends. So the oldest request always ends,
-//! and nobody waits for an answer that is only allowed to be long.
+//! A request that has used its slice gets the next one. If there is no room, an older request takes the pages of
+//! younger ones, which read their text again later. A request without younger ones is parked until another one ends.
+//! So the oldest request always ends, and requests never wait for an answer's unused length.
 
 use std::cmp::Reverse;
 use std::ops::ControlFlow;
@@ -15,25 +15,25 @@ use crate::scheduler::{End, Lookup, Offered, Request, RequestId, Running, Schedu
 use crate::sharing::can_share;
 use crate::{EngineError, Sequence};
 
-/// Most tokens of an answer that are promised at a time.
+/// Most tokens of an answer promised at a time.
 const SLICE: usize = 1024;
 
-/// Part of the pool that a slice takes at most.
+/// A slice takes at most one in this many parts of the pool.
 const SLICES: usize = 8;
 
-/// Requests in this order take pages from later ones.
+/// Requests take pages from later ones in this order.
 type Rank = (Reverse<i32>, RequestId);
 
-/// A request that a sequence is held for.
+/// A request with a sequence.
 #[derive(Debug, Clone, Copy)]
 struct Holder {
     rank: Rank,
-    /// True if its pages may be taken: it reads its text again with the same bits, and no pass is reading it.
+    /// True if its pages may be taken: it can read its text again with the same bits, and no pass is reading it.
     can_yield: bool,
     is_running: bool,
 }
 
-/// The request that yields its pages to one of rank `taker`: the last one behind it. `None` where there is none.
+/// The request that gives its pages to one of rank `taker`: the last one after it; `None` if there is none.
 fn next_to_yield(holders: &[Holder], taker: Rank, takes_from_running: bool) -> Option<RequestId> {
     let behind = holders
         .iter()
@@ -50,7 +50,7 @@ impl Scheduler {
         SLICE.min(pool / SLICES).max(2 * MOST_ROWS)
     }
 
-    /// Tokens that a request is promised when it gets a place. A request whose pages cannot be made again is promised all.
+    /// Tokens promised to a request at admission. If its pages cannot be computed again, all its tokens.
     pub(super) fn first_promise(&self, started: &Running) -> usize {
         let most = started.request.most_tokens();
         if is_read_again(&started.request, &started.sequence) {
@@ -60,7 +60,7 @@ impl Scheduler {
         }
     }
 
-    /// Promises further slices to answers that have used theirs, the oldest first.
+    /// Promises further slices to answers that have used theirs, oldest first.
     pub(super) fn renew_promises(&mut self) -> Result<(), EngineError> {
         let has_used = |running: &&Running| {
             matches!(running.stage, Stage::Answering(_))
@@ -82,7 +82,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Promises the next slice, where idle sequences make room for it.
+    /// Promises the next slice, if idle sequences make room for it.
     fn promise_further(&mut self, place: usize) -> bool {
         let running = &self.running[place];
         let before = running.promised_tokens;
@@ -97,7 +97,7 @@ impl Scheduler {
         true
     }
 
-    /// Takes the pages of the last request behind `taker`; false where none can yield.
+    /// Takes the pages of the last request after `taker`; returns false if no request can give its pages.
     pub(super) fn take_pages(&mut self, taker: Rank, takes_from_running: bool) -> bool {
         let Some(id) = next_to_yield(&self.holders(), taker, takes_from_running) else {
             return false;
@@ -134,7 +134,7 @@ impl Scheduler {
         running.chain(parked).collect()
     }
 
-    /// Reads tokens of answers again whose pages were taken: as they were read before, a row for each.
+    /// Reads answers' tokens again after their pages were taken: as before, one row per token.
     pub(super) fn read_answers_again(&mut self, places: &[usize]) -> Result<Vec<(usize, End)>, EngineError> {
         let (mut again, mut tokens) = (Vec::new(), Vec::new());
         for place in places {
@@ -163,7 +163,7 @@ impl Scheduler {
         let outcomes = match outcomes {
             Ok(outcomes) => outcomes,
             Err(error) => {
-                // Every sequence is as it was before.
+                // Every sequence is unchanged.
                 for (place, tokens) in again.into_iter().zip(tokens) {
                     if let Stage::Answering(open) = &mut self.running[place].stage {
                         open.again.splice(..0, tokens);
@@ -183,7 +183,7 @@ impl Running {
         (Reverse(self.request.priority), self.id)
     }
 
-    /// Tokens of the prompt and of the answer so far.
+    /// Number of tokens of the prompt and of the answer so far.
     fn text_tokens(&self) -> usize {
         match &self.stage {
             Stage::Reading { resumed, .. } => {
@@ -193,7 +193,7 @@ impl Running {
         }
     }
 
-    /// As it waits for a place.
+    /// The request in its waiting form.
     pub(super) fn waits(self, is_held: bool) -> Waiting {
         Waiting {
             id: self.id,
@@ -211,7 +211,7 @@ impl Waiting {
         (Reverse(self.request.priority), self.id)
     }
 
-    /// With a place, and nothing promised yet.
+    /// The request with a place, and no promise yet.
     pub(super) fn placed(self, sequence: Sequence, stage: Stage) -> Running {
         Running {
             id: self.id,
@@ -229,7 +229,8 @@ impl Waiting {
     }
 }
 
-/// Frees the pages of a sequence, whose text is read again: the prompt in passes of prompts, then the tokens of the answer.
+/// Frees the pages of a sequence, whose text is then read again: the prompt in prompt passes, then the tokens of the
+/// answer.
 fn forget(request: &Request, sequence: &mut Sequence, stage: &mut Stage) {
     let text = sequence.forget_all();
     let resumed = match std::mem::replace(stage, Stage::from_the_start(None)) {
@@ -242,7 +243,7 @@ fn forget(request: &Request, sequence: &mut Sequence, stage: &mut Stage) {
     *stage = Stage::from_the_start(resumed);
 }
 
-/// True if the pages of a request can be made again with the same bits.
+/// True if a request's pages can be computed again with the same bits.
 fn is_read_again(request: &Request, sequence: &Sequence) -> bool {
     let policies = &sequence.attention().policies;
     let policies = policies.prefill.iter().chain(policies.decode.iter());

@@ -1,4 +1,4 @@
-//! Prompts: read in passes of their own, which can wait between two pieces.
+//! Prompts, read in separate passes that can wait between two pieces.
 
 use std::ops::{ControlFlow, Range};
 
@@ -13,15 +13,15 @@ use crate::sequence::common_prefix;
 use crate::sharing::{can_share, prefix_cuts, share_prefix, state_step};
 use crate::{EngineError, PrefillProgress, Sequence, TokenProbabilities};
 
-/// Tokens of a prompt that are read at a time where the probability of each is asked for: logits of all of them are computed in one
+/// Tokens of a prompt read at a time if their probabilities are requested: the logits of all are computed in one
 /// piece, and answers wait for it.
 const PROBABILITY_ROWS: usize = 128;
 
-/// Rows whose logits are held at a time.
+/// Most rows of logits held at a time.
 const LOGIT_ROWS: usize = 8;
 
 impl Scheduler {
-    /// Does the next piece of a prompt pass, of a new one if there is none.
+    /// Does the next piece of the prompt pass, or of a new one.
     pub(super) fn read(&mut self, tell: &mut Tell<'_>) -> Result<(), EngineError> {
         if self.fetch(tell)? {
             return Ok(());
@@ -66,8 +66,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Begins a pass with the next logical batch of the prompt that was admitted first, and with those of others that fit in beside
-    /// it. A prompt is cut where it would be cut alone.
+    /// Begins a pass with the next logical batch of the first admitted prompt, and with batches of others that fit. A
+    /// prompt is split as it would be alone.
     fn begin_reading(&mut self, tell: &mut Tell<'_>) -> Result<Option<PromptPass>, EngineError> {
         let most = self.engine.options().machine.batch_tokens;
         let (mut parts, mut rows, mut refused) = (Vec::new(), 0, Vec::new());
@@ -93,7 +93,7 @@ impl Scheduler {
             if known == reused_tokens {
                 let more = running.stage.text_length(&running.request) - prompt.len();
                 match sequence.begin_prompt(&prompt[known..], more) {
-                    // Heads turn as the whole prompt needs since its request began.
+                    // The rotation is already set for the complete prompt.
                     Ok(again) => debug_assert!(again.is_empty()),
                     Err(error) => {
                         refused.push((place, End::Failed(error)));
@@ -116,7 +116,7 @@ impl Scheduler {
         Ok(Some(PromptPass { pass, parts }))
     }
 
-    /// Takes in what came of a prompt pass; prompts that were read to the end go on with their answers.
+    /// Handles the end of a prompt pass; completely read prompts continue with their answers.
     fn end_reading(
         &mut self,
         parts: Vec<PromptPart>,
@@ -138,7 +138,7 @@ impl Scheduler {
             self.end_arriving(place, outcome.is_none());
             self.publish_read(place, tell);
             let running = &mut self.running[place];
-            // Others may go on from here; a policy that does not allow it shares nothing.
+            // Others may continue from here; a policy that does not allow this shares nothing.
             drop(share_prefix(&mut running.sequence));
             let is_read = running.sequence.tokens().len() == running.request.tokens.len();
             match outcome {
@@ -168,7 +168,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Tells how likely the tokens after `rows` of the pass were, where the request asks for it.
+    /// Reports the probabilities of the tokens after `rows` of the pass, if the request wants them.
     fn tell_probabilities(&mut self, place: usize, rows: Range<usize>, tell: &mut Tell<'_>) -> Result<(), EngineError> {
         let running = &self.running[place];
         let Some(most) = running.request.prompt_probabilities else {
@@ -177,7 +177,7 @@ impl Scheduler {
         let vocab_size = self.engine.model().config().vocab_size;
         let first = running.sequence.tokens().len() - rows.len();
         let prompt = &running.request.tokens;
-        // The last token of the prompt has none after it.
+        // The last token of the prompt has no next token.
         let next_tokens = &prompt[first + 1..prompt.len().min(first + 1 + rows.len())];
         let mut probabilities = Vec::with_capacity(rows.len());
         let mut logits = Vec::new();
@@ -192,7 +192,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Takes a request out of the prompt pass it is part of.
+    /// Removes a request from its prompt pass.
     pub(super) fn leave_pass(&mut self, place: usize) {
         let Some(mut under_way) = self.prompt_pass.take() else {
             return;
@@ -205,7 +205,7 @@ impl Scheduler {
             self.retire(place);
             return;
         }
-        // Its rows go on without attention.
+        // Its rows continue without attention.
         self.running[place].is_cancelled = true;
         if let Some(part) = under_way.parts.iter().position(|part| part.id == id) {
             under_way
@@ -229,7 +229,7 @@ impl Scheduler {
                 batch: Some(at.of_batch(first, tokens.len())),
             };
             let reused_tokens = match &running.stage {
-                // An answer is under way.
+                // An answer is unfinished.
                 Stage::Reading { resumed: Some(_), .. } => continue,
                 Stage::Reading { reused_tokens, .. } => *reused_tokens,
                 Stage::Answering { .. } => 0,
@@ -240,7 +240,7 @@ impl Scheduler {
 }
 
 impl Stage {
-    /// Reads the text from its first token on, and goes on with an answer behind it.
+    /// Reads the text from its first token on, and then continues an answer.
     pub(super) fn from_the_start(resumed: Option<Box<OpenAnswer>>) -> Self {
         Self::Reading {
             reused_tokens: 0,
@@ -248,15 +248,17 @@ impl Stage {
         }
     }
 
-    /// The length that decides how heads turn while a prompt is read. The latest token of an answer that goes on behind it counts as well.
+    /// The length that determines the rotation while a prompt is read. The latest token of an answer that continues
+    /// counts too.
     pub(super) fn text_length(&self, request: &Request) -> usize {
         let resumes = matches!(self, Self::Reading { resumed: Some(_), .. });
         request.tokens.len() + usize::from(resumes)
     }
 }
 
-/// The next cut of a prompt of a model with recurrent layers. The state at a cut is kept, and other prompts can start from it. Cuts lie at the
-/// ends of beginnings shared with waiting prompts, shortly before the end, and at intervals between.
+/// The next split of a prompt in a model with recurrent layers. The state at a split is stored, so that other prompts
+/// can start from it. Splits are at the ends of beginnings shared with waiting prompts, shortly before the end, and
+/// at intervals between.
 fn next_cut(sequence: &Sequence, prompt: &[u32], waiting: &[Waiting]) -> Option<usize> {
     if !sequence.recurrence().is_recurrent() || !can_share(sequence) {
         return None;

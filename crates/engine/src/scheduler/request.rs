@@ -1,4 +1,4 @@
-//! Requests to a scheduler, and the events that it tells.
+//! Requests to a scheduler, and its events.
 
 use std::path::PathBuf;
 
@@ -8,21 +8,22 @@ use crate::{
     TokenProbabilities,
 };
 
-/// A prompt and how to answer it.
+/// A prompt and options for the answer.
 #[derive(Debug, Clone, Default)]
 pub struct Request {
     /// The prompt.
     pub tokens: Vec<u32>,
     /// The length, draws and ends of the answer.
     pub generate: GenerateOptions,
-    /// Requests of a higher number are admitted before others, and take the places of running ones of a lower number.
+    /// Requests with a higher number are admitted first, and take the places of running ones with a lower number.
     pub priority: i32,
-    /// Policies and window, where they are not those of the engine.
+    /// Policies and window, if they differ from the engine's.
     pub sequence: Option<SequenceOptions>,
-    /// A session file whose sequence is [held](crate::Scheduler::hold): the prompt goes on from it, compressed or not, and begins with its text.
+    /// A session file whose sequence is [held](crate::Scheduler::hold): the prompt continues it, compressed or not,
+    /// and must begin with its text.
     pub session: Option<PathBuf>,
-    /// Tell how likely each token of the prompt was, with so many of the likeliest tokens in its place. The whole prompt is read
-    /// then, whatever others have read of it.
+    /// Report the probability of each prompt token, with this many of the likeliest alternatives. The complete prompt
+    /// is then read, even if others have read it.
     pub prompt_probabilities: Option<usize>,
 }
 
@@ -33,22 +34,22 @@ pub struct RequestId(pub u64);
 /// The events of requests.
 #[derive(Debug)]
 pub enum Event<'a> {
-    /// A prompt is read: how far it is, and how many of its tokens had been read before.
+    /// A prompt is being read: its progress, and the number of its tokens that were already available.
     Reading(RequestId, PrefillProgress, usize),
-    /// How likely the next tokens of a prompt were, in their order, from its second token on.
+    /// Probabilities of the next tokens of a prompt, in order, from its second token on.
     PromptProbabilities(RequestId, Vec<TokenProbabilities>),
     /// A token was drawn.
     Token(RequestId, WrittenToken<'a>),
-    /// The answer is complete; what was read stays for others. The sequence holds the prompt and the answer.
+    /// The answer is complete; its pages stay for others. The sequence holds the prompt and the answer.
     Finished(RequestId, RequestReport, &'a mut Sequence),
-    /// The answer or the compression cannot go on; what was read of a prompt stays for others.
+    /// The answer or the compression cannot continue; the pages of a prompt stay for others.
     Failed(RequestId, EngineError),
     /// A sequence is compressed.
     Compressed(RequestId, Compressed, Box<LoanedSequence>),
-    /// The prefix cache on disk could not be read or written and is not used any more. Requests go on without it.
+    /// The prefix cache on disk failed and is no longer used. Requests continue without it.
     PrefixCacheLost(EngineError),
-    /// A line of the shared store for whoever runs the process: that it failed, that it works again. Requests go on
-    /// without it meanwhile.
+    /// A line from the shared store for the operator: that it failed, that it works again. Requests continue without
+    /// it meanwhile.
     SharedStore(String),
 }
 
@@ -60,7 +61,7 @@ pub struct WrittenToken<'a> {
     pub token: u32,
     /// The text that is certain now, often empty.
     pub text: &'a str,
-    /// How likely it was, where [`GenerateOptions::probabilities`] asks.
+    /// Its probability, if [`GenerateOptions::probabilities`] is set.
     pub probabilities: Option<TokenProbabilities>,
 }
 
@@ -72,9 +73,9 @@ pub struct RequestReport {
     pub generation: Generation,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// How many of them had been read before, by others or by another process.
+    /// Number of these that were already available from other requests or processes.
     pub reused_tokens: usize,
-    /// Tokens that were read again because the text grew beyond the length at which the model turns heads otherwise (LongRoPE).
+    /// Tokens read again because the text grew beyond the length at which the model's rotation changes (LongRoPE).
     pub turned_tokens: usize,
     /// Its time, by part.
     pub times: RequestTimes,
@@ -84,11 +85,11 @@ pub struct RequestReport {
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 #[non_exhaustive]
 pub struct RequestTimes {
-    /// Seconds from its submission until it had a place.
+    /// Seconds from submission to admission.
     pub waited_s: f64,
-    /// Seconds from then until its first token.
+    /// Seconds from admission to the first token.
     pub read_s: f64,
-    /// Seconds from then until its end, parked ones included.
+    /// Seconds from the first token to the end, including parked time.
     pub answered_s: f64,
 }
 
@@ -99,13 +100,13 @@ impl Request {
             .unwrap_or_else(|| engine.options().sequence.clone())
     }
 
-    /// Tokens that its sequence holds at most. The last token of an answer is not read.
+    /// Most tokens of its sequence. The last token of an answer is not read.
     pub(super) fn most_tokens(&self) -> usize {
         let answer = self.generate.max_tokens.saturating_sub(1);
         self.tokens.len().saturating_add(answer)
     }
 
-    /// Refuses what can never be answered.
+    /// Refuses requests that can never be answered.
     pub(super) fn check(&self, engine: &Engine) -> Result<(), EngineError> {
         if self.tokens.is_empty() {
             return Err(EngineError::EmptyPrompt);

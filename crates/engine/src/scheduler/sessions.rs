@@ -1,4 +1,4 @@
-//! Sessions in files: brought into memory beside other work, held under their file, and gone on from by requests that name it.
+//! Session files: loaded beside other work, held under their file, and continued by requests that name them.
 
 use std::fs::{self, Metadata};
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::sequence::common_prefix;
 use crate::sharing::{can_share, fork_beginning, goes_back_to, share_prefix};
 use crate::{Engine, EngineError, Sequence, SequenceOptions};
 
-/// A session file that is to be read into a scheduler's pool, by any thread.
+/// A session file to be read into a scheduler's pool, on any thread.
 pub struct Restoring {
     engine: Arc<Engine>,
     pool: PagePool,
@@ -20,34 +20,35 @@ pub struct Restoring {
     room: Room,
 }
 
-/// A sequence of a scheduler's pool that its caller holds. Its room stays taken until it is dropped or handed back.
+/// A sequence of a scheduler's pool in the hands of its caller. Its room stays reserved until it is dropped or
+/// returned.
 #[derive(Debug)]
 pub struct LoanedSequence {
     pub(super) sequence: Sequence,
-    /// The session file with the same content; `None` where no file has it.
+    /// The session file with the same content; `None` if there is none.
     pub(super) file: Option<FileState>,
     room: Room,
 }
 
-/// Room that a scheduler has promised outside its lists, until this is dropped.
+/// Room that a scheduler has promised outside its lists; dropping it releases the room.
 #[derive(Debug)]
 pub(super) struct Room {
     promised: Promised,
     amount: Amount,
 }
 
-/// Everything that a scheduler has promised outside its lists.
+/// All room that a scheduler has promised outside its lists.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Promised(Arc<Mutex<Amount>>);
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Amount {
     pub(super) sequences: usize,
-    /// Bytes of pages that are reserved and not allocated yet.
+    /// Bytes of pages that are reserved but not allocated yet.
     pub(super) bytes: u64,
 }
 
-/// A session file as it was when its sequence was read from it or written to it.
+/// State of a session file when its sequence was read from or written to it.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct FileState {
     path: PathBuf,
@@ -56,7 +57,7 @@ pub(super) struct FileState {
 }
 
 impl Amount {
-    /// Room for one sequence whose pages are allocated already.
+    /// Room for one sequence whose pages are already allocated.
     pub(super) const PLACE: Self = Self { sequences: 1, bytes: 0 };
 }
 
@@ -84,7 +85,7 @@ impl LoanedSequence {
         &self.sequence
     }
 
-    /// Writes the sequence to a session file, whose sequence it is from then on. Returns the bytes of the file.
+    /// Saves to a file and remembers the file as this sequence's source. Returns the size of the file in bytes.
     ///
     /// # Errors
     /// As [`Sequence::save`].
@@ -100,7 +101,7 @@ impl Promised {
         *self.lock()
     }
 
-    /// Promises so much, which the caller knows to be there.
+    /// Promises this amount, which the caller must know to be available.
     pub(super) fn take(&self, amount: Amount) -> Room {
         let mut all = self.lock();
         all.sequences += amount.sequences;
@@ -117,7 +118,7 @@ impl Promised {
 }
 
 impl Room {
-    /// Gives back the bytes: pages that are there are counted by the pool.
+    /// Releases the bytes: the pool counts allocated pages.
     fn release_bytes(&mut self) {
         self.promised.lock().bytes -= self.amount.bytes;
         self.amount.bytes = 0;
@@ -133,7 +134,7 @@ impl Drop for Room {
 }
 
 impl FileState {
-    /// The file as it is now; `None` where it cannot be looked at.
+    /// The file's current state; `None` if it is unreadable.
     pub(super) fn find(path: &Path) -> Option<Self> {
         Some(Self::new(path, &fs::metadata(path).ok()?))
     }
@@ -152,8 +153,8 @@ impl FileState {
 }
 
 impl Scheduler {
-    /// Makes room for the sequence in a session file: idle sequences go for it. [`Restoring::run`] reads the file, on another thread
-    /// where answers are to go on, and [`hold`](Self::hold) takes the sequence in.
+    /// Makes room for the sequence in a session file, dropping idle sequences. [`Restoring::run`] reads the file, on
+    /// another thread if answers should continue, and [`hold`](Self::hold) adds the sequence.
     ///
     /// # Errors
     /// [`EngineError::NoRoom`].
@@ -173,9 +174,10 @@ impl Scheduler {
         })
     }
 
-    /// Keeps the sequence of a session file until its room is needed: [requests](Request::session) that name the file go on from it as
-    /// long as the file stays as it was read or [saved](LoanedSequence::save), and so does whoever begins with the same text, where nothing
-    /// has been evicted. It takes the place of one that was held for the file before. A sequence that no session file holds is dropped.
+    /// Holds the sequence of a session file until its room is needed. [Requests](Request::session) that name the file
+    /// continue from it, as long as the file is unchanged since it was read or [saved](LoanedSequence::save). Other
+    /// requests with the same beginning can use it too, if nothing was evicted. It replaces an earlier sequence of
+    /// the file. A sequence without a session file is dropped.
     pub fn hold(&mut self, session: LoanedSequence) {
         let LoanedSequence {
             mut sequence,
@@ -187,19 +189,19 @@ impl Scheduler {
         };
         drop(room);
         if can_share(&sequence) {
-            // Models with recurrent layers are found by their idle sequences alone.
+            // In models with recurrent layers only idle sequences are searched.
             drop(share_prefix(&mut sequence));
         }
         self.is_blocked = false;
         self.idle.keep_session(sequence, file);
     }
 
-    /// True if the sequence of a session file, as the file is now, is held.
+    /// True if the sequence of the session file's current state is held.
     pub fn holds(&self, path: &Path) -> bool {
         FileState::find(path).is_some_and(|file| self.idle.session(&file).is_some())
     }
 
-    /// Takes the sequence of a session file out of the scheduler; `None` where it is not held.
+    /// Removes the sequence of a session file from the scheduler; `None` if it is not held.
     pub fn take_held(&mut self, path: &Path) -> Option<LoanedSequence> {
         let file = FileState::find(path)?;
         let sequence = self.idle.take_session(&file)?;
@@ -210,7 +212,7 @@ impl Scheduler {
         })
     }
 
-    /// Refuses a request that cannot go on from the session it names.
+    /// Checks that a request can continue from the session it names.
     pub(super) fn check_session(&self, request: &Request, options: &SequenceOptions) -> Result<(), EngineError> {
         let Some(path) = &request.session else {
             return Ok(());
@@ -244,7 +246,7 @@ impl Scheduler {
         }
     }
 
-    /// A sequence that goes on from the session that a request names.
+    /// A sequence that continues from the session that a request names.
     pub(super) fn fork_session(
         &mut self,
         path: &Path,
@@ -256,12 +258,12 @@ impl Scheduler {
         let held = held.ok_or_else(not_held)?;
         let shared = session_beginning(held, tokens);
         let mut fork = fork_beginning(held, shared, options)?.ok_or_else(not_held)?;
-        // The prompt holds the whole text, so nothing is lost.
+        // The prompt contains the complete text, so nothing is lost.
         fork.turn_for(tokens.len());
         Ok(fork)
     }
 
-    /// Drops idle sequences until there is room for so much; false where the others take it all.
+    /// Drops idle sequences until there is enough room; returns false if the others need it all.
     pub(super) fn make_room(&mut self, wanted: Amount) -> bool {
         loop {
             let places = self.alive() + wanted.sequences <= self.engine.options().machine.sequences;
@@ -275,7 +277,7 @@ impl Scheduler {
         }
     }
 
-    /// Drops the idle sequence that was used longest ago and that no waiting request names; false where there is none.
+    /// Drops the least recently used idle sequence that no waiting request names; returns false if there is none.
     pub(super) fn drop_oldest_idle(&mut self) -> bool {
         self.idle.drop_oldest(|path| is_named(&self.waiting, path))
     }
@@ -288,7 +290,7 @@ pub(super) fn is_named(waiting: &[Waiting], path: &Path) -> bool {
         .any(|waiting| waiting.request.session.as_deref() == Some(path))
 }
 
-/// Tokens of a sequence that a prompt goes on from: the last token of the prompt is left to be read.
+/// Number of a sequence's tokens from which a prompt continues: the prompt's last token is left to be read.
 fn session_beginning(sequence: &Sequence, prompt: &[u32]) -> usize {
     let shared = common_prefix(sequence.tokens(), prompt);
     shared.min(prompt.len().saturating_sub(1))

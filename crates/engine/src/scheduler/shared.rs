@@ -1,4 +1,4 @@
-//! Beginnings in a shared store: fetched while others go on, published as they are read.
+//! Beginnings in a shared store: fetched while other work continues, published as they are read.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use crate::sharing::{
 };
 use crate::{EngineError, Sequence};
 
-/// How long a step waits for blocks where there is nothing else to do: new requests are looked for between.
+/// Longest wait of a step for blocks when there is no other work: new requests are checked in between.
 const PATIENCE: Duration = Duration::from_millis(5);
 
 impl Running {
-    /// True if its blocks are on their way and none has arrived.
+    /// True if its blocks are loading and none has arrived.
     pub(super) fn waits_for_blocks(&self) -> bool {
         matches!(&self.lookup, Lookup::Fetching(search) if !search.has_arrived())
     }
@@ -25,35 +25,35 @@ impl Running {
         matches!(&self.lookup, Lookup::Fetching(search) | Lookup::Arriving(search) if search.has_arrived())
     }
 
-    /// True if it reads on from layers whose followers are still on their way: its pages serve nobody else yet.
+    /// True if it continues from its first layers while later ones are loading: its pages cannot serve others yet.
     pub(super) fn is_arriving(&self) -> bool {
         matches!(self.lookup, Lookup::Arriving(_))
     }
 }
 
 impl Scheduler {
-    /// The use of the shared store, where there is one.
+    /// Statistics of the shared store, if there is one.
     pub fn shared_report(&self) -> Option<SharedReport> {
         self.shared.as_ref().map(|shared| shared.report())
     }
 
-    /// As [`shared_report`](Self::shared_report), since the scheduler began.
+    /// As [`shared_report`](Self::shared_report), as counts since the scheduler began.
     pub fn shared_counts(&self) -> Option<SharedCounts> {
         self.shared.as_ref().map(|shared| shared.blocks.counts())
     }
 
-    /// Waits until what was published has been written to the shared store, at most `time`; false where that was too short.
+    /// Waits until all published data is in the shared store, at most `time`; returns false if this was too short.
     pub fn flush_shared(&mut self, time: Duration) -> bool {
         self.shared.as_mut().is_none_or(|shared| shared.flush(time))
     }
 
-    /// Tells what the shared store has to say.
+    /// Reports notices of the shared store.
     pub(super) fn tell_notices(&self, tell: &mut Tell<'_>) {
         let notices = self.shared.iter().flat_map(|shared| shared.blocks.take_notices());
         notices.for_each(|notice| tell(Event::SharedStore(notice)));
     }
 
-    /// Takes one step of fetching beginnings. False where nothing of any has arrived.
+    /// Takes one step of fetching beginnings. Returns false if nothing has arrived.
     pub(super) fn fetch(&mut self, tell: &mut Tell<'_>) -> Result<bool, EngineError> {
         let looks_on_disk = self.disk.is_some();
         for running in &mut self.running {
@@ -84,7 +84,7 @@ impl Scheduler {
                         *lookup = Lookup::Fetching(search);
                         continue;
                     }
-                    // Pages have no room now: the prompt is read.
+                    // There is no room for pages now, so the prompt is read.
                     Err(error) => {
                         tell(Event::SharedStore(format!("fetched pages cannot be kept: {error}")));
                         Lookup::Done
@@ -100,7 +100,7 @@ impl Scheduler {
                 }
             };
             *lookup = next;
-            // A pass that reads on does not change what was found.
+            // A pass that continues reading does not change the search result.
             if !is_reading {
                 running.count_reused();
             }
@@ -112,8 +112,8 @@ impl Scheduler {
         Ok(false)
     }
 
-    /// True if the pass under way may do its next piece: the layer it attends in has arrived for all its parts. `None` where it never
-    /// will.
+    /// True if the current pass may do its next piece: the layer it attends in has arrived for all its parts. `None`
+    /// if it never will.
     pub(super) fn has_next_layer(&mut self, under_way: &PromptPass) -> Option<bool> {
         let layer = under_way.pass.attends_next();
         let layer = layer.and_then(|layer| self.engine.model().config().cache_layer(layer));
@@ -135,7 +135,7 @@ impl Scheduler {
         Some(has_all)
     }
 
-    /// True if the pass under way waits for a layer of which nothing has arrived.
+    /// True if the current pass waits for a layer that has not arrived.
     pub(super) fn pass_waits(&mut self) -> bool {
         let Some(under_way) = self.prompt_pass.take() else {
             return false;
@@ -145,7 +145,8 @@ impl Scheduler {
         has_layer == Some(false)
     }
 
-    /// Gives up a pass that needs a layer which will not arrive: its parts go back to what they hold whole, and read the rest.
+    /// Abandons a pass that needs a layer which will not arrive: its parts return to their complete tokens, and read
+    /// the rest.
     pub(super) fn give_up_pass(&mut self, under_way: PromptPass) {
         let PromptPass { pass, parts } = under_way;
         self.prompts.abandon(pass, &mut work_of(&mut self.running, &parts));
@@ -159,7 +160,7 @@ impl Scheduler {
         }
     }
 
-    /// Ends the fetch of a request whose pass has ended: it went through all layers, or failed.
+    /// Ends the fetch of a request whose pass has ended, either complete or failed.
     pub(super) fn end_arriving(&mut self, place: usize, is_read: bool) {
         let running = &mut self.running[place];
         if let Lookup::Arriving(search) = &mut running.lookup {
@@ -171,7 +172,7 @@ impl Scheduler {
         }
     }
 
-    /// Waits for a moment where requests wait for blocks; false where none does.
+    /// Waits briefly if requests wait for blocks; returns false if none does.
     pub(super) fn wait_for_blocks(&self) -> bool {
         let first = self.running.iter().find_map(|running| match &running.lookup {
             Lookup::Fetching(search) | Lookup::Arriving(search) if !search.is_over => Some(search),
@@ -190,7 +191,7 @@ impl Scheduler {
         }
     }
 
-    /// True if the shared store is to be given more of what has been read, and can take it.
+    /// True if there are pages for the shared store, and it can accept them.
     pub(super) fn has_more_to_publish(&mut self) -> bool {
         let Some(shared) = &self.shared else {
             return false;
@@ -220,7 +221,7 @@ fn publish_more(shared: &SharedPrefixes, sequence: &Sequence, offered: &mut usiz
     match publish(sequence, shared, *offered) {
         Ok(tokens) => *offered = tokens,
         Err(error) => {
-            // A page that cannot be read now cannot be read later.
+            // A page that is unreadable now stays unreadable.
             *offered = sequence.prefilled();
             tell(Event::SharedStore(format!("pages cannot be shared: {error}")));
         }

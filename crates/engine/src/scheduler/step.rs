@@ -1,11 +1,12 @@
-//! One bounded piece of work: a token of every answer, a piece of a prompt pass, or a step of the prefix cache on disk.
+//! One bounded piece of work: a token of every answer, a piece of a prompt pass, or a step of the prefix cache on
+//! disk.
 
 use std::time::Instant;
 
 use crate::EngineError;
 use crate::scheduler::{Event, Running, Scheduler, Stage};
 
-/// Takes what happens to requests.
+/// Receives events of requests.
 pub(super) type Tell<'a> = dyn FnMut(Event<'_>) + 'a;
 
 /// The next piece of work.
@@ -19,31 +20,32 @@ enum Next {
     Compress,
     /// Pages for the prefix cache on disk.
     Keep,
-    /// Pages for a store that other processes share.
+    /// Pages for a store shared with other processes.
     Publish,
-    /// Blocks of a beginning are on their way, or there is nothing to do.
+    /// Blocks of a beginning are loading, or there is nothing to do.
     Wait,
 }
 
-/// Everything that decides over the next piece of work.
+/// The facts that determine the next piece of work.
 #[derive(Debug, Clone, Copy, Default)]
 struct Standing {
-    /// Answers are under way.
+    /// There are unfinished answers.
     answers: bool,
     /// Prompts can be read.
     reads: bool,
     /// A compression goes before prompts.
     compresses: bool,
-    /// A beginning has to be kept on disk.
+    /// A beginning must be stored on disk.
     keeps: bool,
-    /// A beginning has to be published.
+    /// A beginning must be published.
     publishes: bool,
     /// Prompts have not used up their share of the time.
     has_credit: bool,
 }
 
 impl Standing {
-    /// Answers go first unless prompts have time left. Beginnings are kept and published while no prompt can be read.
+    /// Answers go first unless prompts have time left. Beginnings are stored and published while no prompt can be
+    /// read.
     fn next(self) -> Next {
         let beside_answers = [
             (self.compresses, Next::Compress),
@@ -60,11 +62,11 @@ impl Standing {
 }
 
 impl Scheduler {
-    /// Does one piece of work and tells what came of it. False when there is nothing to do: every request has ended, is parked, or
-    /// waits for the room of those that are.
+    /// Does one piece of work and reports its events. Returns false if there is nothing to do: every request has
+    /// ended, is parked, or waits for the room of parked ones.
     ///
     /// # Errors
-    /// Failures that are of no single request, such as a lost device. Requests stay as they were before the piece.
+    /// Failures that affect all requests, such as a lost device. Requests are then unchanged.
     pub fn step(&mut self, tell: &mut Tell<'_>) -> Result<bool, EngineError> {
         self.renew_promises()?;
         self.admit(tell)?;
@@ -83,7 +85,7 @@ impl Scheduler {
         }
         let works_beside = standing.reads || standing.keeps || standing.publishes;
         if !standing.answers || !works_beside {
-            // Nobody waits for the other side.
+            // Only one side has work.
             self.prompt_credit_s = 0.0;
         } else if next != Next::Answer {
             self.prompt_credit_s -= began.elapsed().as_secs_f64();
@@ -112,7 +114,7 @@ impl Scheduler {
         }
     }
 
-    /// Goes on until every request has ended or is parked.
+    /// Steps until every request has ended or is parked.
     ///
     /// # Errors
     /// As [`Scheduler::step`].

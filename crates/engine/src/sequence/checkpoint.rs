@@ -6,8 +6,8 @@ use super::{LatestDraw, Sequence};
 use crate::attention::{AttentionState, Slot};
 use crate::{EngineError, PairCount};
 
-/// A place in a sequence: [`Sequence::checkpoint`] makes it, [`Sequence::roll_back`] returns to it. It is good until the sequence
-/// has read some 512 tokens more, or evicts tokens.
+/// A point in a sequence: [`Sequence::checkpoint`] creates it, [`Sequence::roll_back`] returns to it. It is valid
+/// until the sequence has read about 512 more tokens, or evicts tokens.
 #[derive(Debug, Clone)]
 pub struct Checkpoint {
     tokens: usize,
@@ -15,9 +15,9 @@ pub struct Checkpoint {
     drawn: LatestDraw,
     logits: Vec<f32>,
     pairs: PairCount,
-    /// Of the policies that learn, `[prefill and decode][layers, kv_heads]`; empty where the state follows from keys.
+    /// States of learning policies, `[prefill and decode][layers, kv_heads]`; empty if they depend on keys alone.
     policies: [Vec<Learned>; 2],
-    /// The length at which decode policies evicted tokens last.
+    /// The length at which decode policies last evicted tokens.
     evicted_since: usize,
 }
 
@@ -29,11 +29,11 @@ impl Checkpoint {
 }
 
 impl Sequence {
-    /// Keeps where the sequence stands, so that tokens which are read next can be undone: drafts that are refused. Pages and
-    /// what follows from keys cost nothing to keep. The state of recurrent layers is copied, once for the latest checkpoint.
+    /// Records the current state, so that the next tokens can be undone, such as rejected drafts. Pages, and state
+    /// that depends on keys, cost nothing. The state of recurrent layers is copied, once for the latest checkpoint.
     ///
     /// # Errors
-    /// [`EngineError::Model`] where the copy of a recurrent state does not fit the model.
+    /// [`EngineError::Model`] if the copy of a recurrent state does not fit the model.
     pub fn checkpoint(&mut self) -> Result<Checkpoint, EngineError> {
         self.recurrence.keep_checkpoint()?;
         let tokens = self.text.tokens.len();
@@ -57,15 +57,15 @@ impl Sequence {
         })
     }
 
-    /// Undoes everything since the latest checkpoint but the first `kept` tokens read after it. Returns the tokens among these that
-    /// have to be read again: none where the state of the sequence follows from keys, or from what the latest pass recorded of recurrent layers
-    /// and of policies that learn; all of them otherwise.
+    /// Undoes everything since the latest checkpoint except the first `kept` tokens read after it. Returns those of
+    /// them that must be read again: none if the sequence's state depends on keys alone, or on states of recurrent
+    /// layers and learning policies that the latest pass recorded; otherwise all.
     ///
-    /// With no token kept the sequence is as it was, sampler and logits included.
+    /// With no kept token the sequence has its earlier state, including sampler and logits.
     ///
     /// # Errors
-    /// [`EngineError::StaleCheckpoint`] when the sequence is not one that has gone on from there, or cannot go back so far; it is as
-    /// it was then.
+    /// [`EngineError::StaleCheckpoint`] if the checkpoint is not of this sequence, or too far back; the sequence is
+    /// then unchanged.
     pub fn roll_back(&mut self, checkpoint: &Checkpoint, kept: usize) -> Result<Vec<u32>, EngineError> {
         let (from, held) = (checkpoint.tokens, self.text.tokens.len());
         let (engine, attention) = (&self.setting.engine, &self.attention);
@@ -98,7 +98,7 @@ impl Sequence {
     }
 }
 
-/// Gives policies that learn what they knew `kept` tokens behind the checkpoint.
+/// Restores the state of learning policies `kept` tokens after the checkpoint.
 fn set_learned(attention: &mut AttentionState, checkpoint: &Checkpoint, kept: usize) -> Result<(), EngineError> {
     let policies = &mut attention.policies;
     let [prefill, decode] = &checkpoint.policies;

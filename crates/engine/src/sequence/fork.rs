@@ -1,8 +1,8 @@
-//! Sequences that begin with what another holds.
+//! Sequences that begin with another's tokens.
 
 use crate::{EngineError, Sequence, SequenceOptions};
 
-/// A fork whose decode policies and counts begin anew.
+/// A fork with new decode policies and counts.
 pub(crate) fn fork_pages(sequence: &mut Sequence, options: SequenceOptions) -> Result<Sequence, EngineError> {
     let mut fork = fork_text(sequence, options)?;
     let prefill = sequence.attention.policies.prefill.iter();
@@ -19,13 +19,13 @@ pub(crate) fn fork_pages(sequence: &mut Sequence, options: SequenceOptions) -> R
     Ok(fork)
 }
 
-/// An empty sequence over the same pool as another.
+/// An empty sequence of the same pool.
 pub(super) fn beside_with(sequence: &Sequence, options: SequenceOptions) -> Result<Sequence, EngineError> {
     let (cache, reader) = (sequence.pool().cache(), sequence.attention.reader.beside());
     Sequence::over(&sequence.setting.engine, cache, reader, options)
 }
 
-/// An empty sequence beside another that turns heads as that does, whatever it reads, and whose queries read everything.
+/// An empty sequence with the same rotation as another, at any length, and with dense attention.
 pub(crate) fn beside_to_measure(sequence: &Sequence) -> Result<Sequence, EngineError> {
     let mut beside = beside_with(sequence, SequenceOptions::default())?;
     beside.text.turn = sequence.text.turn;
@@ -33,14 +33,14 @@ pub(crate) fn beside_to_measure(sequence: &Sequence) -> Result<Sequence, EngineE
     Ok(beside)
 }
 
-/// A fork that reads on with heads turned as they are, however long it grows, and whose queries read everything.
+/// A fork with a fixed rotation, at any length, and with dense attention.
 pub(crate) fn fork_to_measure(sequence: &mut Sequence) -> Result<Sequence, EngineError> {
     let mut fork = fork_text(sequence, SequenceOptions::default())?;
     fork.text.turn.is_fixed = true;
     Ok(fork)
 }
 
-/// A fork that holds the same tokens and pages; its policies know nothing of them.
+/// A fork with the same tokens and pages; its policies start without knowledge of them.
 fn fork_text(sequence: &mut Sequence, options: SequenceOptions) -> Result<Sequence, EngineError> {
     let reader = sequence.attention.reader.fork();
     let mut fork = Sequence::over(

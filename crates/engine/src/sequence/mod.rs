@@ -1,13 +1,13 @@
-//! One sequence of tokens: its text, its attention, its recurrent state, and its answer under way.
+//! One sequence of tokens: its text, its attention, its recurrent state, and its unfinished answer.
 //!
 //! | file | |
 //! |---|---|
-//! | `mod.rs` | the sequence, and going back to a shorter one |
+//! | `mod.rs` | the sequence, and truncation |
 //! | `checkpoint.rs` | a point to return to after a few more tokens |
-//! | `fork.rs` | sequences that begin with what another holds |
-//! | `observers.rs` | those who look on at its attention |
+//! | `fork.rs` | sequences that begin with another's tokens |
+//! | `observers.rs` | observers of its attention |
 //! | `saved.rs` | sequences in files |
-//! | `window.rs` | pages that leave: evicted tokens, sliding layers, endless windows |
+//! | `window.rs` | dropped pages: evicted tokens, sliding layers, endless windows |
 
 mod checkpoint;
 pub(crate) mod fork;
@@ -33,7 +33,7 @@ use fork::{beside_with, fork_pages};
 pub use observers::SequenceObservers;
 use recurrence::Recurrence;
 
-/// Tokens of one text and everything that goes with them: KV pages, policies, recurrent state, the answer under way. A
+/// Tokens of one text with all their state: KV pages, policies, recurrent state, the unfinished answer. A
 /// [`Runner`](crate::Runner) reads tokens into it.
 pub struct Sequence {
     setting: Setting,
@@ -53,42 +53,42 @@ struct Setting {
 #[derive(Debug, Clone, Default)]
 struct Text {
     tokens: Vec<u32>,
-    /// Leading tokens that were read as prompt, none of them generated here.
+    /// Number of leading tokens that were read as prompt, without generated ones.
     prefilled: usize,
     turn: Turn,
 }
 
-/// The way in which the heads of a sequence turn, where that depends on its length (LongRoPE).
+/// The rotation of a sequence's heads, if it depends on the length (LongRoPE).
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Turn {
-    /// As in sequences beyond the length at which the model's rotation changes.
+    /// True for the rotation of sequences beyond the length at which it changes.
     is_long: bool,
-    /// It stays so whatever the length.
+    /// True if it stays fixed at any length.
     is_fixed: bool,
-    /// Tokens that were read again because the sequence grew beyond that length.
+    /// Tokens read again because the sequence grew beyond this length.
     again_tokens: usize,
 }
 
 impl Turn {
-    /// True if heads turn otherwise in a sequence of `length` tokens.
+    /// True if a sequence of `length` tokens uses another rotation.
     pub(crate) fn is_other(self, engine: &Engine, length: usize) -> bool {
         !self.is_fixed && self.is_long != engine.turns_long(length)
     }
 
-    /// A length on the side of the boundary on which the heads turn.
+    /// A length with this rotation.
     pub(crate) fn length(self) -> usize {
         if self.is_long { usize::MAX } else { 0 }
     }
 }
 
-/// The answer of a sequence, as far as it goes with the sequence.
+/// The answer state that belongs to the sequence.
 #[derive(Default)]
 pub(crate) struct AnswerUnderWay {
-    /// The token that was drawn last and has not been read yet, and the state of the draws.
+    /// The latest drawn token that has not been read yet, and the state of the draws.
     pub(crate) drawn: LatestDraw,
-    /// After the last token, `[vocab]`; empty where none were asked for.
+    /// Logits after the last token, `[vocab]`; empty if not requested.
     pub(crate) logits: Vec<f32>,
-    /// Kept by drafts for as long as the sequence lives.
+    /// State of drafts, for the life of the sequence.
     pub(crate) drafts: DraftState,
 }
 
@@ -97,47 +97,48 @@ pub(crate) struct AnswerUnderWay {
 pub(crate) struct LatestDraw {
     /// The token, until it is read.
     pub(crate) pending: Option<u32>,
-    /// The state of the draws behind it.
+    /// The state of the draws after it.
     pub(crate) sampler: Option<SamplerState>,
 }
 
 /// The state of drafts for a sequence.
 #[derive(Default)]
 pub(crate) struct DraftState {
-    /// The same text as the small model that drafts has read it.
+    /// The small draft model's sequence of the same text.
     pub(crate) reader: Option<Box<Sequence>>,
-    /// Rows of the layer that predicts further tokens.
+    /// Rows of the predicting layer.
     pub(crate) predictor: Option<PredictorRows>,
 }
 
-/// Pages of a sequence on the device that computes.
+/// A sequence's pages on the device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceUsage {
-    /// Bytes of its pages there, beside those in main memory.
+    /// Bytes of its pages there, in addition to main memory.
     pub page_bytes: u64,
-    /// Bytes that have travelled between main memory and the device, for all sequences of the engine.
+    /// Bytes copied between main memory and the device, for all sequences of the engine.
     pub transferred: TransferCount,
 }
 
-/// Counts of a sequence since it began.
+/// Counts of a sequence since its start.
 #[derive(Debug, Clone, Copy, Default)]
 #[non_exhaustive]
 pub struct SequenceCounts {
-    /// The pairs of query and key that were read, over all heads of the layers in which a policy may choose.
+    /// The pairs of query and key that were read, over all heads of the layers with policies.
     pub pairs: PairCount,
     /// The time of attention in prompts.
     pub prefill_time: AttentionTime,
     /// The time of attention in answers.
     pub decode_time: AttentionTime,
-    /// Tokens that were read again because the sequence grew beyond the length at which its model turns heads otherwise (LongRoPE).
+    /// Tokens read again because the sequence grew beyond the length at which its model's rotation changes
+    /// (LongRoPE).
     pub turned_tokens: usize,
-    /// Pages and traffic on the device that computes; nothing where the CPU computes.
+    /// Pages and traffic on the device; zero on the CPU.
     pub device: DeviceUsage,
 }
 
 impl AnswerUnderWay {
-    /// Takes the logits after the last token, `[vocab]`.
+    /// Sets the logits after the last token, `[vocab]`.
     pub(crate) fn set_logits(&mut self, logits: &[f32]) {
         self.logits.clear();
         self.logits.extend_from_slice(logits);
@@ -160,10 +161,10 @@ impl fmt::Debug for Sequence {
 }
 
 impl Sequence {
-    /// An empty sequence whose pages come from `pool`. It takes no page memory before tokens arrive.
+    /// An empty sequence whose pages come from `pool`. It takes page memory only for tokens.
     ///
     /// # Errors
-    /// [`EngineError::Policy`] when a policy does not support the phase it was chosen for.
+    /// [`EngineError::Policy`] if a policy does not support its phase.
     pub fn new(engine: &Arc<Engine>, pool: &PagePool, options: SequenceOptions) -> Result<Self, EngineError> {
         Self::over(engine, pool.cache(), engine.reader()?, options)
     }
@@ -190,14 +191,14 @@ impl Sequence {
             Audit::new(layers.collect(), target.unwrap_or(0.0))
         });
         attention.auto = target.map(|_| Auto::new(shapes, cost, engine.plan().context_tokens));
-        // A window moves the tokens, and nothing is drafted.
+        // Drafts by the predicting layer are unsupported with a window, which moves tokens.
         let predictor_room = engine.predictor_room.as_ref().filter(|_| options.window.is_none());
         Ok(Self {
             attention,
             recurrence: Recurrence::new(config),
             text: Text {
                 turn: Turn {
-                    // The angles of an endless window go on to the model's last position.
+                    // The angles of an endless window reach the model's last position.
                     is_long: options.window.is_some() && engine.turns_long(config.max_position),
                     is_fixed: options.window.is_some(),
                     again_tokens: 0,
@@ -218,8 +219,8 @@ impl Sequence {
         })
     }
 
-    /// An empty sequence of the same options that may [adopt](crate::adopt_prefix) what this one shares; both together keep to
-    /// the budgets of their pool.
+    /// An empty sequence with the same options and pool, which may [adopt](crate::adopt_prefix) this one's shared
+    /// pages.
     ///
     /// # Errors
     /// As [`Sequence::new`].
@@ -227,11 +228,11 @@ impl Sequence {
         beside_with(self, self.setting.options.clone())
     }
 
-    /// A sequence that goes on from where this one is: both hold the same pages until one of them writes into a copy, and
-    /// both together keep to the budgets of their pool.
+    /// A sequence that continues from this one: both share their pages until one of them writes to a page, which
+    /// copies it. Both use the budgets of their pool.
     ///
     /// # Errors
-    /// [`EngineError::Policy`] when a policy's state cannot be carried over.
+    /// [`EngineError::Policy`] if a policy's state cannot be copied.
     pub fn fork(&mut self) -> Result<Self, EngineError> {
         let mut fork = fork_pages(self, self.setting.options.clone())?;
         fork.attention.copy_statistics(&self.attention)?;
@@ -242,11 +243,12 @@ impl Sequence {
         Ok(fork)
     }
 
-    /// As [`Sequence::fork`], with other policies for what is generated from here on: one reading of a text serves several of them.
+    /// As [`Sequence::fork`], with other policies for tokens generated from here on, so that one reading of a text
+    /// serves several policies.
     ///
     /// # Errors
-    /// [`EngineError::Option`] where the policies of either sequence learn from the queries of the text or evict its tokens;
-    /// [`EngineError::Policy`] when a policy does not select for generated tokens.
+    /// [`EngineError::Option`] if the policies of either sequence learn from the text's queries or evict its tokens;
+    /// [`EngineError::Policy`] if a policy does not support generated tokens.
     pub fn fork_under(&mut self, decode: PolicyRules) -> Result<Self, EngineError> {
         for rules in [&self.setting.options.decode, &decode] {
             if !rules.follows_from_keys() {
@@ -278,12 +280,12 @@ impl Sequence {
         &self.text.tokens
     }
 
-    /// Leading tokens that were read as prompt, none of them generated here.
+    /// Number of leading tokens that were read as prompt, without generated ones.
     pub(crate) fn prefilled(&self) -> usize {
         self.text.prefilled
     }
 
-    /// Tokens that the sequence and `tokens` begin with alike.
+    /// Number of leading tokens in common with `tokens`.
     pub fn shared_with(&self, tokens: &[u32]) -> usize {
         common_prefix(&self.text.tokens, tokens)
     }
@@ -310,7 +312,7 @@ impl Sequence {
         &mut self.recurrence
     }
 
-    /// Its answer under way.
+    /// Its unfinished answer.
     pub(crate) fn answer(&self) -> &AnswerUnderWay {
         &self.answer
     }
@@ -329,7 +331,7 @@ impl Sequence {
         self.attention.cache.pool()
     }
 
-    /// Counts of its attention since it began.
+    /// Counts of its attention since its start.
     pub fn counts(&self) -> SequenceCounts {
         let (counters, reader) = (&self.attention.counters, &self.attention.reader);
         SequenceCounts {
@@ -344,13 +346,13 @@ impl Sequence {
         }
     }
 
-    /// How much of the true attention was kept so far, where [`SequenceOptions::audit`](crate::SequenceOptions::audit) or `auto_target` is
-    /// on.
+    /// The kept share of exact attention so far, if [`SequenceOptions::audit`](crate::SequenceOptions::audit) or
+    /// `auto_target` is on.
     pub fn audit(&self) -> Option<AuditReport> {
         self.attention.audit.as_ref().map(Audit::report)
     }
 
-    /// Lets others look on at its attention.
+    /// Access to observers of its attention.
     pub fn observers(&mut self) -> SequenceObservers<'_> {
         SequenceObservers {
             attention: &mut self.attention,
@@ -358,16 +360,17 @@ impl Sequence {
         }
     }
 
-    /// Forgets tokens after the first `tokens`, and as many before them as cannot be gone back to. Returns the forgotten tokens of
-    /// the first `tokens`, which have to be read again.
+    /// Removes the tokens after the first `tokens`. If the sequence cannot return to this length, it removes more.
+    /// Returns the additionally removed tokens, which must be read again.
     ///
-    /// Recurrent layers cannot forget. Their state is kept from before the latest prompt and from its end (after a
-    /// prompt that failed: from the end of its latest batch); tokens after the last of these are to be read again. Layers with a
-    /// sliding window keep some 512 tokens before it; going back further forgets the whole sequence. So does a sequence whose
-    /// window has moved on since ([`StreamWindow`](crate::StreamWindow)), or from which policies have evicted tokens since.
+    /// Recurrent layers cannot remove tokens. Their state is stored before the latest prompt and at its end (after a
+    /// failed prompt: at the end of its latest batch); tokens after the latest usable state must be read again.
+    /// Layers with a sliding window keep about 512 tokens before it; returning further removes the whole sequence.
+    /// The same holds if an endless window has moved since ([`StreamWindow`](crate::StreamWindow)), or policies have
+    /// evicted tokens since.
     ///
     /// # Errors
-    /// [`EngineError::Model`] where a copy of a recurrent state does not fit the model.
+    /// [`EngineError::Model`] if a copy of a recurrent state does not fit the model.
     #[must_use = "these tokens have to be read again"]
     pub fn truncate(&mut self, tokens: usize) -> Result<Vec<u32>, EngineError> {
         self.answer.logits.clear();
@@ -375,22 +378,22 @@ impl Sequence {
         self.go_back(tokens.min(self.text.tokens.len()))
     }
 
-    /// Sends its pages that no other sequence holds to the farthest tier with room. Nothing is recomputed when it goes on.
-    /// Returns the bytes that left the nearest tier.
+    /// Moves its unshared pages to the farthest tier with room. Nothing is recomputed when it continues. Returns the
+    /// bytes that left the nearest tier.
     ///
     /// # Errors
-    /// [`EngineError::Kv`] when the tier cannot be written; every page can be read where it lies then.
+    /// [`EngineError::Kv`] if the tier is not writable; every page is then still readable.
     pub fn park(&mut self) -> Result<u64, EngineError> {
         Ok(self.attention.cache.park()?)
     }
 
-    /// Gets ready for `tokens` to be read as a prompt, in one pass or several. An answer that was under way has ended. Returns the tokens
-    /// that have to be read before them: all that the sequence held, where its model turns heads otherwise in a sequence of the new
-    /// length (LongRoPE), `more_tokens` that will soon follow included; none else.
+    /// Prepares for reading `tokens` as a prompt, in one pass or several. An unfinished answer ends. Returns the
+    /// tokens that must be read first: all of the sequence's tokens, if its model's rotation changes at the new
+    /// length (LongRoPE), which includes `more_tokens` that will soon follow; otherwise none.
     ///
     /// # Errors
-    /// [`EngineError::EmptyPrompt`], [`EngineError::ContextExceeded`]; nothing has changed then. [`EngineError::Kv`] where a page
-    /// that evicted tokens leave could not be read or written; the sequence is empty then.
+    /// [`EngineError::EmptyPrompt`], [`EngineError::ContextExceeded`]; nothing has changed then. [`EngineError::Kv`]
+    /// if a page failed during eviction; the sequence is then empty.
     #[must_use = "these tokens have to be read first"]
     pub fn begin_prompt(&mut self, tokens: &[u32], more_tokens: usize) -> Result<Vec<u32>, EngineError> {
         if tokens.is_empty() {
@@ -404,8 +407,8 @@ impl Sequence {
         Ok(again)
     }
 
-    /// Turns heads as in a sequence of `length` tokens from now on. Returns the tokens that have to be read again, all of them: keys
-    /// that are turned in two ways do not go together.
+    /// Sets the rotation for a sequence of `length` tokens. Returns the tokens that must be read again, which are all
+    /// or none: keys of two rotations cannot be mixed.
     pub(crate) fn turn_for(&mut self, length: usize) -> Vec<u32> {
         if !self.text.turn.is_other(&self.setting.engine, length) {
             return Vec::new();
@@ -417,12 +420,12 @@ impl Sequence {
         again
     }
 
-    /// How its heads turn.
+    /// Its rotation.
     pub(crate) fn turn(&self) -> Turn {
         self.text.turn
     }
 
-    /// Takes in tokens that a pass has read.
+    /// Adds tokens that a pass has read.
     pub(crate) fn take_in(&mut self, tokens: &[u32], phase: Phase) -> Result<(), EngineError> {
         let start = self.text.tokens.len();
         self.text.tokens.extend_from_slice(tokens);
@@ -437,13 +440,13 @@ impl Sequence {
         Ok(self.attention.slide(held)?)
     }
 
-    /// Its tokens, behind which a draft may stand while it is made, and the rows of the layer that predicts further tokens.
+    /// Its tokens, to which a draft may be appended temporarily, and the rows of the predicting layer.
     pub(crate) fn predicted(&mut self) -> (&mut Vec<u32>, Option<&mut PredictorRows>) {
         (&mut self.text.tokens, self.answer.drafts.predictor.as_mut())
     }
 
-    /// Holds the first `kept` of a prompt's tokens, whose pages the cache has; it held the first `held` before. `prompt` may be empty
-    /// where `kept` is not beyond them.
+    /// Sets the sequence to the first `kept` of a prompt's tokens, whose pages the cache has; it had the first `held`
+    /// before. `prompt` may be empty if `kept` does not exceed them.
     pub(crate) fn hold_prompt(&mut self, held: usize, kept: usize, prompt: &[u32]) {
         self.attention.cache.truncate(kept);
         self.text.tokens.truncate(held.min(kept));
@@ -453,13 +456,13 @@ impl Sequence {
         self.text.prefilled = kept;
     }
 
-    /// Counts tokens as read whose pages are still to arrive.
+    /// Adds tokens whose pages are still loading.
     pub(crate) fn hold_early(&mut self, tokens: &[u32]) {
         self.text.tokens.extend_from_slice(tokens);
         self.text.prefilled = self.text.tokens.len();
     }
 
-    /// Goes back to the first `tokens` tokens; returns those that have to be read again.
+    /// Returns to the first `tokens` tokens; returns the tokens that must be read again.
     pub(crate) fn go_back(&mut self, tokens: usize) -> Result<Vec<u32>, EngineError> {
         let tokens = if self.attention.reaches(tokens) { tokens } else { 0 };
         let is_there = self.attention.windows_reach(tokens);
@@ -474,7 +477,7 @@ impl Sequence {
         Ok(again)
     }
 
-    /// Forgets the whole sequence, after a failure that left part of it in disorder. Returns its tokens.
+    /// Clears the whole sequence after a failure left it inconsistent. Returns its tokens.
     pub(crate) fn forget_all(&mut self) -> Vec<u32> {
         self.answer.logits.clear();
         self.answer.end();
@@ -487,7 +490,7 @@ impl Sequence {
         std::mem::take(&mut self.text.tokens)
     }
 
-    /// Tokens that go through a layer together when a prompt is read: it is cut at multiples of this number.
+    /// Tokens that pass a layer together when a prompt is read: it is split at multiples of this number.
     pub fn batch_tokens(&self) -> usize {
         let options = self.setting.engine.options();
         match self.setting.options.window {
@@ -498,7 +501,7 @@ impl Sequence {
     }
 }
 
-/// Refuses logits behind `position` tokens that no token can be drawn from.
+/// Refuses logits after `position` tokens from which no token can be drawn.
 pub(crate) fn check_logits(logits: &[f32], position: usize) -> Result<(), EngineError> {
     if logits.iter().all(|logit| logit.is_finite()) {
         return Ok(());
@@ -511,7 +514,7 @@ pub(crate) fn common_prefix(left: &[u32], right: &[u32]) -> usize {
     left.iter().zip(right).take_while(|(a, b)| a == b).count()
 }
 
-/// Refuses `tokens` more tokens where the context has no room for them.
+/// Checks that the context has room for `tokens` more tokens.
 pub(crate) fn check_room(sequence: &Sequence, what: &'static str, tokens: usize) -> Result<(), EngineError> {
     match sequence.options().window {
         Some(_) => Ok(()),

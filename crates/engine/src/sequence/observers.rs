@@ -5,26 +5,26 @@ use std::ops::Range;
 use crate::attention::{AttentionState, AttentionWatch};
 use crate::{AuditedQuery, Engine, EngineError};
 
-/// Lets others look on at the attention of a [`Sequence`](crate::Sequence). Answers do not change by a bit.
+/// Adds observers to the attention of a [`Sequence`](crate::Sequence). Answers keep the same bits.
 pub struct SequenceObservers<'a> {
     pub(super) attention: &'a mut AttentionState,
     pub(super) engine: &'a Engine,
 }
 
 impl SequenceObservers<'_> {
-    /// Shows every query that is audited from now on to `observer`, with the exact mass of every key: a second pass
-    /// over the keys for each of them.
+    /// Passes every query audited from now on to `observer`, with the exact mass of every key. This needs a second
+    /// pass over the keys for each query.
     ///
     /// # Errors
-    /// [`EngineError::Option`] where [`SequenceOptions::audit`](crate::SequenceOptions::audit) is off.
+    /// [`EngineError::Option`] if [`SequenceOptions::audit`](crate::SequenceOptions::audit) is off.
     pub fn audit(self, observer: impl FnMut(&AuditedQuery<'_>) + Send + Sync + 'static) -> Result<(), EngineError> {
         self.attention.observe_audit(Box::new(observer))
     }
 
-    /// From now on, sums up where the attention of every query goes in those of the model's `layers` that see the whole sequence, until
-    /// [`take_watch`](Self::take_watch). Each watched layer reads its keys once more.
+    /// From now on, sums the attention of every query in those of the model's `layers` that see the whole sequence,
+    /// until [`take_watch`](Self::take_watch). Each watched layer reads its keys once more.
     ///
-    /// Tokens are told apart by their places in the cache: the watch is for sequences from which no token has been evicted.
+    /// Tokens are identified by cache slots: use it only for sequences without evicted tokens.
     pub fn watch(self, layers: Range<usize>) {
         let whole = self.engine.whole_layers().into_iter();
         let watched = whole.filter(|(layer, _)| layers.contains(layer));
@@ -32,7 +32,7 @@ impl SequenceObservers<'_> {
         self.attention.observers.add(AttentionWatch::new(watched.collect()));
     }
 
-    /// Ends the watch. `None` where there was none.
+    /// Ends the watch. `None` if there was none.
     pub fn take_watch(self) -> Option<AttentionWatch> {
         self.attention.observers.take()
     }

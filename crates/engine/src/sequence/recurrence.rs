@@ -1,11 +1,11 @@
-//! The recurrent state of a sequence, and the positions it can go back to.
+//! The recurrent state of a sequence, and the positions to which it can return.
 
 use riffle_model::{Decoder, ModelConfig, RecurrentState};
 
 use crate::EngineError;
 
-/// The states of recurrent layers, with copies of them: from before the latest prompt, from the end of its latest batch, and from the
-/// latest checkpoint. Empty for models without such layers.
+/// The states of recurrent layers, with copies: before the latest prompt, after its latest batch, and at the latest
+/// checkpoint. Empty for models without such layers.
 pub(crate) struct Recurrence {
     pub(crate) state: RecurrentState,
     before_prompt: RecurrentState,
@@ -24,12 +24,12 @@ impl Recurrence {
         }
     }
 
-    /// True if layers of the model keep a state besides keys and values.
+    /// True if the model has layers with a recurrent state.
     pub(crate) fn is_recurrent(&self) -> bool {
         !self.state.is_empty()
     }
 
-    /// Continues from a state that was stored.
+    /// Continues from a stored state.
     pub(crate) fn resume(&mut self, state: RecurrentState) -> Result<(), EngineError> {
         self.state = state;
         self.before_prompt.reset();
@@ -37,7 +37,7 @@ impl Recurrence {
         self.keep_boundary()
     }
 
-    /// Continues from where another is.
+    /// Copies another sequence's states.
     pub(crate) fn copy_from(&mut self, other: &Self) -> Result<(), EngineError> {
         self.state.copy_from(&other.state)?;
         self.before_prompt.copy_from(&other.before_prompt)?;
@@ -45,7 +45,7 @@ impl Recurrence {
         self.checkpoint.copy_from(&other.checkpoint).map_err(EngineError::from)
     }
 
-    /// Begins anew.
+    /// Resets the state.
     pub(crate) fn reset(&mut self) {
         self.state.reset();
         self.copies_mut().into_iter().for_each(RecurrentState::reset);
@@ -61,14 +61,14 @@ impl Recurrence {
         keep(&self.state, &mut self.boundary)
     }
 
-    /// Copies the state where the sequence may be rolled back to, and records what is read behind it.
+    /// Copies the state at a checkpoint, and starts to record later inputs.
     pub(crate) fn keep_checkpoint(&mut self) -> Result<(), EngineError> {
         keep(&self.state, &mut self.checkpoint)?;
         self.state.record();
         Ok(())
     }
 
-    /// True if the state `kept` tokens behind a checkpoint follows from what was recorded.
+    /// True if the state `kept` tokens after a checkpoint can be replayed from the recording.
     pub(crate) fn can_replay(&self, checkpoint_tokens: usize, kept: usize) -> bool {
         let recorded = self.state.recorded();
         let is_behind = |recorded| self.state.tokens() == Some(checkpoint_tokens + recorded);
@@ -76,7 +76,7 @@ impl Recurrence {
             && recorded.is_some_and(|recorded| kept <= recorded && is_behind(recorded))
     }
 
-    /// Takes the state back to `kept` tokens behind the checkpoint.
+    /// Returns to the state `kept` tokens after the checkpoint.
     pub(crate) fn replay(&mut self, model: &Decoder, kept: usize) -> Result<(), EngineError> {
         Ok(self.state.replay(model, &self.checkpoint, kept)?)
     }
@@ -86,12 +86,12 @@ impl Recurrence {
         self.latest_known(tokens) == tokens
     }
 
-    /// The positions at which the state is known, 0 among them; of models with recurrent layers.
+    /// The positions with a known state, including 0, for models with recurrent layers.
     pub(crate) fn positions(&self) -> [usize; 4] {
         [&self.state, &self.before_prompt, &self.boundary, &self.checkpoint].map(position)
     }
 
-    /// The latest position up to `tokens` at which the state is known; `tokens` itself for models without recurrent layers.
+    /// The latest position up to `tokens` with a known state; `tokens` for models without recurrent layers.
     pub(crate) fn latest_known(&self, tokens: usize) -> usize {
         if self.state.is_empty() {
             return tokens;
@@ -100,13 +100,13 @@ impl Recurrence {
         known.max().unwrap_or(0)
     }
 
-    /// Takes the state back to the latest position up to `tokens` at which it is known, and returns that position:
-    /// `tokens` itself for models without recurrent layers.
+    /// Returns to the latest position up to `tokens` with a known state, and returns this position: `tokens` for
+    /// models without recurrent layers.
     pub(crate) fn restore(&mut self, tokens: usize) -> Result<usize, EngineError> {
         if self.state.is_empty() || self.state.tokens() == Some(tokens) {
             return Ok(tokens);
         }
-        // Copies of what is forgotten would be taken for those of other tokens at their positions.
+        // Copies of removed tokens would otherwise be mistaken for those of other tokens at their positions.
         for copy in self.copies_mut() {
             if position(copy) > tokens {
                 copy.reset();
@@ -134,7 +134,7 @@ fn keep(state: &RecurrentState, copy: &mut RecurrentState) -> Result<(), EngineE
     Ok(())
 }
 
-/// Copies are only made when all layers agree.
+/// Copies are made only if all layers agree.
 fn position(copy: &RecurrentState) -> usize {
     copy.tokens().unwrap_or(0)
 }

@@ -1,4 +1,4 @@
-//! Sessions in files.
+//! Session files.
 
 use std::fs::Metadata;
 use std::path::Path;
@@ -18,7 +18,7 @@ use crate::{Engine, EngineError, PairCount, Sequence};
 /// Changes with the record below.
 const VERSION: &str = "7";
 
-/// The part of a sequence that lies beside its pages.
+/// The part of a sequence besides its pages.
 #[derive(Serialize, Deserialize)]
 struct Record {
     tokens: Vec<u32>,
@@ -34,9 +34,9 @@ struct Record {
     decode: Vec<Vec<u8>>,
     rolling: RollingWindow,
     evicted: Evicted,
-    /// True if heads are turned as in long sequences.
+    /// True for the rotation of long sequences.
     turns_long: bool,
-    /// Of the layers that hold no keys and values.
+    /// States of the layers without keys and values.
     recurrent: Vec<u8>,
     /// The rungs to which automatic choice has moved heads.
     auto: Option<AutoState>,
@@ -45,14 +45,15 @@ struct Record {
 }
 
 impl Sequence {
-    /// Writes everything the sequence holds to a file, from which [`Sequence::restore`] goes on to the bit.
+    /// Writes the complete sequence to a file. [`Sequence::restore`] continues from it with the same bits.
     ///
-    /// The file appears under its name when it is whole and on the disk; until then, and on any error, what was there
-    /// before stays. A new file is readable by its owner alone; one that is replaced keeps its permissions. A
-    /// [`PathLock`](riffle_kv::PathLock) keeps other processes from replacing it meanwhile. Returns the metadata of the file written.
+    /// The file appears under its name when it is complete and on the disk; until then, and on any error, an earlier
+    /// file stays. A new file is readable by its owner only; a replaced one keeps its permissions. A
+    /// [`PathLock`](riffle_kv::PathLock) keeps other processes from replacing it meanwhile. Returns the file's
+    /// metadata.
     ///
     /// # Errors
-    /// [`EngineError::Kv`] when the file cannot be written.
+    /// [`EngineError::Kv`] if the file is not writable.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<Metadata, EngineError> {
         let states = |policies: &PolicySet| policies.iter().map(|policy| policy.save_state()).collect();
         let (text, attention) = (&self.text, &self.attention);
@@ -77,11 +78,11 @@ impl Sequence {
         Ok(attention.cache.save(path, &origin, &record)?)
     }
 
-    /// The sequence that [`Sequence::save`] wrote, made by the same model under the same options, in pages of `pool`.
+    /// Restores a sequence that [`Sequence::save`] wrote, of the same model and options, in pages of `pool`.
     ///
     /// # Errors
-    /// [`EngineError::ForeignSession`] when another model or other options made it; [`EngineError::ContextExceeded`];
-    /// [`EngineError::Kv`] when the file cannot be read or is damaged, or the pool has no room.
+    /// [`EngineError::ForeignSession`] if the model or options differ; [`EngineError::ContextExceeded`];
+    /// [`EngineError::Kv`] if the file is unreadable or damaged, or the pool has no room.
     pub fn restore(engine: &Arc<Engine>, pool: &PagePool, path: impl AsRef<Path>) -> Result<Self, EngineError> {
         let path = path.as_ref();
         let options = engine.options().sequence.clone();
@@ -114,7 +115,7 @@ impl Sequence {
     }
 }
 
-/// Takes in what a file says beside the pages, which are there; false where it contradicts them or itself.
+/// Applies a file's record to the restored pages; returns false if it contradicts them or itself.
 fn take_record(sequence: &mut Sequence, record: Record) -> Result<bool, EngineError> {
     let Sequence {
         setting,
@@ -127,7 +128,7 @@ fn take_record(sequence: &mut Sequence, record: Record) -> Result<bool, EngineEr
     {
         return Ok(false);
     }
-    // A session is the same with an audit and without.
+    // A session is the same with and without an audit.
     if let (Some(audit), Some(sums)) = (&mut attention.audit, record.audit)
         && !audit.resume(sums)
     {
@@ -169,7 +170,7 @@ fn take_record(sequence: &mut Sequence, record: Record) -> Result<bool, EngineEr
     Ok(true)
 }
 
-/// Gives each policy its state; false where there are not as many states as policies.
+/// Restores each policy's state; returns false if the numbers of states and policies differ.
 fn restore_states(policies: &mut PolicySet, states: Vec<Vec<u8>>) -> Result<bool, EngineError> {
     let mut states = states.into_iter();
     for policy in policies.iter_mut() {

@@ -1,22 +1,22 @@
-//! Pages that leave a sequence: evicted tokens, sliding layers, and the window of an endless sequence.
+//! Drops pages of a sequence: evicted tokens, sliding layers, and the window of an endless sequence.
 
 use crate::attention::{AttentionState, Position, Slot, rotate, rotated_widths};
 use crate::{Engine, EngineError, Failure, Sequence};
 
-/// Tokens whose keys are turned at a time.
+/// Tokens whose keys are rotated at a time.
 const TURNED_TOKENS: usize = 1024;
 
-/// A layer that holds keys: its number in the model and in the cache.
+/// A layer with keys: its index in the model and in the cache.
 type LayerNumbers = (usize, usize);
 
 impl Sequence {
-    /// Frees the pages of what the decode policies will not read again.
+    /// Frees the pages that the decode policies will not read again.
     ///
     /// # Errors
-    /// A page that cannot be read or written meanwhile: the whole sequence has to be read again.
+    /// A page that is unreadable or unwritable: the whole sequence must be read again.
     pub(crate) fn evict(&mut self) -> Result<(), Box<Failure>> {
         let tokens = self.text.tokens.len();
-        // No policy acts on a layer that has a window of its own.
+        // No policy acts on a layer with a window.
         for (_, layer) in self.setting.engine.whole_layers() {
             if let Err(error) = self.attention.evict(layer, tokens) {
                 return Err(failure(error.into(), self.forget_all()));
@@ -25,10 +25,10 @@ impl Sequence {
         Ok(())
     }
 
-    /// Frees what an endless window has left and sees to it that `batch` tokens have positions.
+    /// Frees the pages before an endless window and ensures positions for `batch` tokens.
     ///
     /// # Errors
-    /// Keys that cannot be turned: where others were, the whole sequence has to be read again.
+    /// Keys that cannot be rotated: if others already were, the whole sequence must be read again.
     pub(crate) fn roll(&mut self, batch: usize) -> Result<(), Box<Failure>> {
         let Some(window) = self.setting.options.window else {
             return Ok(());
@@ -60,7 +60,7 @@ impl Sequence {
         if let Err(error) = turned.and_then(|()| place_sinks(engine, &mut self.attention)) {
             return Err(failure(error, self.forget_all()));
         }
-        // Keys have moved or turned: those on a device are others.
+        // Keys have moved or were rotated: copies on a device are outdated.
         self.attention.reader.truncate(0);
         Ok(())
     }
@@ -70,7 +70,7 @@ fn failure(error: EngineError, again: Vec<u32>) -> Box<Failure> {
     Box::new(Failure { error, again })
 }
 
-/// Keeps the keys of the sinks as they stand at their first positions.
+/// Stores the keys of the sinks at their original positions.
 fn keep_sinks(engine: &Engine, attention: &mut AttentionState, tokens: usize) -> Result<(), EngineError> {
     if attention.rolling.sinks.is_empty() && tokens > 0 {
         let layers = 0..attention.cache.shape().layers.count();
@@ -80,7 +80,7 @@ fn keep_sinks(engine: &Engine, attention: &mut AttentionState, tokens: usize) ->
     Ok(())
 }
 
-/// Turns the sinks from their first positions to those before the window.
+/// Rotates the sinks from their original positions to those before the window.
 fn place_sinks(engine: &Engine, attention: &mut AttentionState) -> Result<(), EngineError> {
     for layer in attention_layers(engine) {
         if let Some(sinks) = attention.rolling.sinks.get(layer.1) {
@@ -91,7 +91,7 @@ fn place_sinks(engine: &Engine, attention: &mut AttentionState) -> Result<(), En
     Ok(())
 }
 
-/// Turns the keys in `slots` so that positions are slots again.
+/// Rotates the keys in `slots` so that positions equal slots again.
 fn turn_window_back(
     engine: &Engine,
     attention: &mut AttentionState,
@@ -110,7 +110,7 @@ fn turn_window_back(
     Ok(())
 }
 
-/// Keys of `tokens` tokens of a layer of the cache as the model turned them, from a slot on.
+/// Keys of `tokens` tokens of a cache layer in the model's form, from a slot on.
 fn read_turnable(
     engine: &Engine,
     attention: &AttentionState,
@@ -127,7 +127,7 @@ fn read_turnable(
     Ok(keys)
 }
 
-/// Writes keys from a slot on, turned from one position to another.
+/// Writes keys from a slot on, rotated from one position to another.
 fn write_turned(
     engine: &Engine,
     attention: &mut AttentionState,
@@ -147,7 +147,7 @@ fn write_turned(
     Ok(attention.cache.replace_keys(cache_layer, slot, &keys)?)
 }
 
-/// The layers that hold keys.
+/// The layers with keys.
 fn attention_layers(engine: &Engine) -> Vec<LayerNumbers> {
     let config = engine.model().config();
     let layers = config.cached_layers().enumerate();

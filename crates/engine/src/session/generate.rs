@@ -7,14 +7,14 @@ use crate::draft::DraftedAnswer;
 use crate::{EngineError, GenerateOptions, Generation, Session, StopReason};
 
 impl Session {
-    /// Continues from the last token, handing over text as soon as it is certain: whole characters that cannot be
-    /// part of a stop string any more.
+    /// Continues from the last token and passes text on as soon as it is certain: whole characters that cannot be
+    /// part of a stop string.
     ///
-    /// A second call goes on with the same answer: with the token drawn last, and with the next draws of the same
-    /// seed, so that two calls write what one would have written.
+    /// A second call continues the same answer, with the latest drawn token and the next draws of the same seed. Two
+    /// calls therefore generate the same text as one.
     ///
     /// # Errors
-    /// [`EngineError::EmptyPrompt`] when nothing was read before; [`EngineError::NoTokenizer`].
+    /// [`EngineError::EmptyPrompt`] if nothing was read before; [`EngineError::NoTokenizer`].
     pub fn generate(
         &mut self,
         options: &GenerateOptions,
@@ -39,7 +39,7 @@ impl Session {
                 show(text)
             }
         };
-        // A text that is complete is not interrupted.
+        // A complete text is not interrupted.
         let mut show_drawn = |drawn: Drawn| match (drawn.stop, show(&drawn.text)) {
             (Some(reason @ (StopReason::EndOfText | StopReason::StopString(_))), _) => Some(reason),
             (_, ControlFlow::Break(())) => Some(StopReason::Interrupted),

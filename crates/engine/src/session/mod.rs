@@ -1,4 +1,4 @@
-//! A session: one sequence with a runner of its own.
+//! A session: one sequence with its own runner.
 
 mod generate;
 
@@ -16,31 +16,31 @@ use crate::pass::{FinishedRows, PassProgress, PrefillProgress, Runner, Work};
 use crate::sequence::{check_logits, check_room, common_prefix};
 use crate::{CompressOptions, Compressed, Engine, EngineError, Sequence};
 
-/// One [`Sequence`] and the [`Runner`] that reads tokens into it: the face of the engine for one text at a time.
+/// One [`Sequence`] and the [`Runner`] that reads tokens into it: the engine's interface for one text at a time.
 pub struct Session {
     sequence: Sequence,
     runner: Runner,
 }
 
-/// Receives the position of the first row and logits `[positions, vocab]`; may ask to stop.
+/// Receives the position of the first row and logits `[positions, vocab]`; may stop the reading.
 type TakeLogits<'a> = dyn FnMut(usize, &[f32]) -> ControlFlow<()> + 'a;
 
 impl Session {
-    /// An empty session; pages are allocated as tokens arrive, never beyond the plan.
+    /// An empty session. Pages are allocated on demand, never beyond the plan.
     ///
     /// # Errors
-    /// [`EngineError::Policy`] when a policy does not support the phase it was chosen for.
+    /// [`EngineError::Policy`] if a policy does not support its phase.
     pub fn new(engine: &Arc<Engine>) -> Result<Self, EngineError> {
         let options = engine.options().sequence.clone();
         Ok(Self::over(Sequence::new(engine, &engine.page_pool()?, options)?))
     }
 
-    /// Its sequence: what has been read, and what it holds.
+    /// Its sequence.
     pub fn sequence(&self) -> &Sequence {
         &self.sequence
     }
 
-    /// Its sequence, for calls that read nothing. What these forget is not read again by the session.
+    /// Its sequence, for calls that read no tokens. The session does not read tokens again that these calls remove.
     pub fn sequence_mut(&mut self) -> &mut Sequence {
         &mut self.sequence
     }
@@ -68,7 +68,7 @@ impl Session {
         }
     }
 
-    /// The session that [`Sequence::save`] wrote, made by the same model under the same options.
+    /// Restores a session that [`Sequence::save`] wrote, of the same model and options.
     ///
     /// # Errors
     /// As [`Sequence::restore`].
@@ -76,8 +76,8 @@ impl Session {
         Ok(Self::over(Sequence::restore(engine, &engine.page_pool()?, path)?))
     }
 
-    /// A session that goes on from where this one is: both hold the same pages until one of them writes into a copy, and
-    /// both together keep to the plan's budgets.
+    /// A session that continues from this one: both share their pages until one of them writes to a page, which
+    /// copies it. Both use the plan's budgets.
     ///
     /// ```no_run
     /// # use riffle_engine::{Engine, EngineOptions, Session};
@@ -100,7 +100,8 @@ impl Session {
         Ok(self.hand_scratch_to(fork))
     }
 
-    /// As [`Session::fork`], with other policies for what is generated from here on: one reading of a text serves several of them.
+    /// As [`Session::fork`], with other policies for tokens generated from here on, so that one reading of a text
+    /// serves several policies.
     ///
     /// # Errors
     /// As [`Sequence::fork_under`].
@@ -109,20 +110,21 @@ impl Session {
         Ok(self.hand_scratch_to(fork))
     }
 
-    /// Scratch of a pass is the plan's once: it goes to the session that reads next, as a rule the fork.
+    /// Moves the scratch to a new session. The plan has one scratch, which belongs to the session that reads next,
+    /// usually the fork.
     fn hand_scratch_to(&mut self, sequence: Sequence) -> Self {
         let mut session = Self::over(sequence);
         session.take_scratch(self);
         session
     }
 
-    /// Takes the scratch of a pass from a session that does not read next: the plan has it once for all sessions of an engine.
+    /// Takes the scratch of a pass from a session that does not read next: the plan has one for all sessions of an
+    /// engine.
     pub fn take_scratch(&mut self, from: &mut Self) {
         std::mem::swap(&mut self.runner, &mut from.runner);
     }
 
-    /// An empty session that may [adopt](crate::adopt_prefix) what this one shares; both together keep to the plan's
-    /// budgets.
+    /// An empty session that may [adopt](crate::adopt_prefix) this one's shared pages. Both use the plan's budgets.
     ///
     /// # Errors
     /// As [`Session::new`].
@@ -130,12 +132,12 @@ impl Session {
         Ok(Self::over(self.sequence.beside()?))
     }
 
-    /// Reads `tokens` after what is already there, layer by layer over each logical batch. An answer that was under way
-    /// has ended: a drawn token that was not read is forgotten, and the next answer's draws begin with its seed.
+    /// Reads `tokens` after the present ones, layer by layer over each logical batch. An unfinished answer ends: a
+    /// drawn but unread token is dropped, and the next answer's draws begin with its seed.
     ///
     /// # Errors
-    /// Nothing is read when the tokens do not fit. On [`EngineError::Interrupted`] and on any failure the session
-    /// holds the logical batches that were complete.
+    /// Nothing is read if the tokens do not fit. After [`EngineError::Interrupted`] or any failure, the session has
+    /// the completed logical batches.
     pub fn prefill(
         &mut self,
         tokens: &[u32],
@@ -144,8 +146,8 @@ impl Session {
         self.read_prompt(tokens, observe, &[], None)
     }
 
-    /// Reads `tokens` as [`Session::prefill`] does and hands over the logits of every position:
-    /// `take(first_position, logits [positions, vocab])`, in order.
+    /// Reads `tokens` as [`Session::prefill`] does and passes the logits of every position: `take(first_position,
+    /// logits [positions, vocab])`, in order.
     ///
     /// # Errors
     /// As [`Session::prefill`].
@@ -154,8 +156,8 @@ impl Session {
         self.read_prompt(tokens, &mut |_| ControlFlow::Continue(()), &[everything], Some(take))
     }
 
-    /// Reads `tokens` as one prompt and hands over the logits at the `wanted` positions of the sequence alone, ascending
-    /// and apart from each other: `take(first_position, logits [positions, vocab])`.
+    /// Reads `tokens` as one prompt and passes the logits at the `wanted` positions of the sequence, which are
+    /// ascending and disjoint: `take(first_position, logits [positions, vocab])`.
     ///
     /// # Errors
     /// As [`Session::prefill`].
@@ -172,14 +174,14 @@ impl Session {
     /// Reads one generated token.
     ///
     /// # Errors
-    /// [`EngineError::ContextExceeded`] when the context is full.
+    /// [`EngineError::ContextExceeded`] if the context is full.
     pub fn advance(&mut self, token: u32) -> Result<(), EngineError> {
         self.read_generated("the answer", &[token])?;
         self.take_last_logits()
     }
 
-    /// Reads the token that an answer drew last, and what is drafted behind it. `take` is given the tokens that the answer draws, one or
-    /// several, and may end it with any of them.
+    /// Reads the latest drawn token and its draft. `take` receives the next drawn tokens, one or several, and may end
+    /// the answer with any of them.
     pub(crate) fn go_on(
         &mut self,
         answer: &mut DraftedAnswer,
@@ -201,11 +203,12 @@ impl Session {
         self.outcome(outcomes)
     }
 
-    /// Reads drafted tokens as generated ones and hands over the logits after each, `[tokens, vocab]`: the bits of reading them one
-    /// by one. [`Sequence::checkpoint`] before and [`Session::roll_back`] after undo those that are refused.
+    /// Reads drafted tokens as generated ones and returns the logits after each, `[tokens, vocab]`, with the same
+    /// bits as one by one. Call [`Sequence::checkpoint`] before and [`Session::roll_back`] after to undo rejected
+    /// tokens.
     ///
     /// # Errors
-    /// [`EngineError::EmptyPrompt`] without tokens, [`EngineError::ContextExceeded`] when they do not fit the context.
+    /// [`EngineError::EmptyPrompt`] without tokens, [`EngineError::ContextExceeded`] if they do not fit the context.
     pub fn verify(&mut self, tokens: &[u32], logits: &mut Vec<f32>) -> Result<(), EngineError> {
         if tokens.is_empty() {
             return Err(EngineError::EmptyPrompt);
@@ -217,7 +220,7 @@ impl Session {
         check_logits(self.logits(), self.tokens().len())
     }
 
-    /// [`Sequence::roll_back`], with the kept tokens read again where that is needed, and the logits after them.
+    /// [`Sequence::roll_back`], which also reads kept tokens again if necessary, and computes the logits after them.
     ///
     /// # Errors
     /// As [`Sequence::roll_back`], and of reading.
@@ -229,19 +232,19 @@ impl Session {
         self.verify(&again, &mut Vec::new())
     }
 
-    /// Forgets everything after the first `tokens` tokens. What [`Sequence::truncate`] has to forget beyond that is read again.
+    /// Removes everything after the first `tokens` tokens. Tokens that [`Sequence::truncate`] removes beyond that are
+    /// read again.
     ///
     /// # Errors
-    /// Of reading again, which the session leaves at the batch that failed; none for models whose layers all see the whole
-    /// sequence.
+    /// Errors of reading again; the session then ends before the failed batch. None for models whose layers all see
+    /// the whole sequence.
     pub fn truncate(&mut self, tokens: usize) -> Result<(), EngineError> {
         let again = self.sequence.truncate(tokens)?;
         self.read_again(&again)
     }
 
-    /// Keeps what the session and `tokens` begin with alike and forgets the rest, so that reading
-    /// `tokens[kept..]` leaves a session of exactly `tokens`. Returns `kept`; where it is all of `tokens`, nothing is
-    /// left to read.
+    /// Keeps the common beginning with `tokens` and removes the rest, so that reading `tokens[kept..]` gives a
+    /// session of exactly `tokens`. Returns `kept`; if it is all of `tokens`, nothing remains to be read.
     ///
     /// # Errors
     /// As [`Session::truncate`].
@@ -251,15 +254,16 @@ impl Session {
             self.sequence.answer_mut().end();
             return Ok(shared);
         }
-        // Logits are those of the last token that is read: one is read again where all of them are known.
+        // Logits belong to the last token read, so one token is read again if all are known.
         let kept = shared.min(tokens.len().saturating_sub(1));
-        // The caller reads again what has to be read, and shows how far it is.
+        // The caller reads tokens again and reports progress.
         let is_there = self.sequence.attention().windows_reach(kept);
         self.truncate(if is_there { kept } else { 0 })?;
         Ok(self.tokens().len())
     }
 
-    /// [`compress_sequence`], with the session's own scratch. `observe` is told how far the reading of what is measured has come.
+    /// [`compress_sequence`], with the session's own scratch. `observe` receives the progress of the additional
+    /// reading.
     ///
     /// # Errors
     /// As [`compress_sequence`].
@@ -317,7 +321,7 @@ impl Session {
         self.take_last_logits()
     }
 
-    /// Reads tokens of an answer, or tokens that are drafted for it.
+    /// Reads generated or drafted tokens.
     fn read_generated(&mut self, what: &'static str, tokens: &[u32]) -> Result<(), EngineError> {
         check_room(&self.sequence, what, tokens.len())?;
         self.turn_for(self.tokens().len() + tokens.len())?;
@@ -329,7 +333,7 @@ impl Session {
         Ok(())
     }
 
-    /// Takes a logical batch through every layer; after a failure the session holds what it held before.
+    /// Runs a logical batch through every layer; after a failure the session is unchanged.
     fn read_batch(
         &mut self,
         tokens: &[u32],
@@ -348,17 +352,17 @@ impl Session {
         self.outcome(outcomes)
     }
 
-    /// The outcome of a pass; after a failure the session reads again what it held.
+    /// The outcome of a pass; after a failure the session reads its earlier tokens again.
     fn outcome(&mut self, mut outcomes: Vec<Option<Failure>>) -> Result<(), EngineError> {
         let Some(failure) = outcomes.pop().flatten() else {
             return Ok(());
         };
-        // The failure is told, not what may fail on the way back: that leaves fewer tokens, all of them whole.
+        // The first failure is returned. A failure during recovery only leaves fewer, complete tokens.
         drop(self.read_again(&failure.again));
         Err(failure.error)
     }
 
-    /// Reads everything again where the model turns heads otherwise in a sequence of `length` tokens.
+    /// Reads everything again if the model's rotation changes for a sequence of `length` tokens.
     fn turn_for(&mut self, length: usize) -> Result<(), EngineError> {
         let again = self.sequence.turn_for(length);
         self.read_again(&again)
@@ -377,7 +381,7 @@ impl Session {
         check_logits(self.logits(), self.tokens().len())
     }
 
-    /// Logits of those of the last `tokens` tokens that are wanted, a bounded number of rows at a time.
+    /// Passes the logits of the wanted ones of the last `tokens` tokens, a bounded number of rows at a time.
     fn hand_over_logits(
         &mut self,
         tokens: usize,

@@ -1,4 +1,4 @@
-//! Lengths at which sequences go on from one another, and policies that allow it.
+//! Lengths at which sequences can continue from one another, and policies that allow it.
 
 use riffle_model::RecurrentState;
 
@@ -7,16 +7,16 @@ use crate::origin::{CHUNKS, Origin};
 use crate::sequence::common_prefix;
 use crate::{EngineError, EngineOptions, Sequence};
 
-/// Tokens after which the state of recurrent layers is kept on the way.
+/// Interval in tokens at which recurrent states are stored.
 const STATE_TOKENS: usize = 16 << 10;
 
-/// Tokens that recurrent layers take in together: batches of whole steps give the same bits however they are cut.
+/// Tokens that recurrent layers process together: batches of whole steps give the same bits for any split.
 const RECURRENT_STEP: usize = 64;
 
-/// Lengths of a prompt of `tokens` tokens at which it is worth keeping what was read, before all of it has been read. In a model with
-/// recurrent layers: shortly before the end, where the next question about the same text will part from it, and now and then
-/// on the way. Under a window, of the sequence or of a layer, that the prompt outgrows: before it moves on. Empty elsewhere,
-/// since pages say everything at the end.
+/// Lengths at which a prompt of `tokens` tokens should be stored before all of it has been read. In a model with
+/// recurrent layers: shortly before the end, where the next question about the same text will differ, and at
+/// intervals. With a window, of the sequence or of a layer, that the prompt outgrows: before it moves. Otherwise
+/// empty, because pages at the end are enough.
 pub fn prefix_cuts(sequence: &Sequence, tokens: usize) -> Vec<usize> {
     let whole = servable_tokens(sequence);
     if !sequence.recurrence().is_recurrent() {
@@ -37,8 +37,8 @@ pub fn prefix_cuts(sequence: &Sequence, tokens: usize) -> Vec<usize> {
     cuts
 }
 
-/// The state of recurrent layers is worth keeping at multiples of so many tokens: whole pages, whole chunks, and whole steps of
-/// these layers' own.
+/// Recurrent states are stored at multiples of this many tokens: whole pages, whole chunks, and whole steps of these
+/// layers.
 pub(crate) fn state_step(sequence: &Sequence) -> usize {
     let steps = [
         sequence.engine().options().cache.page_tokens,
@@ -48,8 +48,8 @@ pub(crate) fn state_step(sequence: &Sequence) -> usize {
     steps.into_iter().fold(1, lcm)
 }
 
-/// A prompt may be gone on with from these places: then it is read as if it had been read at once. Under dense attention
-/// that holds anywhere, since no row depends on what is read beside it; other policies choose for whole chunks.
+/// A prompt may be continued at multiples of this length with the same result as in one reading. With dense attention
+/// this is any length, because rows are independent; other policies select for whole chunks.
 pub(crate) fn prompt_grid(sequence: &Sequence) -> usize {
     if sequence.options().prefill.is_dense() {
         1
@@ -58,7 +58,7 @@ pub(crate) fn prompt_grid(sequence: &Sequence) -> usize {
     }
 }
 
-/// Beginnings are shared in multiples of so many tokens.
+/// Beginnings are shared in multiples of this many tokens.
 pub(crate) fn beginning_step(sequence: &Sequence) -> usize {
     if sequence.recurrence().is_recurrent() {
         state_step(sequence)
@@ -67,7 +67,7 @@ pub(crate) fn beginning_step(sequence: &Sequence) -> usize {
     }
 }
 
-/// Tokens that a beginning may have.
+/// Most tokens that a shared beginning may have.
 pub(crate) fn servable_tokens(sequence: &Sequence) -> usize {
     let options = sequence.engine().options();
     let window = sequence.options().window;
@@ -76,8 +76,8 @@ pub(crate) fn servable_tokens(sequence: &Sequence) -> usize {
     whole.unwrap_or(usize::MAX)
 }
 
-/// How many of the first `tokens` tokens of a prompt a sequence may be filled with, and how many to look up: without a state to go with
-/// whole pages the last page may be used in part.
+/// Number of the first `tokens` tokens of a prompt with which a sequence may be filled, and number to look up:
+/// without a recurrent state the last page may be used in part.
 pub(super) fn fillable_tokens(sequence: &Sequence, tokens: usize) -> [usize; 2] {
     let (grid, servable) = (prompt_grid(sequence), servable_tokens(sequence));
     let most = tokens.saturating_sub(1).min(servable) / grid * grid;
@@ -88,8 +88,8 @@ pub(super) fn fillable_tokens(sequence: &Sequence, tokens: usize) -> [usize; 2] 
     [most, most.next_multiple_of(page).min(tokens).min(servable)]
 }
 
-/// Goes on from a recurrent state that was kept with the first `tokens` tokens, which the sequence holds; false where it is damaged, and
-/// the sequence is empty then.
+/// Restores a recurrent state stored with the first `tokens` tokens, which the sequence holds. Returns false if it is
+/// damaged; the sequence is then empty.
 pub(super) fn resume_state(sequence: &mut Sequence, kept: &[u8], tokens: usize) -> Result<bool, EngineError> {
     match RecurrentState::from_bytes(sequence.engine().model().config(), kept) {
         Ok(state) if state.tokens() == Some(tokens) => sequence.recurrence_mut().resume(state).map(|()| true),
@@ -100,8 +100,9 @@ pub(super) fn resume_state(sequence: &mut Sequence, kept: &[u8], tokens: usize) 
     }
 }
 
-/// How many of the first prompt tokens are worth keeping on disk: all whole pages, and the part of the last page up to a place
-/// from which another sequence can continue. A model with recurrent layers keeps whole pages alone, since its state is kept there.
+/// Number of leading prompt tokens worth storing on disk: all whole pages, and the part of the last page up to a
+/// length from which another sequence can continue. A model with recurrent layers stores only whole pages, with its
+/// state.
 pub(crate) fn keepable_tokens(sequence: &Sequence) -> usize {
     let (read, page) = (sequence.prefilled(), sequence.engine().options().cache.page_tokens);
     let pages = read / page * page;
@@ -112,37 +113,37 @@ pub(crate) fn keepable_tokens(sequence: &Sequence) -> usize {
     pages.max(read / grid * grid)
 }
 
-/// True if the recurrent state is the one after whole pages of prompt.
+/// True if the recurrent state belongs to whole pages of prompt.
 pub(super) fn keeps_state(sequence: &Sequence) -> bool {
     let (page, held) = (sequence.engine().options().cache.page_tokens, sequence.tokens().len());
     let is_at_page = held > 0 && held.is_multiple_of(page);
     sequence.recurrence().state.tokens() == Some(sequence.prefilled()) && is_at_page
 }
 
-/// True if what it reads as prompt can serve others.
+/// True if its prompt can serve others.
 pub(crate) fn can_share(sequence: &Sequence) -> bool {
     sequence.options().window.is_none() && check_prefix(sequence).is_ok()
 }
 
-/// True if it has read something that can serve others.
+/// True if it has read tokens that can serve others.
 pub(crate) fn serves_others(sequence: &Sequence) -> bool {
     sequence.prefilled() > 0 && !has_evicted(sequence) && can_share(sequence)
 }
 
-/// True if tokens have left its pages.
+/// True if tokens were evicted from its pages.
 pub(crate) fn has_evicted(sequence: &Sequence) -> bool {
     !sequence.attention().evicted.is_empty()
 }
 
-/// True if it can go back to its first `tokens` tokens and read nothing again.
+/// True if it can return to its first `tokens` tokens without reading anything again.
 pub(crate) fn goes_back_to(sequence: &Sequence, tokens: usize) -> bool {
     sequence.attention().reaches(tokens)
         && sequence.attention().windows_reach(tokens)
         && sequence.recurrence().knows(tokens)
 }
 
-/// The longest beginning of `tokens` that it has read as prompt and that another sequence may go on from, which leaves at least
-/// the last token to be read. None where tokens have been evicted: what is left is not what others would read.
+/// The longest beginning of `tokens` that it read as a prompt and from which another sequence may continue, leaving
+/// at least the last token to be read. None after evictions, because other sequences would read more tokens.
 pub(crate) fn known_beginning(sequence: &Sequence, tokens: &[u32]) -> usize {
     if has_evicted(sequence) || sequence.turn().is_other(sequence.engine(), tokens.len()) {
         return 0;
@@ -154,7 +155,7 @@ pub(crate) fn known_beginning(sequence: &Sequence, tokens: &[u32]) -> usize {
     sequence.recurrence().latest_known(shared / grid * grid)
 }
 
-/// Refuses policies that pages of another sequence cannot serve.
+/// Refuses policies that cannot use pages of another sequence.
 pub(crate) fn check_prefix(sequence: &Sequence) -> Result<(), EngineError> {
     if let Some(selection) = sequence.engine().options().model.token_selection {
         let problem = "the keys that it leaves depend on a prompt's end, so no other prompt can use them";
@@ -182,14 +183,15 @@ pub(crate) fn prefix_identity(sequence: &Sequence) -> Result<Vec<u8>, EngineErro
         origin.add("rotation", "of long sequences".to_owned());
     }
     if !sequence.options().prefill.is_dense() {
-        // The choices of such a policy depend on the chunk it is asked for.
+        // The selections of such a policy depend on the chunk.
         let (batch, chunk) = (options.machine.batch_tokens, options.machine.chunk_tokens);
         origin.add(CHUNKS, format!("{batch} {chunk}"));
     }
     Ok(origin.to_bytes())
 }
 
-/// A prompt is cut into chunks at these places, whatever its length: to go on from there gives the same chunks.
+/// A prompt is split into chunks at multiples of this length, for any prompt length: continuing there gives the same
+/// chunks.
 fn chunk_grid(options: &EngineOptions) -> usize {
     let (batch, chunk) = (options.machine.batch_tokens, options.machine.chunk_tokens);
     if batch.is_multiple_of(chunk) { chunk } else { batch }

@@ -1,4 +1,4 @@
-//! Beginnings on disk, read by this process before or by another.
+//! Beginnings on disk, read earlier by this process or another.
 
 use riffle_kv::PrefixCache;
 
@@ -6,10 +6,10 @@ use super::beginning::{fillable_tokens, keepable_tokens, keeps_state, prefix_ide
 use crate::attention::lcm;
 use crate::{EngineError, Sequence};
 
-/// A beginning that a prefix cache keeps and a sequence is being filled with.
+/// A beginning in a prefix cache with which a sequence is being filled.
 pub(crate) struct PrefixSearch {
     identity: Vec<u8>,
-    /// Tokens that the sequence will hold.
+    /// Number of tokens that the sequence will have.
     tokens: usize,
     /// The recurrent layers' state after these.
     state: Option<Vec<u8>>,
@@ -17,21 +17,22 @@ pub(crate) struct PrefixSearch {
     pub(crate) damaged_blocks: usize,
 }
 
-/// Fills an empty sequence with a beginning of `tokens` that the prefix cache keeps, at most all but the last token,
-/// so that reading the rest gives what reading all would have given. Returns how many damaged blocks were removed
-/// on the way. Under dense attention a text that was read before is found to its last token.
+/// Fills an empty sequence with a beginning of `tokens` from the prefix cache, at most all but the last token, so
+/// that reading the rest gives the same result as reading all. Returns the number of damaged blocks that were
+/// removed. With dense attention, an earlier text is found to its last token.
 ///
-/// A model with recurrent layers finds the beginnings whose state was kept with them ([`store_prefix`]).
+/// A model with recurrent layers finds the beginnings stored with their state ([`store_prefix`]).
 ///
-/// With a window ([`StreamWindow`](crate::StreamWindow)), and where layers have windows of their own that
-/// [`CacheOptions::keeps_beginnings`](crate::CacheOptions::keeps_beginnings) does not keep whole, it finds at most what is read before the first page leaves.
+/// With a window ([`StreamWindow`](crate::StreamWindow)), or layers with windows whose pages
+/// [`CacheOptions::keeps_beginnings`](crate::CacheOptions::keeps_beginnings) does not keep, it finds at most the
+/// tokens before the first dropped page.
 ///
-/// With full attention that holds to the bit. A sparse prefill policy finds only pages that it made itself, cut into
-/// the same chunks: as good as its own, and the same to the bit where its choices do not depend on where a prompt
-/// ends.
+/// With full attention the result has the same bits. A sparse prefill policy finds only pages computed under the same
+/// policy and chunks. They are as good as its own, and have the same bits if its selections do not depend on the end
+/// of a prompt.
 ///
 /// # Errors
-/// [`EngineError::PrefixPolicy`] when a policy needs to have seen the queries; [`EngineError::Kv`].
+/// [`EngineError::PrefixPolicy`] if a policy needs to see the queries; [`EngineError::Kv`].
 pub fn fill_prefix(sequence: &mut Sequence, cache: &PrefixCache, tokens: &[u32]) -> Result<usize, EngineError> {
     prefix_identity(sequence)?;
     sequence.forget_all();
@@ -41,7 +42,7 @@ pub fn fill_prefix(sequence: &mut Sequence, cache: &PrefixCache, tokens: &[u32])
     Ok(search.damaged_blocks)
 }
 
-/// The part of `tokens` that the prefix cache keeps. Reads no page.
+/// Finds the part of `tokens` in the prefix cache. Reads no page.
 pub(crate) fn find_prefix(
     sequence: &Sequence,
     cache: &PrefixCache,
@@ -68,8 +69,8 @@ pub(crate) fn find_prefix(
     Ok(search)
 }
 
-/// Fills in up to `step_tokens` more tokens of what a search has found, beyond those that the sequence holds, which are the first
-/// of `tokens`. False when there is no more to fill in; the sequence holds whole chunks of `tokens` after every step.
+/// Loads up to `step_tokens` more tokens of a search result, after those that the sequence holds, which are the first
+/// of `tokens`. Returns false at the end; the sequence has whole chunks of `tokens` after every step.
 pub(crate) fn fill_next(
     sequence: &mut Sequence,
     cache: &PrefixCache,
@@ -82,7 +83,7 @@ pub(crate) fn fill_next(
     }
     let (page, grid) = (sequence.engine().options().cache.page_tokens, prompt_grid(sequence));
     let step = lcm(page, grid);
-    // A page that is held in part is filled anew.
+    // A partial page is filled again.
     let held = sequence.tokens().len() / step * step;
     sequence.hold_prompt(held, held, &[]);
     let to = held.saturating_add((step_tokens / step).max(1).saturating_mul(step));
@@ -94,7 +95,7 @@ pub(crate) fn fill_next(
     let found = match cache.fill(&mut sequence.attention_mut().cache, &search.identity, &tokens[..end]) {
         Ok(found) => found,
         Err(error) => {
-            // Pages without the state of recurrent layers are no beginning to go on from.
+            // Pages without the state of recurrent layers cannot be continued.
             if search.state.is_some() {
                 sequence.forget_all();
             }
@@ -108,7 +109,7 @@ pub(crate) fn fill_next(
     };
     sequence.hold_prompt(held, kept, tokens);
     if kept < to.min(search.tokens) {
-        // A page was damaged: what lies before it is all there is.
+        // A page was damaged: only the tokens before it are available.
         if search.state.is_some() {
             sequence.forget_all();
         }
@@ -123,13 +124,14 @@ pub(crate) fn fill_next(
     Ok(false)
 }
 
-/// Keeps what was read as prompt: whole pages, and the tokens of a page that it fills in part. Returns the tokens kept and the bytes
-/// that all pages of the prefix cache take.
+/// Stores the prompt: whole pages, and the tokens of a partly filled page. Returns the number of stored tokens and
+/// the bytes of all pages in the prefix cache.
 ///
-/// Sparse prefill policies keep of the last page what they read in whole chunks, and models with recurrent layers keep whole pages alone.
-/// Nothing is kept any more where a window, the sequence's or a layer's, has moved on
-/// ([`CacheOptions::keeps_beginnings`](crate::CacheOptions::keeps_beginnings)). The state of recurrent layers is kept with the pages where the sequence holds whole pages of prompt and nothing else; a
-/// model with such layers keeps nothing elsewhere. So it is called on the way, at [`prefix_cuts`](crate::prefix_cuts).
+/// With sparse prefill policies, the last page is stored up to the last whole chunk; with recurrent layers, only
+/// whole pages are stored. Nothing is stored after a window, the sequence's or a layer's, has moved
+/// ([`CacheOptions::keeps_beginnings`](crate::CacheOptions::keeps_beginnings)). The state of recurrent layers is
+/// stored with the pages if the sequence is exactly whole pages of prompt; otherwise such a model stores nothing. So
+/// call it during reading, at [`prefix_cuts`](crate::prefix_cuts).
 ///
 /// # Errors
 /// As [`fill_prefix`].
@@ -137,8 +139,8 @@ pub fn store_prefix(sequence: &Sequence, cache: &PrefixCache) -> Result<(usize, 
     store_prefix_up_to(sequence, cache, usize::MAX)
 }
 
-/// [`store_prefix`] of the first `most_tokens` tokens, so that a long beginning can be kept in steps. Steps of whole pages leave no
-/// tokens of pages in part behind.
+/// [`store_prefix`] for the first `most_tokens` tokens, so that a long beginning can be stored in steps. Use steps of
+/// whole pages, so that no partial pages are stored in between.
 pub(crate) fn store_prefix_up_to(
     sequence: &Sequence,
     cache: &PrefixCache,

@@ -1,4 +1,4 @@
-//! Texts of conversations that are kept on disk: documents are read once, in whichever program they were read first.
+//! Stores texts of conversations on disk: a document is read once, by any program.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -10,14 +10,14 @@ use super::disk::{fill_prefix, store_prefix};
 use super::measured::DEFAULT_PREFIX_CACHE_BYTES;
 use crate::{EngineError, EngineOptions, PrefillProgress, Session};
 
-/// A folder in which pages of documents are kept, found by content.
+/// A folder that stores pages of documents by content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeepOptions {
-    /// The folder; it is made if it is not there.
+    /// The folder, which is created if necessary.
     pub folder: PathBuf,
-    /// Bytes that its pages take at most; those used longest ago go first.
+    /// Most bytes of its pages; the least recently used are removed first.
     pub budget_bytes: u64,
-    /// True if a folder that cannot be used is an error; otherwise nothing is kept.
+    /// True if an unusable folder is an error; otherwise nothing is stored.
     pub is_needed: bool,
 }
 
@@ -31,10 +31,10 @@ impl KeepOptions {
         })
     }
 
-    /// Opens the folder; the second value says why nothing is kept, where that is so.
+    /// Opens the folder; if nothing is stored, the second value is the reason.
     ///
     /// # Errors
-    /// [`KvError`] for a folder that is needed and cannot be used.
+    /// [`KvError`] for a required folder that is unusable.
     pub fn open(&self) -> Result<(Option<PrefixCache>, Option<String>), KvError> {
         make_private(&self.folder);
         match PrefixCache::open(&self.folder, self.budget_bytes) {
@@ -45,22 +45,22 @@ impl KeepOptions {
     }
 }
 
-/// Makes the folder, if it is not there, for this user alone: its pages tell what the documents say. A failure here
-/// shows when the cache opens the folder.
+/// Creates the folder for this user only, if necessary, because its pages reveal the documents. A failure shows when
+/// the cache opens the folder.
 fn make_private(folder: &Path) {
     let mut builder = std::fs::DirBuilder::new();
     builder.recursive(true);
     let _ = riffle_system::files::private_folder(&mut builder).create(folder);
 }
 
-/// Folder of this user's cache for documents: `riffle/documents` in `$XDG_CACHE_HOME` or where the platform keeps
-/// caches. `None` if there is no such place.
+/// Folder of this user's document cache: `riffle/documents` in `$XDG_CACHE_HOME` or the platform's cache folder.
+/// `None` if there is no such place.
 pub fn document_cache_folder() -> Option<PathBuf> {
     Some(riffle_system::folders::caches()?.join("riffle").join("documents"))
 }
 
-/// A folder of kept text as a conversation uses it. A folder that cannot be read or written is given up, and a notice says so; the
-/// conversation goes on without it.
+/// A conversation's access to stored text. After a failure the folder is no longer used, and a notice says so; the
+/// conversation continues without it.
 #[derive(Default)]
 pub struct KeptText {
     cache: Option<PrefixCache>,
@@ -69,10 +69,10 @@ pub struct KeptText {
 }
 
 impl KeptText {
-    /// Opens the folder of `options`; without options nothing is kept.
+    /// Opens the folder of `options`; without options nothing is stored.
     ///
     /// # Errors
-    /// [`KvError`] for a folder that is needed and cannot be used.
+    /// [`KvError`] for a required folder that is unusable.
     pub fn open(options: Option<&KeepOptions>) -> Result<Self, KvError> {
         let (cache, problem) = match options {
             Some(options) => options.open()?,
@@ -85,7 +85,8 @@ impl KeptText {
         })
     }
 
-    /// True if text is kept under these options: their policies can use pages that another process computed, and no window moves on.
+    /// True if text is stored under these options: their policies can use pages from another process, and no window
+    /// moves.
     pub fn serves(&self, options: &EngineOptions) -> bool {
         let sequence = &options.sequence;
         self.cache.is_some()
@@ -95,20 +96,20 @@ impl KeptText {
             && options.model.token_selection.is_none()
     }
 
-    /// Why nothing is kept, where that was asked for and is not possible.
+    /// The reason nothing is stored, if storing was requested but is impossible.
     pub fn problem(&self) -> Option<&str> {
         self.problem.as_deref()
     }
 
-    /// Notices for the user since the last call, a line each.
+    /// Notices for the user since the last call, one line each.
     pub fn take_notices(&mut self) -> Vec<String> {
         std::mem::take(&mut self.notices)
     }
 
-    /// Fills an empty session with the pages of `tokens` that the folder holds. Returns their tokens.
+    /// Fills an empty session with the folder's pages of `tokens`. Returns the number of tokens.
     ///
     /// # Errors
-    /// As [`fill_prefix`], apart from those of the folder.
+    /// As [`fill_prefix`], except those of the folder.
     pub fn find(&mut self, session: &mut Session, tokens: &[u32]) -> Result<usize, EngineError> {
         let Some(cache) = self
             .cache
@@ -129,10 +130,10 @@ impl KeptText {
         }
     }
 
-    /// Reads the tokens of a prompt that the session does not hold, and keeps them. `tokens` begins with those that it holds.
+    /// Reads the prompt tokens that the session lacks, and stores them. `tokens` begins with the session's tokens.
     ///
     /// # Errors
-    /// As [`Session::prefill`]. Tokens that were read by then are kept.
+    /// As [`Session::prefill`]. Tokens read before the failure are stored.
     pub fn read(
         &mut self,
         session: &mut Session,

@@ -1,4 +1,4 @@
-//! A prefix cache on disk, and the times and tokens that it is used for.
+//! A prefix cache on disk with statistics of its use.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -9,15 +9,15 @@ use serde::Serialize;
 use super::disk::store_prefix_up_to;
 use crate::{EngineError, Sequence};
 
-/// Bytes a prefix cache's pages take at most unless the caller says.
+/// Default limit of a prefix cache's pages, in bytes.
 pub const DEFAULT_PREFIX_CACHE_BYTES: u64 = 8 << 30;
 
 /// A folder of beginnings.
 #[derive(Debug, Clone)]
 pub struct PrefixCacheOptions {
-    /// The folder; it is made if it is not there.
+    /// The folder, which is created if necessary.
     pub folder: PathBuf,
-    /// Bytes its pages take at most.
+    /// Most bytes of its pages.
     pub budget_bytes: u64,
 }
 
@@ -27,27 +27,27 @@ pub struct PrefixCacheOptions {
 pub struct PrefixReport {
     /// Its folder.
     pub folder: String,
-    /// Tokens of the prompt that came from it.
+    /// Prompt tokens found in it.
     pub found_tokens: usize,
-    /// Milliseconds that took.
+    /// Milliseconds for loading them.
     pub load_ms: f64,
-    /// Pages of tokens that had changed on disk and were removed; they were read from the prompt again.
+    /// Pages that had changed on disk and were removed; their tokens were read from the prompt again.
     pub damaged_blocks: usize,
-    /// Tokens of the prompt that it keeps now.
+    /// Prompt tokens stored now.
     pub kept_tokens: usize,
-    /// Milliseconds it took to keep them.
+    /// Milliseconds for storing them.
     pub store_ms: f64,
     /// Bytes its pages take now.
     pub bytes: u64,
-    /// Notices for the user: that the cache began anew, or why it keeps nothing.
+    /// Notices for the user: that the cache was started again, or why it stores nothing.
     pub notices: Vec<String>,
 }
 
-/// A prefix cache whose use is measured.
+/// A prefix cache with statistics.
 pub(crate) struct MeasuredPrefixCache {
     pub(crate) cache: PrefixCache,
     pub(crate) report: PrefixReport,
-    /// True once the folder could not be read or written: it is not asked again.
+    /// True after the folder failed: it is not used again.
     is_lost: bool,
 }
 
@@ -63,14 +63,14 @@ impl MeasuredPrefixCache {
         })
     }
 
-    /// Measures `load`, which fills a sequence with pages of the cache and returns its own result and the number of
-    /// damaged blocks that it removed.
+    /// Measures `load`, which fills a sequence from the cache and returns its own result and the number of damaged
+    /// blocks that it removed.
     pub(crate) fn load<T>(
         &mut self,
         sequence: &mut Sequence,
         load: impl FnOnce(&mut Sequence, &PrefixCache) -> Result<(T, usize), EngineError>,
     ) -> Result<T, EngineError> {
-        // The weights are hashed once an engine, which is no part of loading.
+        // The weights are hashed once per engine, which is not a part of loading.
         sequence.engine().fingerprint()?;
         let (began, held_tokens) = (Instant::now(), sequence.tokens().len());
         let loaded = load(sequence, &self.cache);
@@ -82,7 +82,7 @@ impl MeasuredPrefixCache {
         Ok(loaded)
     }
 
-    /// [`store`](Self::store) of everything. Where it fails the run goes on, and the report says why nothing is kept.
+    /// [`store`](Self::store) without limit. After a failure the run continues, and the report gives the reason.
     pub(crate) fn store_if_possible(&mut self, sequence: &Sequence) {
         if !self.is_lost
             && let Err(error) = self.store(sequence, usize::MAX)
@@ -91,10 +91,10 @@ impl MeasuredPrefixCache {
         }
     }
 
-    /// Goes on without the folder after an error of [`load`](Self::load); the report says why.
+    /// Continues without the folder after an error of [`load`](Self::load); the report gives the reason.
     ///
     /// # Errors
-    /// An error that has nothing to do with the folder is returned.
+    /// Errors unrelated to the folder are returned.
     pub(crate) fn lose(&mut self, error: EngineError) -> Result<(), EngineError> {
         match error {
             EngineError::Kv(error @ (KvError::File { .. } | KvError::Index { .. } | KvError::Busy { .. })) => {
@@ -110,13 +110,13 @@ impl MeasuredPrefixCache {
         self.report.notices.push(notice);
     }
 
-    /// Measures [`store_prefix_up_to`]. Returns the tokens that the cache keeps of these.
+    /// Measures [`store_prefix_up_to`]. Returns the number of these tokens in the cache.
     pub(crate) fn store(&mut self, sequence: &Sequence, most_tokens: usize) -> Result<usize, EngineError> {
         let began = Instant::now();
         let stored = store_prefix_up_to(sequence, &self.cache, most_tokens);
         self.report.notices.extend(self.cache.take_notice());
         let (kept_tokens, bytes) = stored?;
-        // A window keeps less at the end than on the way.
+        // With a window, less is stored at the end than during reading.
         self.report.kept_tokens = self.report.kept_tokens.max(kept_tokens);
         self.report.bytes = bytes;
         self.report.store_ms += began.elapsed().as_secs_f64() * 1e3;

@@ -1,11 +1,11 @@
-//! Beginnings in memory: sequences of one pool hold the same pages.
+//! Beginnings in memory: sequences of one pool share pages.
 
 use super::beginning::{can_share, check_prefix, has_evicted, prompt_grid};
 use crate::sequence::fork::fork_pages;
 use crate::{EngineError, Sequence, SequenceOptions};
 
-/// A sequence under `options` that goes on from the first `tokens` tokens of this one, which it read as prompt; nothing has been
-/// counted of it yet. `None` where `options` would have made other pages, or this sequence cannot go back so far.
+/// A sequence under `options` that continues from the first `tokens` tokens of this one's prompt, with new counts.
+/// `None` if `options` would give other pages, or this sequence cannot return so far.
 pub(crate) fn fork_beginning(
     sequence: &mut Sequence,
     tokens: usize,
@@ -19,15 +19,14 @@ pub(crate) fn fork_beginning(
     Ok((again.is_empty() && fork.tokens().len() == tokens).then_some(fork))
 }
 
-/// Shares the whole pages of what was read as prompt with sequences [beside](Sequence::beside) this one that read the same
-/// text: pages are found by the hash of all tokens up to their end. Returns how many tokens are shared now: none where tokens have
-/// been evicted.
+/// Shares the whole pages of the prompt with sequences [beside](Sequence::beside) this one that read the same text.
+/// Pages are found by a hash of all tokens up to their end. Returns the number of shared tokens: 0 after evictions.
 ///
 /// # Errors
-/// [`EngineError::PrefixPolicy`] when a policy needs to have seen the queries; [`EngineError::PrefixRecurrent`].
+/// [`EngineError::PrefixPolicy`] if a policy needs to see the queries; [`EngineError::PrefixRecurrent`].
 pub fn share_prefix(sequence: &mut Sequence) -> Result<usize, EngineError> {
     check_sharing(sequence)?;
-    // Pages that tokens have left do not hold what their tokens say.
+    // Pages with evicted tokens do not match their text.
     if has_evicted(sequence) {
         return Ok(0);
     }
@@ -37,7 +36,8 @@ pub fn share_prefix(sequence: &mut Sequence) -> Result<usize, EngineError> {
 }
 
 /// Fills an empty sequence with a beginning of `tokens` that a sequence beside it shares, at most all but the last
-/// token. Returns its tokens; reading the rest gives what [`fill_prefix`](crate::fill_prefix) promises.
+/// token. Returns its number of tokens; reading the rest gives the result described in
+/// [`fill_prefix`](crate::fill_prefix).
 ///
 /// # Errors
 /// As [`share_prefix`].
@@ -71,7 +71,7 @@ fn check_sharing(sequence: &Sequence) -> Result<(), EngineError> {
     check_prefix(sequence)
 }
 
-/// Everything beside the tokens that decides over the pages of a sequence, among those of one engine.
+/// Everything besides the tokens that determines a sequence's pages, within one engine.
 fn pages_identity(sequence: &Sequence) -> Vec<u8> {
     let mut identity = sequence.options().pages_identity();
     if sequence.turn().length() > 0 {

@@ -1,13 +1,13 @@
-//! Beginnings of texts that several sequences go on from: in memory, on disk, and in a store of many machines.
+//! Shares beginnings of texts between sequences: in memory, on disk, and in a store of many machines.
 //!
 //! | file | |
 //! |---|---|
-//! | `beginning.rs` | lengths at which a sequence may go on from another, and policies that allow it |
-//! | `memory.rs` | sequences of one pool that hold the same pages |
+//! | `beginning.rs` | lengths at which a sequence may continue from another, and policies that allow it |
+//! | `memory.rs` | sequences of one pool that share pages |
 //! | `disk.rs` | a folder of pages |
-//! | `keep.rs` | that folder as conversations about documents use it |
-//! | `measured.rs` | that folder, with counts and times of its use |
-//! | `store.rs` | a store that other processes and machines share |
+//! | `keep.rs` | this folder for conversations about documents |
+//! | `measured.rs` | this folder, with statistics of its use |
+//! | `store.rs` | a store shared with other processes and machines |
 
 mod beginning;
 mod disk;

@@ -1,4 +1,4 @@
-//! Beginnings in a store that other processes and machines share: fetched into a sequence, published from it.
+//! Beginnings in a store shared with other processes and machines: fetched into a sequence, published from it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,18 +11,18 @@ use crate::options::has_indexers;
 use crate::sharing::beginning::{fillable_tokens, keeps_state, prefix_identity, prompt_grid, resume_state};
 use crate::{Engine, EngineError, Sequence};
 
-/// Bytes of pages that are taken from a fetch, or copied to be published, in a step.
+/// Bytes of pages taken from a fetch, or copied for publishing, per step.
 pub(crate) const STEP_BYTES: usize = 32 << 20;
 
-/// The store in which beginnings are shared with other processes and machines.
+/// A store that shares beginnings with other processes and machines.
 #[derive(Debug, Clone)]
 pub struct SharedStoreOptions {
     /// The store.
     pub store: Arc<dyn BlockStore>,
-    /// How it is used.
+    /// Options of its use.
     pub use_as: SharedOptions,
-    /// Take pages also of machines that round otherwise, and offer pages to them: with other instructions, another device, or
-    /// another version. Answers are as good, and not the same to the bit.
+    /// Also exchange pages with machines that round differently: with another instruction set, device or version.
+    /// Answers are equally good, but not bit-equal.
     pub any_machine: bool,
 }
 
@@ -31,25 +31,25 @@ pub struct SharedStoreOptions {
 pub struct SharedReport {
     /// Its address.
     pub address: String,
-    /// Tokens of the prompt that came from it.
+    /// Prompt tokens found in it.
     pub found_tokens: usize,
-    /// Milliseconds from asking for them until they were there.
+    /// Milliseconds from the request to their arrival.
     pub load_ms: f64,
-    /// Bytes that came.
+    /// Bytes received.
     pub fetched_bytes: u64,
-    /// Blocks that were damaged: they were not used.
+    /// Damaged blocks; they were not used.
     pub bad_blocks: u64,
     /// Operations that failed.
     pub failures: u64,
-    /// Bytes that were written.
+    /// Bytes written.
     pub published_bytes: u64,
-    /// Bytes of pages that these were before they were packed.
+    /// Size of these as unpacked pages, in bytes.
     pub published_raw_bytes: u64,
-    /// Blocks that were not written because the store failed.
+    /// Blocks not written because the store failed.
     pub dropped_blocks: u64,
-    /// Lines for whoever runs this: that the store failed, that it works again.
+    /// Lines for the operator: that the store failed, that it works again.
     pub notices: Vec<String>,
-    /// Milliseconds that the run waited at its end until everything was written.
+    /// Milliseconds that the run waited at its end for all writes.
     pub flush_ms: f64,
 }
 
@@ -60,29 +60,29 @@ pub(crate) struct SharedPrefixes {
     report: SharedReport,
 }
 
-/// A beginning on its way into a sequence.
+/// A beginning being loaded into a sequence.
 pub(crate) struct SharedSearch {
     pub(crate) fetch: SharedFetch,
     began: Instant,
-    /// Tokens that the sequence held, in whole pages; it is cut to them when the first block arrives.
+    /// The sequence's tokens in whole pages; it is truncated to them when the first block arrives.
     held: usize,
     is_cut: bool,
-    /// Tokens that the sequence may hold at most.
+    /// Most tokens of the sequence.
     most: usize,
-    /// True if nothing more will come.
+    /// True if nothing more will arrive.
     pub(crate) is_over: bool,
     early: Option<Early>,
 }
 
-/// A beginning that is taken as read though its last layers are still on their way.
+/// A beginning that counts as read while its last layers are still loading.
 struct Early {
-    /// Tokens of it.
+    /// Its number of tokens.
     tokens: usize,
-    /// Leading layers that are whole, cut to these tokens.
+    /// Number of complete leading layers, cut to these tokens.
     layers: usize,
 }
 
-/// How far a fetch is.
+/// Progress of a fetch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fetched {
     Some,
@@ -103,7 +103,7 @@ impl SharedPrefixes {
         })
     }
 
-    /// The report at the end of a run, with what went wrong.
+    /// The report at the end of a run, with failures.
     pub(crate) fn into_report(self) -> SharedReport {
         SharedReport {
             notices: self.blocks.take_notices(),
@@ -125,7 +125,7 @@ impl SharedPrefixes {
         }
     }
 
-    /// Waits until what was published has been written, at most `time`.
+    /// Waits until all published data is written, at most `time`.
     pub(crate) fn flush(&mut self, time: Duration) -> bool {
         let began = Instant::now();
         let all = self.blocks.flush(time);
@@ -133,7 +133,7 @@ impl SharedPrefixes {
         all
     }
 
-    /// Fills a sequence with what the store has of `tokens`, and waits for it.
+    /// Fills a sequence with the store's part of `tokens`, and waits for it.
     pub(crate) fn fill(&mut self, sequence: &mut Sequence, tokens: &[u32]) -> Result<(), EngineError> {
         let mut search = begin_fetch(sequence, self, tokens)?;
         loop {
@@ -145,7 +145,7 @@ impl SharedPrefixes {
         }
     }
 
-    /// Publishes what a sequence has read of a prompt, waiting where too much waits to be written, at most `time`.
+    /// Publishes a sequence's prompt. Waits while the queue is full, at most `time`.
     pub(crate) fn publish_all(&mut self, sequence: &Sequence, time: Duration) -> Result<(), EngineError> {
         let until = Instant::now() + time;
         let mut offered = 0;
@@ -165,14 +165,14 @@ impl SharedPrefixes {
 }
 
 impl SharedSearch {
-    /// True if a step would find something to do.
+    /// True if a step has work.
     pub(crate) fn has_arrived(&self) -> bool {
         !self.is_over && self.fetch.has_arrived()
     }
 }
 
-/// Begins to fetch what a shared store has of `tokens` beyond those that the sequence holds, which are the first of them. Waits for
-/// nothing.
+/// Begins to fetch the store's part of `tokens` after those that the sequence holds, which are the first of them,
+/// without waiting.
 pub(crate) fn begin_fetch(
     sequence: &Sequence,
     shared: &SharedPrefixes,
@@ -200,10 +200,11 @@ pub(crate) fn begin_fetch(
     })
 }
 
-/// Takes in what has arrived, in a bounded step. When it is over the sequence holds what it held, or whole chunks more of `tokens`.
+/// Adds arrived blocks, in a bounded step. At the end the sequence is unchanged, or has more whole chunks of
+/// `tokens`.
 ///
 /// # Errors
-/// The errors of an append; the fetch has ended then, and the sequence holds whole pages of what it held.
+/// The errors of an append; the fetch has then ended, and the sequence has whole pages of its earlier tokens.
 pub(crate) fn advance_fetch(
     sequence: &mut Sequence,
     shared: &mut SharedPrefixes,
@@ -253,8 +254,9 @@ fn end_fetch(sequence: &mut Sequence, search: &mut SharedSearch, tokens: &[u32])
     Ok(())
 }
 
-/// Takes a beginning as read once its first layers are whole, so that a pass can begin while the others arrive:
-/// [`has_layer`](Self::has_layer) says how far it may go. False where it is too early, or something looks at all layers before a pass.
+/// Counts a beginning as read when its first layers are complete, so that a pass can begin while the others are
+/// loading: [`has_layer`](Self::has_layer) limits the pass. Returns false if it is too early, or something reads all
+/// layers before a pass.
 pub(crate) fn begin_early(sequence: &mut Sequence, search: &mut SharedSearch, tokens: &[u32]) -> bool {
     let looks_at_all = sequence.recurrence().is_recurrent()
         || has_indexers(sequence.engine().model().config())
@@ -277,16 +279,16 @@ pub(crate) fn begin_early(sequence: &mut Sequence, search: &mut SharedSearch, to
     true
 }
 
-/// Takes in more of a beginning that a pass reads on from already.
+/// Adds more of a beginning that a pass already continues from.
 pub(crate) fn advance_early(sequence: &mut Sequence, search: &mut SharedSearch) {
-    // Pages that have no room are missed where the pass needs them.
+    // Pages without room are missed when the pass needs them.
     search.is_over = search
         .fetch
         .fill(&mut sequence.attention_mut().cache, STEP_BYTES)
         .unwrap_or(true);
 }
 
-/// True if a pass may attend in a layer of the cache; `None` where the layer will never be whole.
+/// True if a pass may attend in a layer of the cache; `None` if the layer will never be complete.
 pub(crate) fn has_layer(sequence: &mut Sequence, search: &mut SharedSearch, layer: usize) -> Option<bool> {
     let expected = search.fetch.expected_tokens().unwrap_or(0);
     let Some(early) = &mut search.early else {
@@ -305,7 +307,7 @@ pub(crate) fn has_layer(sequence: &mut Sequence, search: &mut SharedSearch, laye
     Some(true)
 }
 
-/// Ends a fetch that a pass has read on from: after a pass through all layers it is complete.
+/// Ends a fetch that a pass has continued from: after a pass through all layers it is complete.
 pub(crate) fn complete_early(shared: &mut SharedPrefixes, search: &SharedSearch) {
     if let Some(early) = &search.early {
         shared.report.found_tokens += early.tokens - search.held;
@@ -313,8 +315,8 @@ pub(crate) fn complete_early(shared: &mut SharedPrefixes, search: &SharedSearch)
     }
 }
 
-/// Goes back to what has arrived whole, where a pass was given up because a layer did not. The sequence holds no more than it was
-/// taken to have read.
+/// Returns to the completely arrived tokens, after a pass was abandoned because a layer did not arrive. The sequence
+/// has no more tokens than were counted as read.
 pub(crate) fn give_up_early(sequence: &mut Sequence, search: &SharedSearch) {
     let whole = search.fetch.whole_tokens(&sequence.attention().cache);
     let grid = prompt_grid(sequence);
@@ -322,7 +324,7 @@ pub(crate) fn give_up_early(sequence: &mut Sequence, search: &SharedSearch) {
     sequence.hold_prompt(held, held, &[]);
 }
 
-/// Leaves what a fetch that is given up has brought.
+/// Removes the results of an abandoned fetch.
 pub(crate) fn drop_fetch(sequence: &mut Sequence, search: &SharedSearch) {
     if search.is_cut {
         if sequence.recurrence().is_recurrent() {
@@ -333,8 +335,8 @@ pub(crate) fn drop_fetch(sequence: &mut Sequence, search: &SharedSearch) {
     }
 }
 
-/// Copies pages of what was read as prompt, from the token `from` on, and the state of recurrent layers where it is known, so that
-/// they are written to a shared store behind: a bounded step. Returns the tokens that need not be offered again.
+/// Copies pages of the prompt, from token `from` on, and the state of recurrent layers if known, to be written to a
+/// shared store in the background, in a bounded step. Returns the number of tokens that need not be offered again.
 pub(crate) fn publish(sequence: &Sequence, shared: &SharedPrefixes, from: usize) -> Result<usize, EngineError> {
     let (attention, blocks) = (sequence.attention(), &shared.blocks);
     if !attention.is_whole() {
@@ -360,8 +362,8 @@ fn shared_identity(sequence: &Sequence, any_machine: bool) -> Result<Vec<u8>, En
     Ok(identity)
 }
 
-/// The parts of a machine that decide over the last bits of keys and values beside the model and its options: attention sums in the order of its vectors,
-/// and angles come from the system's mathematics.
+/// The parts of a machine that affect the last bits of keys and values besides the model and its options: attention
+/// sums follow its vector width, and angles come from the system's math library.
 fn machine(engine: &Engine) -> String {
     let (architecture, instructions) = (std::env::consts::ARCH, riffle_attention::instruction_set());
     let is_musl = cfg!(target_env = "musl");
@@ -420,7 +422,7 @@ mod tests {
                 let mut shared = open();
                 shared.fill(found.sequence_mut(), &other).unwrap();
                 let adopted = found.tokens().len();
-                // States are kept near the end of what was read.
+                // States are stored near the end of the read text.
                 let is_some = adopted > 0 || count < 512;
                 assert!(
                     is_some && adopted <= count,

@@ -1,8 +1,10 @@
-//! Compares a policy's attention with exact attention: the mass that it keeps, and the shape of exact attention.
+//! Compares a policy's attention with exact attention: the attention mass that the policy keeps, and the shape of
+//! exact attention.
 //!
-//! While a text is read, 64 queries of each chunk are compared with exact attention: the share of their mass that the
-//! policy read (not renormalised), by layer, head and place in the text; how much of it lies on the first tokens, on the
-//! latest and on few others; and whether these few stay the same from one chunk to the next.
+//! The audit samples 64 queries of each chunk while the engine reads a text. For each it computes the share of exact
+//! attention mass that the policy read, without renormalising, by layer, head and position. It also computes the mass
+//! on the first tokens, on the latest tokens and on a few other keys, and whether these keys stay the same from chunk
+//! to chunk.
 
 mod sums;
 
@@ -24,16 +26,16 @@ pub struct AuditOptions {
     pub text: String,
     /// First tokens that count as sinks.
     pub sink_tokens: usize,
-    /// Latest tokens of a query, its own among them, that count as local.
+    /// Latest tokens of a query that count as local, its own included.
     pub local_tokens: usize,
-    /// Keys of a head that count as heavy hitters: those with the most mass.
+    /// Keys of a head with the most mass, counted as heavy hitters.
     pub heavy_tokens: usize,
-    /// Layer and query head of the attention map; `None` takes the head that keeps least, of equals the one that looks
-    /// farthest.
+    /// Layer and query head of the attention map. `None` takes the head that keeps the least mass; among equal heads
+    /// the one with the farthest attention.
     pub map: Option<(usize, usize)>,
 }
 
-/// `riffle eval audit`: what a policy kept of the true attention over one text.
+/// `riffle eval audit`: the exact attention mass that a policy keeps over one text.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct AuditTable {
@@ -51,9 +53,9 @@ pub struct AuditTable {
     pub heavy_tokens: usize,
     /// Sampled (query, head) pairs.
     pub samples: u64,
-    /// Share of the true attention that was read, on average.
+    /// Mean share of the exact attention mass that the policy read.
     pub mean_mass: f64,
-    /// Share that all but one in a hundred samples exceed.
+    /// First percentile over the samples: 99 of 100 samples keep more.
     pub first_percentile_mass: f64,
     /// Mean of ‖output − exact output‖ / ‖exact output‖.
     pub mean_output_error: f64,
@@ -73,7 +75,7 @@ pub struct AuditTable {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct AuditedHead {
-    /// Its layer, among those with keys and values.
+    /// Its layer, counted among layers with keys and values.
     pub layer: usize,
     /// Its number among the layer's query heads.
     pub head: usize,
@@ -81,40 +83,40 @@ pub struct AuditedHead {
     pub kv_head: usize,
     /// Sampled queries.
     pub samples: u64,
-    /// Share of the true attention that was read, on average.
+    /// Mean share of the exact attention mass that the policy read.
     pub mean_mass: f64,
-    /// Share that all but one in a hundred samples exceed.
+    /// First percentile over the samples: 99 of 100 samples keep more.
     pub first_percentile_mass: f64,
     /// Mean relative error of the output.
     pub mean_output_error: f64,
     /// Share of the causal pairs that were read.
     pub density: f64,
-    /// Share of its attention on the sinks, of queries behind the first chunk.
+    /// Share of the mass on the sinks, for queries after the first chunk.
     pub sink_mass: f64,
-    /// Share on local tokens, of the same queries.
+    /// Share of the mass on local tokens, for the same queries.
     pub local_mass: f64,
-    /// Share on the heavy hitters of each chunk (sinks may be among them), of the same queries.
+    /// Share of the mass on the heavy hitters of each chunk, for the same queries. Sinks may be among them.
     pub heavy_mass: f64,
-    /// Mean Jaccard index of the heavy hitters of neighbouring chunks, among keys older than both; `None` for texts with
-    /// too few chunks.
+    /// Mean Jaccard index of the heavy hitters of neighbouring chunks, among keys older than both; `None` if the text
+    /// has too few chunks.
     pub heavy_jaccard: Option<f64>,
-    /// Shares of this head's attention beyond local tokens, one for each of several equal stretches of the text.
+    /// Shares of this head's attention beyond the local tokens, one for each of several equal sections of the text.
     pub far_shares: Vec<f64>,
 }
 
-/// Queries of one stretch of the text.
+/// Queries of one section of the text.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct AuditedRows {
     /// First position.
     pub from_position: usize,
-    /// Position behind the last.
+    /// End of the section: the position after its last token.
     pub to_position: usize,
     /// Sampled (query, head) pairs.
     pub samples: u64,
-    /// Share of the true attention that was read, on average.
+    /// Mean share of the exact attention mass that the policy read.
     pub mean_mass: f64,
-    /// Share that all but one in a hundred samples exceed.
+    /// First percentile over the samples: 99 of 100 samples keep more.
     pub first_percentile_mass: f64,
     /// The smallest.
     pub lowest_mass: f64,
@@ -130,18 +132,19 @@ pub struct AttentionMap {
     pub head: usize,
     /// Cells along each side.
     pub cells: usize,
-    /// `[cells of queries, cells of keys]`: share of the queries' attention; a row without a sampled query is zero.
+    /// `[query cells, key cells]`: share of the queries' attention. A row without a sampled query is zero.
     pub shares: Vec<f64>,
-    /// `[cells of queries, cells of keys]`: share of the causal pairs that the policy read.
+    /// `[query cells, key cells]`: share of the causal pairs that the policy read.
     pub read: Vec<f64>,
 }
 
-/// Reads `tokens` under the engine's prefill policy, with [`SequenceOptions::audit`](riffle_engine::SequenceOptions::audit)
-/// on, and compares. A finished audit comes from the journal or goes there.
+/// Reads `tokens` under the engine's prefill policy with
+/// [`SequenceOptions::audit`](riffle_engine::SequenceOptions::audit) and compares it with exact attention. The
+/// journal keeps finished audits.
 ///
 /// # Errors
-/// [`EvalError::Option`] for fewer than 128 tokens, a head that is not there, or sums that would not fit in memory;
-/// [`EvalError::Interrupted`], and whatever else stops a prompt.
+/// [`EvalError::Option`] for fewer than 128 tokens, an unknown head, or sums that do not fit in memory;
+/// [`EvalError::Interrupted`]; any error of the prompt.
 pub fn audit(
     engine: &Arc<Engine>,
     tokens: &[u32],

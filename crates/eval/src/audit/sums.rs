@@ -11,7 +11,7 @@ use super::{AttentionMap, AuditOptions, AuditedHead, AuditedRows};
 const CELLS: usize = 64;
 /// Stretches of queries at most.
 const STRETCHES: usize = 64;
-/// Runs of neighbouring queries that an audit samples of each chunk.
+/// Groups of neighbouring queries that an audit samples from each chunk.
 const RUNS_OF_A_CHUNK: usize = 8;
 
 /// Sizes of an audited model and text.
@@ -24,7 +24,7 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// Cells of a map such that hardly one of its rows holds no sampled query.
+    /// Cells of a map, few enough that nearly every row has a sampled query.
     fn cells(&self) -> usize {
         let runs = (self.tokens / self.chunk_tokens).max(1) * RUNS_OF_A_CHUNK;
         runs.min(CELLS).min(self.tokens)
@@ -49,15 +49,15 @@ pub(super) struct Sums {
 
 /// One query head.
 struct Head {
-    /// Mass that the keys received from the queries of the chunk under way.
+    /// Mass of each key from the queries of the current chunk.
     chunk_mass: Vec<f32>,
-    /// Its number.
+    /// Index of the current chunk.
     chunk: usize,
-    /// Mass of the chunk under way, of all its sampled queries.
+    /// Sampled queries of the current chunk.
     chunk_queries: usize,
     heavy_before: Option<HashSet<usize>>,
     jaccards: Vec<f64>,
-    /// Results of queries behind the first chunk.
+    /// Results of the queries after the first chunk.
     late: Late,
     /// Queries of each row of the map.
     row_queries: Vec<u32>,
@@ -100,7 +100,7 @@ impl Sums {
         }
     }
 
-    /// Takes in a query; those of a head come by position.
+    /// Adds a query. The queries of a head arrive in order of position.
     pub(super) fn add(&mut self, query: &AuditedQuery<'_>) {
         let (tokens, options) = (self.shape.tokens, &self.options);
         if query.position >= tokens {
@@ -143,7 +143,7 @@ impl Sums {
         }
     }
 
-    /// Every head of the engine's report with what was seen of its attention.
+    /// Every head of the engine's report, with its attention statistics.
     pub(super) fn heads(&mut self, audits: &[HeadAudit]) -> Vec<AuditedHead> {
         for head in &mut self.heads {
             head.end_chunk(self.shape.chunk_tokens, &self.options);
@@ -195,13 +195,13 @@ impl Sums {
         rows.collect()
     }
 
-    /// The map of the head that was asked for, or of the one that says most.
+    /// The map of the requested head, or of the head that keeps the least mass.
     pub(super) fn map(&self, audits: &[HeadAudit]) -> Option<AttentionMap> {
         let far = |layer: usize, head: usize| {
             let late = &self.heads[layer * self.shape.heads + head].late;
             (late.queries as f64 - late.sinks - late.local) / late.queries.max(1) as f64
         };
-        // Heads that keep all but rounding are equals.
+        // Heads that differ only by rounding count as equal.
         let steps = |mass: f64| (mass * 1000.0).round() as i64;
         let says_most = || {
             let order = |a: &&HeadAudit, b: &&HeadAudit| {
@@ -228,7 +228,7 @@ impl Sums {
 }
 
 impl Head {
-    /// Compares the heavy hitters of the chunk that ends with those of the one before, among keys older than both.
+    /// Compares the heavy hitters of the ending chunk with the previous chunk's, among keys older than both.
     fn end_chunk(&mut self, chunk_tokens: usize, options: &AuditOptions) {
         if self.chunk_queries == 0 {
             return;
@@ -243,7 +243,7 @@ impl Head {
                 self.jaccards.push(jaccard(before, &of_keys(older_than_both)));
             }
         }
-        // Fewer than twice as many candidates would be alike by chance alone.
+        // With fewer than twice as many candidates, the sets would agree by chance.
         let older = self.chunk * chunk_tokens;
         self.heavy_before = (older >= 2 * heavy).then(|| of_keys(older));
         self.chunk_mass.fill(0.0);
@@ -251,7 +251,7 @@ impl Head {
     }
 }
 
-/// The keys with the most mass; of equals the first.
+/// The keys with the most mass; equal keys in order of position.
 fn heaviest(mass: &[f32], count: usize) -> HashSet<usize> {
     let mut keys: Vec<usize> = (0..mass.len()).collect();
     let by_mass = |a: &usize, b: &usize| mass[*b].total_cmp(&mass[*a]).then(a.cmp(b));
@@ -271,12 +271,12 @@ fn mean(values: &[f64]) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }
 
-/// The tokens of one of `cells` equal stretches.
+/// The tokens of one of `cells` equal sections.
 fn cell_span(cell: usize, cells: usize, tokens: usize) -> Span {
     Span::new((cell * tokens).div_ceil(cells), ((cell + 1) * tokens).div_ceil(cells))
 }
 
-/// A share to six digits: records hold thousands of them.
+/// Rounds a share to six digits, because records have thousands of shares.
 fn rounded(share: f64) -> f64 {
     (share * 1e6).round() / 1e6
 }
@@ -315,7 +315,7 @@ mod tests {
         }
     }
 
-    /// Sums over one query at the end of each chunk, with its mass on `keys`.
+    /// Sums over one query at the end of each chunk. The query's mass is on `keys`.
     fn sums_of(chunks: &[&[(usize, f32)]], read: &[Span]) -> Sums {
         let mut sums = Sums::new(SHAPE, options());
         for (chunk, keys) in chunks.iter().enumerate() {
@@ -343,7 +343,7 @@ mod tests {
         let mut sums = sums_of(&[first, second], &[Span::new(0, 32)]);
         let head = &sums.heads(&[report()])[0];
         assert_eq!((head.sink_mass, head.local_mass), (0.375, 0.375));
-        // The four largest of six keys; of equals the first.
+        // The four largest of six keys; of two equal keys, the first.
         assert_eq!(head.heavy_mass, 0.25 + 0.25 + 0.125 + 0.125);
         assert_eq!(head.heavy_jaccard, None);
         // The shares average two queries in cells of four tokens; tokens 62 and 63 are local.

@@ -1,4 +1,4 @@
-//! Equal budgets: the parameter of each policy that decides how much it reads, set so that it reads the share asked for.
+//! Equal budgets: sets the parameter that decides how many keys a policy reads, so that it reads the requested share.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,27 +11,27 @@ use crate::choice::PolicyChoice;
 use crate::record::BudgetFit;
 use crate::tasks::{Watch, go_on};
 
-/// Runs of the model that a fit takes at most.
+/// Limit on the model runs of one fit.
 const TRIES: usize = 9;
 
-/// A fit is good enough this close to the budget, as a share of it.
+/// A fit within this share of the budget is good enough.
 const CLOSE: f64 = 0.03;
 
-/// Tokens that a decode policy is measured on.
+/// Tokens that measure a decode policy.
 const STEPS: usize = 24;
 
-/// A policy as it is to be run.
+/// A policy with its fitted parameter.
 #[derive(Debug, Clone)]
 pub(crate) struct FittedChoice {
     pub(crate) choice: PolicyChoice,
-    /// How it was fitted; `None` for a policy that is run as it is.
+    /// The fit; `None` for a policy without a fit.
     pub(crate) fit: Option<BudgetFit>,
 }
 
 /// Fitted policies, by policy, budget and length.
 pub(crate) struct Fitted<'a> {
     engine: &'a Arc<Engine>,
-    /// Tokens of the text that densities are measured on.
+    /// Tokens of the text that measures densities.
     hay: &'a [u32],
     seed: u64,
     known: HashMap<(String, u64, usize), FittedChoice>,
@@ -47,7 +47,7 @@ impl<'a> Fitted<'a> {
         }
     }
 
-    /// The policy as it is to be run at this length; without a budget as it is.
+    /// The fitted policy at this length; without a budget, the policy itself.
     pub(crate) fn choice(
         &mut self,
         choice: &PolicyChoice,
@@ -104,7 +104,7 @@ impl<'a> Fitted<'a> {
         })
     }
 
-    /// The share of the pairs that the policy reads in its phase, on a text of this length.
+    /// The share of pairs that the policy reads in its phase, on a text of this length.
     fn density(&self, choice: &PolicyChoice, context_tokens: usize, watch: &mut Watch<'_>) -> Result<f64, EvalError> {
         let engine = self.engine.with_options(choice.options(self.engine.options()))?;
         let start = self.seed as usize % self.hay.len();
@@ -112,7 +112,7 @@ impl<'a> Fitted<'a> {
         let tokens: Vec<u32> = text.copied().collect();
         let (document, steps) = tokens.split_at(context_tokens.saturating_sub(STEPS).max(1));
         let mut session = Session::new(&engine)?;
-        // Fitting is no part of the cell that waits for it.
+        // The time of the fit does not count in the cell.
         session.prefill(document, &mut |_| watch(0.0))?;
         let mut pairs = session.sequence().counts().pairs;
         if choice.phase == Phase::Decode {
@@ -130,18 +130,18 @@ impl<'a> Fitted<'a> {
     }
 }
 
-/// The value that a search ended with.
+/// The result of a search.
 #[derive(Debug)]
 struct Closest<T> {
-    /// Share of the pairs read with it.
+    /// Share of the pairs that it reads.
     density: f64,
-    /// The policy with it.
+    /// The policy with this value.
     choice: T,
-    /// True if the budget lies between shares that were measured, or close to one.
+    /// True if the budget is between measured shares or close to one.
     reaches: bool,
 }
 
-/// A number without zeros at its end.
+/// A number without trailing zeros.
 fn short_number(text: &str) -> &str {
     if text.contains('.') {
         text.trim_end_matches('0').trim_end_matches('.')
@@ -150,7 +150,7 @@ fn short_number(text: &str) -> &str {
     }
 }
 
-/// The value of the parameter whose density is closest to the budget, by bisection.
+/// Bisects for the parameter value whose density is closest to the budget.
 fn search<T>(
     parameter: &BudgetParameter,
     budget: f64,
@@ -221,7 +221,7 @@ mod tests {
         let whole = parameter(1.0, 4096.0, BudgetScale::Whole, true);
         let found = search(&whole, 0.1, &mut |value| Ok((value / 4096.0, value))).unwrap();
         assert!((found.choice - 410.0).abs() < 15.0 && found.reaches, "{found:?}");
-        // A policy that never reads less than a quarter ends at its least.
+        // A policy that reads at least a quarter of the keys ends at its minimum.
         let found = search(&whole, 0.1, &mut |value| Ok(((value / 4096.0).max(0.25), value))).unwrap();
         assert!(found.choice < 1100.0 && found.density == 0.25, "{found:?}");
         assert!(!found.reaches, "{found:?}");

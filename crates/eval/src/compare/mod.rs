@@ -1,4 +1,4 @@
-//! Policies side by side: the same tasks, the same prompts, and where asked for the same budget.
+//! Compares policies on the same tasks and prompts and, if requested, at the same budget.
 
 mod fit;
 mod task;
@@ -31,7 +31,7 @@ pub struct CompareOptions {
     pub policies: Vec<PolicyChoice>,
     /// Tasks.
     pub tasks: Vec<CompareTask>,
-    /// Tokens of the documents. Tasks from files do not need them.
+    /// Tokens of the documents. Tasks from files have their own lengths.
     pub lengths: Vec<usize>,
     /// Prompts of a RULER task, documents of a needle task.
     pub samples: u64,
@@ -39,10 +39,11 @@ pub struct CompareOptions {
     pub depths: usize,
     /// Seed of the first prompt.
     pub seed: u64,
-    /// Shares of the pairs that every policy is fitted to read in its phase, at each length. Policies are compared at each of them; none
-    /// takes policies as they are.
+    /// Shares of the pairs. Every policy is fitted to read each share in its phase, at each length; an empty list
+    /// uses the policies unchanged.
     pub budgets: Vec<f64>,
-    /// Read once what prompts of a policy begin with alike, and for decode policies that do not learn the document alone, densely.
+    /// True to read the common beginning of a policy's prompts once. Decode policies that learn nothing while reading
+    /// share the document of dense attention.
     pub shares: bool,
 }
 
@@ -51,7 +52,7 @@ pub struct CompareOptions {
 struct Scored {
     /// The policy as it was run.
     settings: RunSettings,
-    /// How it was fitted to the budget; missing in journals of earlier versions.
+    /// The fit to the budget; journals of earlier versions lack it.
     #[serde(default)]
     fit: Option<BudgetFit>,
     scores: Vec<f64>,
@@ -60,36 +61,36 @@ struct Scored {
 
 /// A part of a comparison: a policy at a length, on one task.
 struct Entry<'a> {
-    /// Its place in the table.
+    /// Row of the table.
     row: usize,
     choice: &'a PolicyChoice,
     budget: Option<f64>,
     task: &'a CompareTask,
-    /// Prompts of a task from a file; none of other tasks, which make them.
+    /// Prompts of a task from a file; empty for other tasks, which generate them.
     prompts: &'a [Prompt],
     context_tokens: usize,
 }
 
 /// Tasks that are asked at one length.
 struct Length<'a> {
-    /// Tokens of the documents; of a file's prompts those of the longest.
+    /// Tokens of the documents; for a file's prompts, tokens of the longest.
     context_tokens: usize,
     tasks: Vec<&'a CompareTask>,
     /// Prompts of the one task, if it is from a file.
     prompts: Vec<Prompt>,
 }
 
-/// Runs every policy on every task at every length. Finished cells come from the journal and go there.
+/// Runs every policy on every task at every length. The journal keeps finished cells.
 ///
-/// A prefill policy is asked with the document, as one prompt. A decode policy is asked late, token by token behind the
-/// document, so that all of its answers depend on it.
+/// For a prefill policy, the prompt contains the document and the question. For a decode policy, the question follows
+/// the document token by token, so every answer depends on the policy.
 ///
-/// Every prompt is read from its beginning, so that times are whole. With [`CompareOptions::shares`] that costs less: one dense
-/// reading of a document serves full attention and every decode policy that learns nothing. Answers are the same, but times and
-/// densities of a prompt are those of the part that was read anew.
+/// Every prompt is read from its beginning, so its times are complete. With [`CompareOptions::shares`], full
+/// attention and every decode policy that learns nothing share one dense reading of a document. The answers stay the
+/// same; the times and densities of a prompt then count only the newly read part.
 ///
 /// # Errors
-/// [`EvalError::Option`] for nothing to compare or a policy that cannot be fitted; [`EvalError::Interrupted`].
+/// [`EvalError::Option`] for an empty comparison or a policy without a fit; [`EvalError::Interrupted`].
 pub fn compare(
     engine: &Arc<Engine>,
     corpus: &Corpus,
@@ -131,7 +132,7 @@ pub fn compare(
     })
 }
 
-/// Every task that tells policies of a choice's phase apart, at every length, in the order in which they are run.
+/// Every task that distinguishes policies in a choice's phase, at every length, in run order.
 fn cells<'a>(
     options: &CompareOptions,
     choices: &[&'a PolicyChoice],
@@ -170,7 +171,7 @@ fn cells<'a>(
     cells
 }
 
-/// True if documents are read by dense attention for it, and what it does behind them follows from their keys alone.
+/// True if the policy's documents are read by dense attention and its decode depends only on their keys.
 fn reads_densely(choice: &PolicyChoice) -> bool {
     choice.is_full() || (choice.phase == Phase::Decode && choice.rules().follows_from_keys())
 }
@@ -187,7 +188,7 @@ impl CompareOptions {
         self.budgets.iter().try_for_each(|budget| check_budget(Some(*budget)))
     }
 
-    /// The choice with each of its budgets; `None` where it is run as it is.
+    /// The choice with each of its budgets; `None` for the unchanged policy.
     fn budgets_of<'a>(&self, choice: &'a PolicyChoice) -> Vec<(&'a PolicyChoice, Option<f64>)> {
         if choice.is_full() || self.budgets.is_empty() {
             return vec![(choice, None)];
@@ -204,12 +205,12 @@ impl CompareOptions {
         files.collect()
     }
 
-    /// Tasks whose prompts are made at every length.
+    /// Tasks that generate prompts for every length.
     fn made(&self) -> impl Iterator<Item = &CompareTask> {
         self.tasks.iter().filter(|task| !matches!(task, CompareTask::File(_)))
     }
 
-    /// The tasks by length: made ones at every length, then those from files.
+    /// The tasks by length: generated tasks at every length, then tasks from files.
     fn lengths<'a>(&'a self, engine: &Engine, corpus: &Corpus) -> Result<Vec<Length<'a>>, EvalError> {
         let mut lengths = Vec::new();
         if self.made().next().is_some() {
@@ -233,7 +234,7 @@ impl CompareOptions {
     }
 }
 
-/// Refuses a budget that is no share.
+/// Refuses a budget outside 0 to 1.
 pub(crate) fn check_budget(budget: Option<f64>) -> Result<(), EvalError> {
     match budget {
         Some(budget) if !(budget > 0.0 && budget <= 1.0) => Err(EvalError::Option(format!(
@@ -243,17 +244,17 @@ pub(crate) fn check_budget(budget: Option<f64>) -> Result<(), EvalError> {
     }
 }
 
-/// Sessions that hold what was read last.
+/// Sessions with the latest document.
 #[derive(Default)]
 struct Readers {
     /// Under dense attention.
     dense: Option<Reader>,
-    /// Under the policy that was asked last, which is named.
+    /// Reader and name of the latest policy.
     own: Option<(String, Reader)>,
 }
 
 impl Readers {
-    /// Reader for a policy. With `shares` it may hold the beginning of the prompt; otherwise it is empty.
+    /// Reader for a policy. With `shares` it may already hold the beginning of the prompt; otherwise it is empty.
     fn reader_for(
         &mut self,
         engine: &Arc<Engine>,
@@ -292,7 +293,7 @@ impl Entry<'_> {
             CompareTask::File(_) => format!("{choice}: {task}, {} questions", self.prompts.len()),
             _ => format!("{choice}: {task} {context_tokens} tokens, {samples} samples, {depths} depths"),
         };
-        // The only budget of a run is among the settings of its journal.
+        // The journal's settings already name the only budget of a run.
         match self.budget.filter(|_| options.budgets.len() > 1) {
             Some(budget) => format!("{name}, budget {budget}"),
             None => name,
@@ -317,7 +318,7 @@ impl Entry<'_> {
         }
     }
 
-    /// Asks the prompts of one sample, which is known by its number, and adds what was found.
+    /// Asks the prompts of one numbered sample and adds the scores.
     fn score(
         &self,
         corpus: &Corpus,
@@ -399,8 +400,8 @@ fn row(engine: &Engine, entry: &Entry<'_>, scored: &Scored) -> ComparisonRow {
     }
 }
 
-/// Bytes of keys and values a token behind the prompt reads: those of the pairs, and all keys where the policy scans them.
-/// The oracles' scan is not counted: they stand for a choice that costs nothing.
+/// Bytes of keys and values that a token after the prompt reads: the selected pairs, and all keys if the policy scans
+/// them. The scan of the oracles does not count.
 fn decode_bytes(engine: &Engine, entry: &Entry<'_>, cost: &Cost) -> f64 {
     let (options, config, choice) = (engine.options(), engine.model().config(), entry.choice);
     let bytes = |format: riffle_attention::Format| {
@@ -423,8 +424,8 @@ fn decode_bytes(engine: &Engine, entry: &Entry<'_>, cost: &Cost) -> f64 {
     chosen + unchosen_keys(engine, entry.context_tokens) as f64 * (keys + values)
 }
 
-/// Keys that a token behind `context_tokens` tokens reads in all KV heads of the layers in which no policy may choose: those with a
-/// window of their own, and those that read the keys of another layer.
+/// Keys that a token after `context_tokens` tokens reads in all KV heads of layers without a policy: layers with
+/// their own window, and layers that read another layer's keys.
 fn unchosen_keys(engine: &Engine, context_tokens: usize) -> usize {
     let model = engine.model();
     let config = model.config();

@@ -11,28 +11,29 @@ use crate::EvalError;
 use crate::record::{AskPlace, NeedleKind};
 use crate::tasks::{FileTask, OutsideTask, RulerTask, Task};
 
-/// A needle test, spelled `needle:KIND:PLACE`, a task of RULER by its name, questions of a file, spelled `file:PATH`, or a task from
-/// another crate.
+/// A needle test, spelled `needle:KIND:PLACE`, a RULER task by its name, questions of a file, spelled `file:PATH`, or
+/// a task from another crate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CompareTask {
-    /// Needles of a kind, asked for somewhere.
+    /// Needles of a kind, with the position of the question.
     Needle(NeedleKind, AskPlace),
     /// A RULER task.
     Ruler(RulerTask),
-    /// Questions with contexts of their own. Lengths, samples and depths do not act on them.
+    /// Questions with their own contexts. Lengths, samples and depths do not apply.
     File(Arc<FileTask>),
-    /// A task from another crate: [`CompareTask::outside`] makes it.
+    /// A task from another crate, made by [`CompareTask::outside`].
     Outside(OutsideTask),
 }
 
 impl CompareTask {
-    /// A task from another crate. A prefill policy is asked with the document, a decode policy late.
+    /// A task from another crate. A prefill policy gets the document and the question in one prompt; for a decode
+    /// policy the question follows later.
     pub fn outside(task: &'static dyn Task) -> Self {
         Self::Outside(OutsideTask::new(task))
     }
 
-    /// True if it tells policies of a phase apart: in decode only what is asked token by token does.
+    /// True if the task distinguishes policies of a phase. For decode, the question must follow token by token.
     pub(crate) fn suits(&self, phase: Phase, full: bool) -> bool {
         match self {
             Self::Needle(_, place) => full || phase == Phase::Prefill || *place == AskPlace::Late,

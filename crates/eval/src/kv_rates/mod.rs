@@ -1,4 +1,5 @@
-//! Measures the bytes of the KV cache and the speed of its tiers, beside the machine's own in the same run.
+//! Measures the bytes of the KV cache and the speed of its tiers, and compares them with the machine's speed in the
+//! same run.
 
 mod streams;
 
@@ -27,7 +28,7 @@ pub struct KvRateOptions {
     pub folder: PathBuf,
     /// Tokens of a sequence.
     pub tokens: usize,
-    /// The latest of them, which lie in the device tier while decode is measured.
+    /// The latest tokens. They stay in the device tier while decode is measured.
     pub hot_tokens: usize,
     /// Tokens in a page.
     pub page_tokens: usize,
@@ -45,7 +46,7 @@ pub struct KvBytes {
     pub format: String,
     /// Tokens in a page.
     pub page_tokens: usize,
-    /// Bytes a token takes by format and shape.
+    /// Bytes of a token, computed from format and shape.
     pub formula_bytes_per_token: f64,
     /// Bytes of pages and bookkeeping, or of files, for each token.
     pub bytes_per_token: f64,
@@ -53,35 +54,35 @@ pub struct KvBytes {
     pub bookkeeping_share: f64,
 }
 
-/// How fast pages stream from one tier to a nearer one.
+/// Rate at which pages stream from one tier to a faster one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct StreamRate {
     /// `ram to device`, `disk to ram` from the system's cache of files, or `disk to ram, cold` from the disk itself.
     pub path: String,
-    /// Threads that load pages, and that copy or read plainly.
+    /// Threads that load pages, and that copy or read without the cache.
     pub threads: usize,
     /// Pages streamed, in GB/s.
     pub gigabytes_per_s: f64,
-    /// Plain copies or reads of as much in the same state, in GB/s.
+    /// Rate of copies or reads of the same size without the cache, in GB/s.
     pub plain_gigabytes_per_s: f64,
-    /// The one as a share of the other.
+    /// The streaming rate divided by the plain rate.
     pub share: f64,
 }
 
-/// A decode step over all but the latest tokens in another place.
+/// A decode step with all but the latest tokens in another tier.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct DecodeRate {
-    /// Place of the older pages.
+    /// Tier of the older pages.
     pub older_pages: String,
     /// Milliseconds of a step through all layers.
     pub median_ms: f64,
-    /// The same as a multiple of everything in the device tier.
+    /// Time relative to a step with all pages in the device tier.
     pub ratio: f64,
 }
 
-/// `riffle bench kv`: all of it.
+/// `riffle bench kv`: bytes, streams and decode steps.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct KvRates {
@@ -93,7 +94,7 @@ pub struct KvRates {
     pub bytes: Vec<KvBytes>,
     /// Rows by path.
     pub streams: Vec<StreamRate>,
-    /// Rows by place; the first is resident.
+    /// Rows by tier; the first row has all pages in the device tier.
     pub decode: Vec<DecodeRate>,
 }
 
@@ -128,7 +129,7 @@ enum CachePart {
     Decode(CachePlace),
 }
 
-/// Place of a decode step's older pages. The others are compared with the first.
+/// Tier of a decode step's older pages. The first tier is the reference for the others.
 #[derive(Clone, Copy)]
 enum CachePlace {
     Device,
@@ -144,10 +145,10 @@ const HEAD_DIM: usize = 128;
 /// Tokens appended at a time.
 const CHUNK: usize = 512;
 
-/// Measures. Finished rows come from the journal and go there.
+/// Measures the cache and its tiers. The journal keeps finished rows.
 ///
 /// # Errors
-/// [`EvalError::Option`] for too few tokens; what the cache and its folder can meet; [`EvalError::Interrupted`].
+/// [`EvalError::Option`] for too few tokens; errors of the cache and its folder; [`EvalError::Interrupted`].
 pub fn measure_kv(
     options: &KvRateOptions,
     journal: &mut Journal,
@@ -185,7 +186,7 @@ pub fn measure_kv(
 }
 
 impl KvRateOptions {
-    /// Refuses too few tokens, too many for memory, and a folder that is not there.
+    /// Refuses too few tokens, too many tokens for the memory, and a missing folder.
     fn check(&self) -> Result<(), EvalError> {
         if self.hot_tokens < CHUNK || self.tokens < self.hot_tokens.saturating_mul(2) {
             return Err(EvalError::Option(format!(
@@ -200,7 +201,7 @@ impl KvRateOptions {
         }
         let shape = shape(self, self.format);
         shape.validate().map_err(EngineError::from)?;
-        // Streaming from RAM is compared with copies from as many bytes again.
+        // Streaming from RAM is compared with copies of the same size, which need as much memory again.
         let needed = shape.bytes_for(self.tokens).saturating_mul(2);
         let what = format!("a cache of {} tokens, twice,", self.tokens);
         check_memory(&what, needed, "use fewer --tokens")
@@ -208,7 +209,7 @@ impl KvRateOptions {
 }
 
 impl CachePart {
-    /// All that is measured, in order.
+    /// All measurements, in order.
     fn all() -> Vec<Self> {
         let bytes = ["ram", "disk"]
             .into_iter()
@@ -285,7 +286,8 @@ fn shape(options: &KvRateOptions, format: Format) -> CacheShape {
     }
 }
 
-/// Tiers with room near for `near_bytes` of pages beside those on their way; the others go to `folder`, or to RAM.
+/// Tiers with space for `near_bytes` of pages in the fast tier, besides pages in transit. The other pages are in
+/// `folder`, or in RAM.
 fn far(options: &KvRateOptions, shape: &CacheShape, folder: Option<PathBuf>, near_bytes: u64) -> KvTiers {
     let mut tiers = KvTiers {
         disk: folder.map(|folder| DiskTier {

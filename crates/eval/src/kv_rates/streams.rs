@@ -1,4 +1,4 @@
-//! Pages that stream to a nearer tier, beside plain copies or reads of as many bytes by as many threads.
+//! Streams pages to a faster tier, and compares this with plain copies or reads of the same size and thread count.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -18,9 +18,9 @@ use crate::EvalError;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Path {
     RamToDevice,
-    /// The file lies in the system's cache of files.
+    /// The file is in the system's page cache.
     CachedDiskToRam,
-    /// It does not.
+    /// The file is not in the system's page cache.
     ColdDiskToRam,
 }
 
@@ -36,7 +36,7 @@ impl Path {
 
 pub(super) const PATHS: [Path; 3] = [Path::RamToDevice, Path::CachedDiskToRam, Path::ColdDiskToRam];
 
-/// Rounds of streaming and of the plain work in turn: what else the machine does meets both alike.
+/// Rounds that alternate streaming and plain work, so that other load on the machine affects both.
 const ROUNDS: usize = 8;
 
 /// Bytes of a plain read.
@@ -75,12 +75,12 @@ pub(super) fn measure(options: &KvRateOptions, path: Path) -> Result<StreamRate,
     })
 }
 
-/// Seconds of streaming every layer and of the plain work: the fastest of the rounds, and from a cold disk the middle
-/// one, as below the file system there are caches that nobody knows of.
+/// Seconds to stream every layer, and seconds of the plain work. The fastest round counts; from a cold disk the
+/// median counts, because caches below the file system are unknown.
 fn rounds(cache: &mut KvCache, plain: &Plain, cold: bool) -> Result<(f64, f64), EvalError> {
     let threads = cache.tiers().loaders;
     let mut seconds = [Vec::new(), Vec::new()];
-    // The first round brings memory and threads into being.
+    // The first round only allocates memory and starts threads.
     for round in 0..=ROUNDS {
         if cold {
             cache.forget_cached_files().map_err(EngineError::from)?;
@@ -113,7 +113,7 @@ fn rounds(cache: &mut KvCache, plain: &Plain, cold: bool) -> Result<(f64, f64), 
     Ok((streaming_s, plain_s))
 }
 
-/// The same bytes, plainly, into memory as small as the ring.
+/// Plain copies or reads of the same bytes into a buffer of the ring's size.
 enum Plain {
     /// Copies, a plane at a time.
     Copy {
@@ -162,7 +162,7 @@ struct PlainFile {
     file: File,
     folder: PathBuf,
     bytes: usize,
-    /// Bytes of memory that all threads read into.
+    /// Bytes of the common buffer of all threads.
     memory_bytes: usize,
 }
 
@@ -185,7 +185,7 @@ impl PlainFile {
         })
     }
 
-    /// Reads the requests that nobody has taken yet, into `memory_bytes` by turns.
+    /// Takes the next free request until none is left, and reads it into `memory_bytes` in turn.
     fn read(&self, next: &AtomicUsize, memory_bytes: usize) -> Result<(), EvalError> {
         let mut memory = vec![0u8; memory_bytes.max(REQUEST_BYTES)];
         let mut parts = (0..memory.len() / REQUEST_BYTES).cycle();

@@ -1,6 +1,6 @@
-//! Scales of axes and the texts on them.
+//! Scales of axes and their labels.
 
-/// How values lie along an axis.
+/// The scale of an axis.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Axis {
     low: f64,
@@ -9,7 +9,7 @@ pub(super) struct Axis {
 }
 
 impl Axis {
-    /// Makes an axis for all values: from zero, or logarithmic if they are positive and far apart.
+    /// An axis for all values: from zero, or logarithmic if the values are positive and far apart.
     pub(super) fn with_zero(values: impl Iterator<Item = f64> + Clone, far_apart: f64) -> Self {
         let values = values.filter(|value| value.is_finite());
         let high = values.clone().fold(f64::NEG_INFINITY, f64::max);
@@ -36,7 +36,7 @@ impl Axis {
         }
     }
 
-    /// An axis from the lowest value to the highest, logarithmic where they are positive and far apart.
+    /// An axis from the lowest to the highest value, logarithmic if the values are positive and far apart.
     pub(super) fn between(values: impl Iterator<Item = f64> + Clone, far_apart: f64) -> Self {
         let axis = Self::with_zero(values.clone(), far_apart);
         if axis.logarithmic {
@@ -49,7 +49,7 @@ impl Axis {
         }
     }
 
-    /// The axis widened to whole steps, and the steps.
+    /// Widens the axis to whole steps and returns them.
     pub(super) fn with_ticks(self) -> (Self, Vec<f64>) {
         if self.logarithmic {
             let (low, high) = (self.low.log10().floor(), self.high.log10().ceil());
@@ -119,7 +119,7 @@ impl Axis {
     }
 }
 
-/// The next of 1, 2, 5, 10, … that is not below.
+/// The smallest of 1, 2, 5, 10, … that is at least `least`.
 fn nice_step(least: f64) -> f64 {
     let decade = 10f64.powf(least.log10().floor());
     let factor = [1.0, 2.0, 5.0]

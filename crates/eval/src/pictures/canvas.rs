@@ -1,4 +1,4 @@
-//! A sheet that is drawn on: SVG elements with classes of the style sheet.
+//! A drawing area: SVG elements with classes of the style sheet.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use super::Picture;
 use super::style::SERIES;
 use crate::escape::escaped;
 
-/// The part of a text that lies on its point.
+/// The part of a text at its anchor point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Anchor {
     Start,
@@ -14,7 +14,7 @@ pub(super) enum Anchor {
     End,
 }
 
-/// A rectangle on the sheet; (x, y) is its corner at the top left.
+/// A rectangle; (x, y) is its top left corner.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Area {
     pub(super) x: f64,
@@ -42,7 +42,7 @@ impl Canvas {
         self.width
     }
 
-    /// A title and what is to be said below it, from the top of the sheet.
+    /// A title and a subtitle at the top.
     pub(super) fn head(&mut self, title: &str, subtitle: &str) {
         let mut y = 8.0;
         for line in title_lines(title, self.width) {
@@ -70,7 +70,7 @@ impl Canvas {
         };
     }
 
-    /// Text that reads upwards, centred on its point.
+    /// Vertical text, read upwards, centred on its point.
     pub(super) fn upright(&mut self, x: f64, y: f64, text: &str) {
         let (x, y, text) = (number(x), number(y), escaped(text));
         let _ = writeln!(
@@ -107,7 +107,7 @@ impl Canvas {
         self.path(class, &data, dash, "");
     }
 
-    /// The marker of a series at a point. Series of one colour have other shapes.
+    /// The marker of a series at a point. Series of equal colour differ in shape.
     pub(super) fn marker(&mut self, series: usize, x: f64, y: f64, tip: &str) {
         let shape: &[(f64, f64)] = match (series + series / SERIES) % 4 {
             0 => &[(-4.0, -4.0), (4.0, -4.0), (4.0, 4.0), (-4.0, 4.0)],
@@ -145,7 +145,7 @@ pub(super) const MARGIN: f64 = 16.0;
 pub(super) const LINE: f64 = 16.0;
 const TITLE_LINE: f64 = 20.0;
 
-/// The height of a title and what is said below it.
+/// The height of a title and its subtitle.
 pub(super) fn head_height(title: &str, subtitle: &str, width: f64) -> f64 {
     let lines = wrapped(subtitle, width - 2.0 * MARGIN).len();
     26.0 + TITLE_LINE * title_lines(title, width).len() as f64 + LINE * lines as f64
@@ -183,7 +183,7 @@ pub(super) fn wrapped(text: &str, width: f64) -> Vec<String> {
     lines
 }
 
-/// A word cut where it is wider than a line.
+/// Splits a word that is wider than a line.
 fn pieces(word: &str, width: f64) -> Vec<String> {
     let mut pieces = vec![String::new()];
     for letter in word.chars() {

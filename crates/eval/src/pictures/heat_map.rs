@@ -11,7 +11,7 @@ const LEAST_CELL_HEIGHT: f64 = 30.0;
 pub struct HeatMap {
     /// Subject of the picture.
     pub title: String,
-    /// Under what conditions.
+    /// Conditions of the measurement.
     pub subtitle: String,
     /// Meaning of the columns, with a unit.
     pub column_label: String,
@@ -21,11 +21,11 @@ pub struct HeatMap {
     pub columns: Vec<String>,
     /// Names of the rows, from the top.
     pub rows: Vec<String>,
-    /// `[rows, columns]`; `None` where nothing was measured.
+    /// `[rows, columns]`; `None` for a cell without a measurement.
     pub cells: Vec<Option<HeatCell>>,
     /// Meaning of the shades, with a unit.
     pub scale_label: String,
-    /// Names of values at even steps along the scale, from its lowest to its highest.
+    /// Names of values at even steps of the scale, from lowest to highest.
     pub scale_names: Vec<String>,
 }
 
@@ -34,7 +34,7 @@ pub struct HeatMap {
 pub struct HeatCell {
     /// Position of the value on the scale, from 0 to 1.
     pub share: f64,
-    /// The value as it is written.
+    /// The value as text.
     pub text: String,
 }
 
@@ -124,7 +124,7 @@ impl HeatMap {
     }
 }
 
-/// The name of a column in lines, cut where a policy's parameters part.
+/// The name of a column in lines, broken between a policy's parameters.
 fn lines_of(name: &str, width: f64) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for part in parameters(name) {
@@ -149,7 +149,7 @@ pub(super) fn on(shade: usize) -> String {
     }
 }
 
-/// A bar of all shades with names along it, and what they stand for beside it or, where that is too narrow, below.
+/// A bar of all shades with names along it. The label is next to the bar, or below it if the bar is narrow.
 pub(super) fn legend(canvas: &mut Canvas, left: f64, top: f64, label: &str, ends: &[String]) {
     // Wide enough for the names below.
     let step = if ends.len() > 2 { 18.0 } else { 12.0 };

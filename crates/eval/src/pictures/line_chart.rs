@@ -1,4 +1,4 @@
-//! Values against a length or a share, a line for each series.
+//! Values against a length or a share, with a line for each series.
 
 use super::Picture;
 use super::axis::Axis;
@@ -19,28 +19,28 @@ const LENGTHS_FAR_APART: f64 = 6.0;
 pub struct LineChart {
     /// Subject of the picture.
     pub title: String,
-    /// Under what conditions.
+    /// Conditions of the measurement.
     pub subtitle: String,
     /// Quantity on the x axis.
     pub x_label: String,
     /// Quantity on the y axis, with a unit.
     pub y_label: String,
-    /// How the axes run.
+    /// Scale of the axes.
     pub scale: Scale,
     /// The lines.
     pub series: Vec<Series>,
 }
 
-/// How the axes of a line chart run.
+/// Scales of a line chart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scale {
-    /// Values from zero; values or lengths that lie far apart on a logarithmic axis.
+    /// Values from zero. Values or lengths far apart have a logarithmic axis.
     Rates,
     /// Values from zero and lengths, both linear.
     Shares,
-    /// Values from the lowest to the highest; lengths that lie far apart on a logarithmic axis.
+    /// Values from lowest to highest. Lengths far apart have a logarithmic axis.
     Values,
-    /// Scores from 0 to 1 over shares from 0 to 1, both in percent; shares that lie far apart on a logarithmic axis.
+    /// Scores against shares, both from 0 to 1 in percent. Shares far apart have a logarithmic axis.
     ScoreOverShare,
 }
 
@@ -65,7 +65,7 @@ struct Plot {
 }
 
 impl LineChart {
-    /// Draws the lines; values that are not finite are left out.
+    /// Draws the lines without values that are not finite.
     pub fn draw(&self) -> Picture {
         let plot = Plot::new(self);
         let names: Vec<String> = self.series.iter().map(|series| series.name.clone()).collect();
@@ -136,7 +136,7 @@ impl Series {
             let data = format!("M{}", path.join("L"));
             canvas.path(&format!("curve s{style}"), &data, DASHES[style], "");
         }
-        // Dense lines carry markers now and then, so that they can still be told apart.
+        // Dense lines need only some markers to be distinguishable.
         let every = path.len().div_ceil(12).max(1);
         for (x, y) in self.shown().step_by(every) {
             let unit = if scale.counts_tokens() { " tokens" } else { "" };
@@ -221,7 +221,7 @@ fn scale_of(axis: &Axis) -> &'static str {
     if axis.is_logarithmic() { ", logarithmic" } else { "" }
 }
 
-/// An entry of the legend: a stretch of the line with its marker, and the name.
+/// An entry of the legend: a piece of the line with its marker, and the name.
 fn draw_entry(canvas: &mut Canvas, place: usize, (x, y): (f64, f64), name: &str) {
     let style = place % SERIES;
     let line = format!("M{} {}h34", number(x), number(y - 4.0));
@@ -231,7 +231,7 @@ fn draw_entry(canvas: &mut Canvas, place: usize, (x, y): (f64, f64), name: &str)
     canvas.text("", x + 42.0, y, Anchor::Start, &name);
 }
 
-/// Lengths that are named on the axis: those measured, or where they are many, even steps between them.
+/// Lengths with a label on the axis: the measured lengths, or even steps if there are many.
 fn x_ticks(mut lengths: Vec<f64>, axis: &Axis) -> Vec<f64> {
     lengths.sort_by(f64::total_cmp);
     lengths.dedup();
@@ -249,7 +249,7 @@ fn x_ticks(mut lengths: Vec<f64>, axis: &Axis) -> Vec<f64> {
     steps.filter(|length| *length >= first).collect()
 }
 
-/// The legend's rows: each entry's number and x.
+/// The legend's rows: index and x of each entry.
 fn legend_rows(names: &[String], width: f64) -> Vec<Vec<(usize, f64)>> {
     let mut rows: Vec<Vec<(usize, f64)>> = Vec::new();
     let mut x = 0.0;

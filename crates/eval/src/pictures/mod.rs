@@ -1,8 +1,8 @@
-//! Pictures of measurements, as SVG and, with the feature `png`, as PNG, without a browser or fonts of the system.
+//! Pictures of measurements as SVG and, with the feature `png`, as PNG, without a browser or system fonts.
 //!
-//! A chart is plain data ([`HeatMap`], [`LineChart`], [`Stack`], [`ShareMap`]) that is drawn into a [`Picture`]. The
-//! SVG follows the page it stands on into light or dark and says in words what it shows. The PNG is the same SVG on white,
-//! drawn with the DejaVu fonts this crate carries. The same data always gives the same bytes.
+//! A chart ([`HeatMap`], [`LineChart`], [`Stack`], [`ShareMap`]) is plain data that draws a [`Picture`]. The SVG
+//! follows the page's light or dark theme and has a text description. The PNG is the same SVG on white, drawn with
+//! this crate's DejaVu fonts. Equal data gives equal bytes.
 
 mod axis;
 mod canvas;
@@ -50,7 +50,7 @@ impl Picture {
         &self.alt
     }
 
-    /// A file that stands alone.
+    /// A standalone SVG file.
     pub fn to_svg(&self) -> String {
         self.element(
             " xmlns=\"http://www.w3.org/2000/svg\"",
@@ -58,7 +58,7 @@ impl Picture {
         )
     }
 
-    /// An element for a page that holds the style sheet.
+    /// An element for a page with the style sheet.
     pub(crate) fn inline_svg(&self) -> String {
         self.element("", "")
     }
@@ -71,16 +71,16 @@ impl Picture {
         )
     }
 
-    /// The picture on white, two pixels for each of its own.
+    /// The picture on white, with two pixels for each CSS pixel.
     ///
     /// # Errors
-    /// [`EvalError::Picture`] where it is too large to be drawn.
+    /// [`EvalError::Picture`] if the picture is too large.
     #[cfg(any(test, feature = "png"))]
     pub fn to_png(&self) -> Result<Vec<u8>, EvalError> {
         raster::png(&self.to_svg())
     }
 
-    /// Writes `PATH.svg` and, with the feature `png`, `PATH.png`, each whole or not at all. Returns the files.
+    /// Writes `PATH.svg` and, with the feature `png`, `PATH.png`, each atomically. Returns the paths.
     ///
     /// # Errors
     /// [`EvalError::Output`] names the file.

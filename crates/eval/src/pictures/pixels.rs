@@ -1,4 +1,4 @@
-//! How pictures look once they are drawn: texts that can be read, and pixels.
+//! Tests of drawn pictures: legible texts and correct pixels.
 
 use resvg::tiny_skia::Pixmap;
 use resvg::usvg::{Group, Node};
@@ -54,7 +54,7 @@ fn the_same_data_gives_the_same_pixels_of_twice_the_size() {
         let pixels = Pixmap::decode_png(&png).unwrap();
         let (width, height) = picture.size();
         assert_eq!((pixels.width(), pixels.height()), (2 * width, 2 * height));
-        // White paper with something on it, text among it.
+        // The picture must have a white background with some drawing and text.
         let corner = pixels.pixel(width, 4).unwrap();
         assert_eq!((corner.red(), corner.alpha()), (255, 255));
         assert!(pixels.pixels().iter().filter(|pixel| pixel.red() < 80).count() > 200);

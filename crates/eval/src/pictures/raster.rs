@@ -1,4 +1,4 @@
-//! An SVG as pixels, with fonts this program carries.
+//! Draws an SVG as pixels, with this crate's fonts.
 
 use std::sync::{Arc, LazyLock};
 

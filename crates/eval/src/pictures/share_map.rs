@@ -8,7 +8,7 @@ use super::heat_map::legend;
 use super::style::{SHADES, shade};
 use crate::numbers::tokens;
 
-/// The smallest share that is told from none.
+/// The smallest share with its own shade.
 const LEAST: f64 = 1e-4;
 const GRID_WIDTH: f64 = 512.0;
 
@@ -17,23 +17,23 @@ const GRID_WIDTH: f64 = 512.0;
 pub struct ShareMap {
     /// Subject of the picture.
     pub title: String,
-    /// Under what conditions.
+    /// Conditions of the measurement.
     pub subtitle: String,
     /// Meaning of the rows.
     pub row_label: String,
-    /// Names of rows, from the top: one for each, or none where rows are stretches of queries.
+    /// Names of the rows from the top; empty if rows are sections of queries.
     pub row_names: Vec<String>,
     /// Rows of the grid.
     pub rows: usize,
     /// Columns of the grid.
     pub columns: usize,
-    /// Tokens that the columns hold together (as the rows do, where they have no names).
+    /// Tokens of all columns together, and of all rows if rows have no names.
     pub tokens: usize,
-    /// `[rows, columns]`: what share of its row a cell holds.
+    /// `[rows, columns]`: a cell's share of its row.
     pub shares: Vec<f64>,
-    /// `[rows, columns]`: whether the policy read the cell; empty where nothing is drawn over the map.
+    /// `[rows, columns]`: true if the policy read the cell; empty for a map without a policy.
     pub chosen: Vec<bool>,
-    /// Numbers to the right of the rows: a heading, and one text for each row.
+    /// Numbers at the right of the rows: a heading, and one text for each row.
     pub remarks: Option<(String, Vec<String>)>,
 }
 
@@ -119,7 +119,7 @@ impl ShareMap {
         canvas.text("", left + 32.0, bottom + 119.0, Anchor::Start, "read by the policy");
     }
 
-    /// Each shade's cells as one path, neighbours in a row as one rectangle. Cells that hold nothing are left blank.
+    /// One path for the cells of each shade; neighbours in a row share a rectangle. Empty cells stay blank.
     fn runs(&self, grid: &Grid) -> Vec<String> {
         let mut paths = vec![String::new(); SHADES];
         for (row, shares) in self.shares.chunks(self.columns.max(1)).enumerate() {
@@ -142,7 +142,7 @@ impl ShareMap {
         paths
     }
 
-    /// SVG paths of the cells that the policy read: the filled cells, and the lines around them.
+    /// SVG paths of the cells that the policy read: the cells, and the lines around them.
     fn chosen_paths(&self, grid: &Grid) -> [String; 2] {
         let at = |row: usize, column: usize| {
             column < self.columns && self.chosen.get(row * self.columns + column).copied().unwrap_or(false)
@@ -195,7 +195,7 @@ impl Grid {
         let cell_height = if map.row_names.is_empty() {
             cell_width
         } else {
-            // The grid is at least as high as the name of its rows is long.
+            // The grid is at least as high as the row label is long.
             ((text_width(&map.row_label) + 8.0) / map.rows.max(1) as f64).max(18.0)
         };
         let names = map.row_names.iter().map(|name| text_width(name));
@@ -225,13 +225,13 @@ impl Grid {
         self.top + self.cell_height * row as f64
     }
 
-    /// Baseline of a text beside a row.
+    /// Baseline of the text at a row.
     fn base_of(&self, row: usize) -> f64 {
         self.top + self.cell_height * (row as f64 + 0.5) + 4.0
     }
 }
 
-/// (first, count) of the stretches of `0..end` that `holds`.
+/// (first, count) of the ranges within `0..end` for which `holds` is true.
 fn stretches(end: usize, holds: impl Fn(usize) -> bool) -> Vec<(usize, usize)> {
     let mut found: Vec<(usize, usize)> = Vec::new();
     for place in (0..end).filter(|place| holds(*place)) {

@@ -8,18 +8,18 @@ use super::canvas::{Anchor, Area, Canvas, MARGIN, head_height, text_width};
 use super::line_chart::fitted;
 use crate::numbers::short;
 
-/// Series colours of the parts; the fourth is that of the mark.
+/// Series colours of the parts; the fourth colour belongs to the mark.
 const COLOURS: [usize; 7] = [0, 1, 2, 3, 5, 6, 7];
 const PLOT_HEIGHT: f64 = 280.0;
 const LEFT: f64 = 74.0;
 const RIGHT: f64 = 24.0;
 
-/// Bars of bytes, part upon part.
+/// Bars of bytes with stacked parts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stack {
     /// Subject of the picture.
     pub title: String,
-    /// Under what conditions.
+    /// Conditions of the measurement.
     pub subtitle: String,
     /// Meaning of the bars.
     pub x_label: String,
@@ -53,7 +53,7 @@ struct Plot {
     width: f64,
     top: f64,
     bottom: f64,
-    /// From the middle of a bar to that of the next.
+    /// Distance between the middles of neighbouring bars.
     slot: f64,
     /// Width of a bar.
     thick: f64,
@@ -64,7 +64,7 @@ struct Plot {
 }
 
 impl Stack {
-    /// Draws the bars; parts that no bar has are left out.
+    /// Draws the bars without parts that no bar has.
     pub fn draw(&self) -> Picture {
         let plot = Plot::new(self);
         let held = |part: &usize| {
@@ -97,7 +97,7 @@ impl Stack {
             if foot - head < 0.1 {
                 continue;
             }
-            // A line of paper between parts tells them apart without their colours.
+            // A gap between parts separates them without colours.
             let gap = if foot - head > 3.0 { 1.0 } else { 0.0 };
             let area = Area {
                 x: centre - plot.thick / 2.0,
@@ -203,7 +203,7 @@ impl Plot {
             canvas.line("curve s4", (centre - reach, marked), (centre + reach, marked), "");
         }
         let head = self.y_of(bar.total());
-        // The total stands above its bar, out of the way of the mark.
+        // The total is above its bar and avoids the mark.
         let base = if (head - 12.0..head + 4.0).contains(&marked) {
             marked - 6.0
         } else {

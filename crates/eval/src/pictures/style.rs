@@ -1,7 +1,7 @@
 //! Colours and type of every picture, for light and dark pages.
 //!
-//! Shades rise in lightness alone (falling on light pages), and series differ in colour, dash and marker: both read without
-//! colour vision. The eight series colours are those of Okabe and Ito, <https://jfly.uni-koeln.de/color/>, lightened for
+//! Shades differ in lightness alone, and series differ in colour, dash and marker, so both are readable without
+//! colour vision. The eight series colours are by Okabe and Ito, <https://jfly.uni-koeln.de/color/>, lightened for
 //! dark pages.
 
 use std::fmt::Write as _;
@@ -10,7 +10,7 @@ use std::sync::LazyLock;
 /// Steps of a shaded scale.
 pub(crate) const SHADES: usize = 16;
 
-/// Series that can be told apart; further ones begin again.
+/// Series with distinct styles; further series repeat them.
 pub(crate) const SERIES: usize = 8;
 
 /// Dashes of the series, in the order of their colours.
@@ -18,7 +18,7 @@ pub(crate) const DASHES: [&str; SERIES] = ["", "7 4", "2 3", "9 3 2 3", "", "7 4
 
 type Colour = [u8; 3];
 
-/// From nothing to everything, on a light page and on a dark one.
+/// Shades from 0 to 1, for a light page and a dark page.
 const RAMP_LIGHT: [Colour; 5] = [
     [0xf1, 0xed, 0xe4],
     [0xbc, 0xd3, 0xe3],
@@ -72,9 +72,9 @@ const DARK: Theme = Theme {
     is_dark: true,
 };
 
-/// The style sheet of every picture; its rules reach only into elements of class `picture`.
+/// The style sheet of every picture; its rules apply only inside elements of class `picture`.
 ///
-/// Widths are laid out for DejaVu Sans, which is wider than the fonts a reader may have in its place.
+/// The layout uses the widths of DejaVu Sans, which is wider than its likely substitutes.
 pub(crate) static STYLE: LazyLock<String> = LazyLock::new(|| {
     let mut css = String::from(
         ".picture text{font-family:'DejaVu Sans',Verdana,'Segoe UI',sans-serif;font-size:12px}\

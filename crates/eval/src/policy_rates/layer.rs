@@ -1,4 +1,4 @@
-//! One layer under a policy at its last chunk, timed.
+//! Times one layer under a policy at its last chunk.
 
 use std::time::Instant;
 
@@ -10,23 +10,23 @@ use super::PolicyRateOptions;
 use super::made_layer::{keys_and_values, queries};
 use crate::EvalError;
 
-/// The parameter of policies that read their first layers densely.
+/// The policy parameter that makes the first layers dense.
 const DENSE_LAYERS: &str = "dense_layers";
 
-/// Cost of a policy in a layer that it does not read densely.
+/// Cost of a policy in a sparse layer.
 pub(super) struct Timed {
     pub(super) select_ms: f64,
     pub(super) attend_ms: f64,
     pub(super) density: f64,
-    /// Layers of the model that the policy reads densely.
+    /// Layers of the model that the policy keeps dense.
     pub(super) dense_layers: usize,
 }
 
-/// Tokens of an answer that are timed before it is begun again.
+/// Timed tokens of an answer before it restarts.
 const ANSWER_TOKENS: usize = 32;
 
-/// Medians of several runs of the last `rows` queries in a cache that holds the whole context. A prompt's chunk is read again each time; an
-/// answer goes on for some tokens, so that policies keep what they have learned of its pages.
+/// Medians of several runs of the last `rows` queries in a cache with the whole context. A prompt reads its chunk
+/// again in each run. An answer continues for some tokens, so that policies keep their summaries of its pages.
 pub(super) fn time(
     options: &PolicyRateOptions,
     cache: &KvCache,
@@ -34,7 +34,7 @@ pub(super) fn time(
     phase: Phase,
     rows: usize,
 ) -> Result<Timed, EvalError> {
-    // The one layer is none of those.
+    // The measured layer is not one of the dense layers.
     let behind = spec.with(DENSE_LAYERS, "0");
     let behind = behind.as_ref().unwrap_or(spec);
     let steps = match phase {
@@ -44,7 +44,7 @@ pub(super) fn time(
     let held = options.tokens - rows * steps;
     let mut attention = LayerAttention::new(cache.fork(), options.heads, behind, phase, rows)?;
     if phase == Phase::Prefill {
-        // Not the prompt's last chunk, which some policies read densely.
+        // The chunk must not be the prompt's last one, because some policies keep it dense.
         attention = attention.within_prompt(2 * options.tokens);
     }
     let (keys, values) = keys_and_values(options, held, rows);
@@ -61,7 +61,7 @@ pub(super) fn time(
         }
         let (time, pairs) = (attention.time()?, attention.pairs());
         attention.attend(0, &chunk)?;
-        // The first run of all, and the first token of an answer, make summaries of what came before.
+        // The first run, and the first token of an answer, build summaries of the earlier tokens.
         if run == 0 || (steps > 1 && run % steps == 0) {
             continue;
         }

@@ -1,4 +1,4 @@
-//! Queries and a cache of one layer, made up.
+//! Random queries and a random cache of one layer.
 
 use riffle_attention::Format;
 use riffle_engine::EngineError;
@@ -15,12 +15,12 @@ fn unit(length: usize, seed: u64) -> Vec<f32> {
     values
 }
 
-/// Direction that peaked keys and queries share. It is added to every query and to one key in 64, and is zero for
+/// Direction that peaked keys and queries share. It is added to every query and to one key in 64; it is zero for
 /// random keys.
 fn direction(options: &PolicyRateOptions) -> Vec<f32> {
     let size = match options.keys {
         KeyKind::Random => 0.0,
-        // Its square, √head_dim times, is added to the logits: e⁸ in weight.
+        // Its square times √head_dim is added to the logits, a factor of e⁸ in weight.
         KeyKind::Peaked => (8.0 / (options.head_dim as f32).sqrt()).sqrt(),
     };
     let mut values = noise(options.head_dim, 11);

@@ -1,5 +1,4 @@
-//! Measures the cost of selecting and attending under a policy beside dense attention of the same queries, in one
-//! layer.
+//! Measures selection and attention under a policy, and dense attention of the same queries, in one layer.
 
 mod layer;
 mod made_layer;
@@ -22,18 +21,19 @@ use made_layer::{FILL_TOKENS, filled, shape};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum KeyKind {
-    /// Independent of the queries, logits of variance 1: a model of random weights whose queries and keys are normalised.
+    /// Keys independent of the queries, with logits of variance 1, as in a model of random weights with normalised
+    /// queries and keys.
     Random,
-    /// As `Random`, and one token in 64 stands out to every query, so that few tokens hold nearly all mass.
+    /// Like `Random`, but one token in 64 matches every query, so few tokens have nearly all mass.
     Peaked,
 }
 
 /// One layer and its context.
 #[derive(Debug, Clone, Copy)]
 pub struct PolicyRateOptions {
-    /// Tokens of the context, those of the queries included.
+    /// Tokens of the context, including the tokens of the queries.
     pub tokens: usize,
-    /// Layers of the model, of which a policy may read some densely.
+    /// Layers of the model; a policy may keep some of them dense.
     pub layers: usize,
     /// Query heads.
     pub heads: usize,
@@ -41,11 +41,11 @@ pub struct PolicyRateOptions {
     pub kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// Formats of keys and values under the policies; dense attention has f16.
+    /// Formats of keys and values under the policies; dense attention uses f16.
     pub formats: (Format, Format),
     /// Distribution of the keys.
     pub keys: KeyKind,
-    /// Queries of a prompt's chunk, where the policy prefers no other number.
+    /// Queries of a prompt's chunk, unless the policy prefers another number.
     pub chunk_tokens: usize,
 }
 
@@ -83,40 +83,40 @@ pub struct PolicyRate {
     pub dense_ms: f64,
     /// Milliseconds of looking at keys and choosing.
     pub select_ms: f64,
-    /// Milliseconds of attending to what was chosen.
+    /// Milliseconds of attention over the selection.
     pub attend_ms: f64,
     /// Share of the causal pairs that is read.
     pub density: f64,
     /// Layers of the model.
     pub layers: usize,
-    /// Layers that the policy reads densely.
+    /// Layers that the policy keeps dense.
     pub dense_layers: usize,
 }
 
 impl PolicyRate {
-    /// How often the policy's time fits into dense attention's, in a layer that it does not read densely.
+    /// Dense attention's time divided by the policy's time, in a sparse layer.
     pub fn speed(&self) -> f64 {
         self.dense_ms / (self.select_ms + self.attend_ms)
     }
 
-    /// The same over all layers of the model.
+    /// The same ratio over all layers of the model.
     pub fn model_speed(&self) -> f64 {
         let dense = self.dense_layers as f64;
         let layers = self.layers as f64;
         layers / (dense + (layers - dense) / self.speed())
     }
 
-    /// The time of selecting as a share of the time of attention it saves.
+    /// Selection time as a share of the saved attention time.
     pub fn share_of_saved(&self) -> f64 {
         self.select_ms / (self.dense_ms - self.attend_ms)
     }
 }
 
-/// Measures each policy in the phase, on the current threads, in a layer that is none of its dense ones, the lists of pages
-/// included. Finished ones come from the journal and go there.
+/// Measures each policy in the phase, on the current threads, in a sparse layer, including the lists of pages. The
+/// journal keeps finished policies.
 ///
 /// # Errors
-/// A policy that does not choose in the phase or attends in two phases, a shape that the cache refuses;
+/// A policy that does not select in the phase or attends in two phases; a shape that the cache refuses;
 /// [`EvalError::Interrupted`].
 pub fn measure_policies(
     policies: &[PolicySpec],
@@ -166,7 +166,7 @@ pub fn measure_policies(
     })
 }
 
-/// The queries of a policy's chunk; refuses policies that one chunk does not show.
+/// Queries of a policy's chunk. Refuses policies that need more than one chunk.
 fn rows(spec: &PolicySpec, phase: Phase, options: &PolicyRateOptions) -> Result<usize, EvalError> {
     let rules = PolicyRules::from(spec.clone());
     let rows = match phase {
@@ -184,7 +184,7 @@ fn rows(spec: &PolicySpec, phase: Phase, options: &PolicyRateOptions) -> Result<
     Ok(rows)
 }
 
-/// Refuses chunks and contexts that cannot be, or that memory does not hold.
+/// Refuses invalid chunks and contexts, and contexts that do not fit in memory.
 fn check(options: &PolicyRateOptions, rows: usize) -> Result<(), EvalError> {
     let (tokens, heads, kv_heads) = (options.tokens, options.heads, options.kv_heads);
     if rows == 0 || rows > tokens {
@@ -201,7 +201,7 @@ fn check(options: &PolicyRateOptions, rows: usize) -> Result<(), EvalError> {
     for shape in &shapes {
         shape.validate().map_err(EngineError::from)?;
     }
-    // Queries with their partials, and the values that the cache is filled from.
+    // Queries with their partial results, and the values that fill the cache.
     let row_bytes = (heads * options.head_dim * size_of::<f32>()) as u64;
     let values = row_bytes.saturating_mul(4 * (rows + FILL_TOKENS) as u64);
     let caches = shapes.map(|shape| shape.bytes_for(tokens));

@@ -1,22 +1,22 @@
-//! Budgets of policies: the share of pairs that was asked for, the fit, and why a share differs from its budget.
+//! Budgets of policies: the requested share of pairs, the fit, and the reason for a miss.
 
 use serde::{Deserialize, Serialize};
 
 use super::{ComparisonRow, PerplexityRow};
 use crate::numbers::percent;
 
-/// A budget is kept if the share that was read differs from it by at most this part of it.
+/// A budget is met if the share of read pairs differs from it by at most this part.
 const TOLERANCE: f64 = 0.1;
 
 /// How a policy was fitted to its budget.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct BudgetFit {
-    /// Fitted parameter with its value, as in `window=40`.
+    /// Fitted parameter with its value, such as `window=40`.
     pub parameter: String,
-    /// Share of the pairs that the policy read of the text that budgets are fitted on, with this value.
+    /// Share of pairs that the policy reads with this value, on the text of the fit.
     pub density: f64,
-    /// True if some values read more of that text than the budget, and others less.
+    /// True if some values read more of that text than the budget and others read less.
     pub reaches: bool,
 }
 
@@ -30,7 +30,7 @@ pub(crate) enum BudgetMiss {
 }
 
 impl BudgetMiss {
-    /// The miss of a share; `None` if it keeps its budget, or has none.
+    /// The miss of a share; `None` if it meets its budget, or has none.
     pub(crate) fn of(budget: Option<f64>, density: f64) -> Option<Self> {
         let budget = budget?;
         if (density - budget).abs() <= TOLERANCE * budget {
@@ -42,7 +42,7 @@ impl BudgetMiss {
         }
     }
 
-    /// Sign beside a share in tables and pictures.
+    /// Sign at a share in tables and pictures.
     pub(crate) fn sign(self) -> &'static str {
         match self {
             Self::Over => "▲",
@@ -50,7 +50,7 @@ impl BudgetMiss {
         }
     }
 
-    /// Reason of the miss in words; `budget` is the share asked for.
+    /// Reason for the miss, as text; `budget` is the requested share.
     pub(crate) fn reason(self, budget: f64, fit: Option<&BudgetFit>) -> String {
         let Some(fit) = fit else {
             return "the record does not say how it was fitted".to_owned();
@@ -68,13 +68,13 @@ impl BudgetMiss {
     }
 }
 
-/// True if the share keeps its budget; `None` without a budget.
+/// True if the share meets its budget; `None` without a budget.
 pub(crate) fn keeps(budget: Option<f64>, density: f64) -> Option<bool> {
     budget.map(|_| BudgetMiss::of(budget, density).is_none())
 }
 
 impl ComparisonRow {
-    /// The policy in its phase as it was run, with fitted parameters.
+    /// The policy in its phase with fitted parameters.
     pub(crate) fn as_run(&self) -> &str {
         match &*self.phase {
             "decode" => &self.settings.decode,
@@ -88,7 +88,7 @@ impl ComparisonRow {
 }
 
 impl PerplexityRow {
-    /// The row with its budget, if its policy was fitted to one.
+    /// The row with its budget, if its policy was fitted.
     pub(crate) fn under_budget(self, budget: Option<f64>, fit: Option<BudgetFit>) -> Self {
         let budget = budget.filter(|_| fit.is_some());
         Self {

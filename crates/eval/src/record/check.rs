@@ -1,4 +1,4 @@
-//! Checks that a record can come from a measurement: the page and its pictures rely on it.
+//! Checks that a measurement can have made a record, because page and pictures rely on it.
 
 use super::{ComparisonTable, NeedleTable, PerplexityTable, Record, Results, RulerTable};
 use crate::statistics::Interval;
@@ -8,7 +8,7 @@ use crate::{AuditTable, BatchTable, ContextTable};
 pub(crate) const MOST_DEPTHS: usize = 512;
 /// Layers, heads of a layer, and cells along a side of a map.
 const MOST_PLACES: usize = 4096;
-/// Tokens, bytes and the like, so that sums of them stay numbers.
+/// Limit for tokens, bytes and similar counts, so that their sums do not overflow.
 const MOST: u64 = 1 << 48;
 
 /// Result of a check; its error describes the fault in words.
@@ -16,7 +16,7 @@ type Checked = Result<(), String>;
 
 impl Record {
     /// # Errors
-    /// Names the first number that cannot be.
+    /// Names the first impossible number.
     pub(super) fn check(&self) -> Checked {
         let name = &self.header.name;
         if !is_file_name(name) {
@@ -36,13 +36,13 @@ impl Record {
             Results::Batch(table) => batch(table),
             Results::Model(table) => table.rates.iter().try_for_each(|rate| count("depth", rate.depth)),
             Results::Draft(table) => table.rows.iter().try_for_each(|row| count("depth", row.depth)),
-            // Their numbers are shown one by one, and any can be shown.
+            // Tables show these numbers one by one, so every value is fine.
             Results::Policies(_) | Results::Attention(_) | Results::Device(_) | Results::Kv(_) => Ok(()),
         }
     }
 }
 
-/// True if a record may have the name, and its file as well.
+/// True if a record and its file may have this name.
 pub(super) fn is_file_name(name: &str) -> bool {
     let is_plain = !name.contains(['/', '\\']) && !name.chars().any(char::is_control);
     is_plain && !name.is_empty() && !name.starts_with('.')
@@ -152,7 +152,7 @@ fn context(table: &ContextTable) -> Checked {
         share("density", row.density)?;
         not_negative("prefill_tokens_per_s", row.prefill_tokens_per_s)?;
         not_negative("decode_tokens_per_s", row.decode_tokens_per_s)?;
-        // Before they are added up.
+        // The parts are checked before their sum.
         for (name, part) in [
             ("weights_bytes", row.weights_bytes),
             ("kv_device_bytes", row.kv_device_bytes),

@@ -1,12 +1,12 @@
-//! Which sources the running program was built from.
+//! Commit of the running program's sources.
 
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
-/// The commit that the build was told (`RIFFLE_COMMIT`, which `scripts/release` sets). Otherwise that of the repository in which the program
-/// lies, as programs that cargo built do, with `+changes` where files differ from it; `None` where the program is older than that
-/// commit or lies in no repository.
+/// The commit of the build (`RIFFLE_COMMIT`, which `scripts/release/archives` sets). Otherwise the commit of the
+/// repository that contains the program, as for programs built by cargo, with `+changes` if files differ from it.
+/// `None` if the program is older than that commit or outside a repository.
 pub(super) fn of_program() -> Option<String> {
     if let Some(commit) = option_env!("RIFFLE_COMMIT").filter(|commit| !commit.is_empty()) {
         return Some(commit.to_owned());

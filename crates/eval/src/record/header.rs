@@ -18,31 +18,31 @@ pub const SCHEMA: u32 = 2;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Header {
-    /// Format of the record: [`SCHEMA`] when it was written.
+    /// Format of the record: the value of [`SCHEMA`] at writing.
     #[serde(default = "first_schema")]
     pub schema: u32,
     /// The record's file name without `.json`.
     pub name: String,
     /// Version of riffle.
     pub version: String,
-    /// Commit of the sources that the program was built from, with `+changes` where they had others; `None` where that is not known.
+    /// Commit of the program's sources, with `+changes` if they differed from it; `None` if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commit: Option<String>,
-    /// When it was finished, UTC, as `2026-01-31T12:00:00Z`.
+    /// Time of completion, UTC, such as `2026-01-31T12:00:00Z`.
     pub date: String,
     /// The command line.
     pub command: Vec<String>,
-    /// Seed of everything that was drawn.
+    /// Seed of all random values.
     pub seed: u64,
-    /// The model, where one was measured.
+    /// The measured model, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<ModelSummary>,
-    /// The text that prompts were made of or that was read, where one was.
+    /// The text of the prompts, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<TextSummary>,
     /// The machine.
     pub machine: MachineInfo,
-    /// Seconds it took; runs that were resumed count their own part alone.
+    /// Duration in seconds; a resumed run counts only its own part.
     pub seconds: f64,
 }
 
@@ -66,13 +66,13 @@ pub struct ModelSummary {
     pub kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// Tokens the model was made for.
+    /// Context length of the model, in tokens.
     pub max_position: usize,
     /// Bytes of weights.
     pub weights_bytes: u64,
 }
 
-/// Which text was read.
+/// The measured text.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct TextSummary {
@@ -80,7 +80,7 @@ pub struct TextSummary {
     pub name: String,
     /// Its length.
     pub bytes: u64,
-    /// XXH3 of its bytes, 128 bits in hexadecimal: equal texts have equal ones.
+    /// XXH3 of its bytes, 128 bits in hexadecimal.
     pub xxh3: String,
 }
 
@@ -103,17 +103,17 @@ fn first_schema() -> u32 {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct MachineInfo {
-    /// The processor, as it names itself.
+    /// The processor's own name.
     pub processor: String,
-    /// Cores that the system counts.
+    /// Cores that the system reports.
     pub cores: usize,
-    /// Threads that computed.
+    /// Threads of the computation.
     pub threads: usize,
     /// Instructions the kernels use.
     pub instructions: String,
     /// Bytes of memory.
     pub memory_bytes: u64,
-    /// Operating system and architecture, as `linux x86_64`.
+    /// Operating system and architecture, such as `linux x86_64`.
     pub system: String,
 }
 
@@ -129,7 +129,7 @@ pub struct RunSettings {
     pub key_format: String,
     /// Format of cached values.
     pub value_format: String,
-    /// Arithmetic of prompt attention, if it is not exact.
+    /// Arithmetic of prompt attention, if it is inexact.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attention: Option<String>,
     /// Tokens in a page.
@@ -138,23 +138,24 @@ pub struct RunSettings {
     pub batch_tokens: usize,
     /// Chunk (`-ub`).
     pub chunk_tokens: usize,
-    /// Tokens the context may hold.
+    /// Limit on the tokens of the context.
     pub context_tokens: usize,
     /// Tiers of the KV pages: `ram`, or the tiers with their budgets.
     pub tiers: String,
-    /// Which tokens of a prompt the upper layers read, as `--select-tokens` has it (`0.1,layers=10`); `None` where they read all.
+    /// Tokens of a prompt that the upper layers read, spelled like `--select-tokens` (`0.1,layers=10`); `None` if
+    /// they read all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_selection: Option<String>,
-    /// Compression of each document once it was read, as `kvzip:0.3`; `None` if documents stayed whole.
+    /// Compression of each document after reading, such as `kvzip:0.3`; `None` without compression.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compress: Option<String>,
 }
 
 impl Header {
-    /// The head of a record that is finished now; call it on the threads that computed.
+    /// The header of a record that is complete now. Call it on the threads that computed.
     ///
     /// # Errors
-    /// A model whose files cannot be read any more.
+    /// The model's files can no longer be read.
     pub fn new(
         name: &str,
         command: Vec<String>,
@@ -177,7 +178,7 @@ impl Header {
         })
     }
 
-    /// With the text that was read.
+    /// Adds the text.
     pub fn with_text(mut self, text: Option<TextSummary>) -> Self {
         self.text = text;
         self
@@ -188,7 +189,7 @@ impl ModelSummary {
     /// Summarises the model of an engine.
     ///
     /// # Errors
-    /// Files that cannot be read any more.
+    /// The model's files can no longer be read.
     pub fn from_engine(engine: &Engine) -> Result<Self, EvalError> {
         let config = engine.model().config();
         let path = engine.path();
@@ -268,7 +269,7 @@ impl RunSettings {
         }
     }
 
-    /// The same with what compresses documents when they have been read.
+    /// Adds the compression of documents after reading.
     pub fn compressed_by(self, compress: Option<&CompressOptions>) -> Self {
         Self {
             compress: compress.map(ToString::to_string),
@@ -277,16 +278,16 @@ impl RunSettings {
     }
 }
 
-/// The time now, as `2026-01-31T12:00:00Z`.
+/// The current time, such as `2026-01-31T12:00:00Z`.
 pub fn now_utc() -> String {
-    // A clock before 1970 is no reason to lose a measurement.
+    // A clock before 1970 must not lose a measurement.
     let seconds = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |time| time.as_secs());
     utc(seconds)
 }
 
-/// Seconds since 1970 as a date, by the days of 400-year cycles that begin in March.
+/// Converts seconds since 1970 to a date, with the days of 400-year cycles that begin in March.
 fn utc(seconds: u64) -> String {
     let (days, second) = (seconds / 86_400 + 719_468, seconds % 86_400);
     let (era, day_of_era) = (days / 146_097, days % 146_097);
@@ -312,7 +313,7 @@ fn utc(seconds: u64) -> String {
 pub(crate) mod testing {
     use super::*;
 
-    /// A head with a model, as a test needs it.
+    /// A test header with a model.
     pub(crate) fn header(name: &str) -> Header {
         Header {
             schema: SCHEMA,

@@ -1,4 +1,4 @@
-//! Records: what was measured, on what, and with which command, as files that a report is made of.
+//! Records: results of a measurement with its command and machine, as files for reports.
 
 mod budget;
 mod check;
@@ -29,10 +29,10 @@ use crate::{
     PolicyRates, Table, to_csv,
 };
 
-/// Most bytes of a record that is read.
+/// Limit on the bytes of a record.
 const LARGEST_RECORD_BYTES: u64 = 256 << 20;
 
-/// A measurement as it is kept: `DIR/NAME.json`.
+/// A measurement, stored as `DIR/NAME.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// Command, time, model and machine of the measurement.
@@ -77,19 +77,19 @@ pub enum Results {
 }
 
 impl Record {
-    /// Checks before the work that the record `name` could be written to `folder`, which is made if it is not there.
+    /// Checks before the work that the record `name` can be written to `folder`, and creates the folder.
     ///
     /// # Errors
-    /// As [`write`](Self::write).
+    /// The errors of [`write`](Self::write).
     pub fn check_write(folder: &Path, name: &str) -> Result<(), EvalError> {
         check_file(&path_of(folder, name)?, RECORD)
     }
 
-    /// Writes `folder/name.json`, whole or not at all, and says where. Only another record is replaced.
+    /// Writes `folder/name.json` atomically and returns its path. It replaces only another record.
     ///
     /// # Errors
-    /// [`EvalError::Option`] for a name that is no file name, [`EvalError::File`] for results that could not be read back,
-    /// such as a number that is not finite, [`EvalError::Output`] when it cannot be written.
+    /// [`EvalError::Option`] for an invalid file name; [`EvalError::File`] for results that cannot be read back, such
+    /// as a number that is not finite; [`EvalError::Output`] if the file cannot be written.
     pub fn write(&self, folder: &Path) -> Result<PathBuf, EvalError> {
         let path = path_of(folder, &self.header.name)?;
         let text = serde_json::to_string_pretty(self).map_err(|error| EvalError::file(&path, &error.into()))?;
@@ -98,11 +98,11 @@ impl Record {
         Ok(path)
     }
 
-    /// Its rows as CSV: questions, prompts, policies and positions, policies and tasks, heads,
-    /// policies and lengths, numbers of sequences, depths, or cases.
+    /// The record's rows as CSV: questions, prompts, policies and positions, policies and tasks, heads, policies and
+    /// lengths, numbers of sequences, depths, or cases.
     ///
     /// # Errors
-    /// As [`to_csv`].
+    /// The errors of [`to_csv`].
     pub fn csv(&self) -> Result<String, EvalError> {
         match &self.results {
             Results::Needle(table) => to_csv(&table.samples),
@@ -129,7 +129,7 @@ impl Record {
     /// Reads a record.
     ///
     /// # Errors
-    /// [`EvalError::File`] when the file cannot be read, holds something else, or a number that cannot be.
+    /// [`EvalError::File`] if the file is unreadable, is not a record, or has an impossible number.
     pub fn read(path: &Path) -> Result<Self, EvalError> {
         let text = riffle_files::read_text(path, LARGEST_RECORD_BYTES);
         let text = text.map_err(|error| EvalError::file(path, &error.into()))?;
@@ -141,7 +141,7 @@ impl Record {
             path: path.to_owned(),
             reason: format!("not a record of riffle eval or riffle bench ({reason})"),
         };
-        /// The one field that says how to read the others.
+        /// The field that decides how to read the others.
         #[derive(Deserialize)]
         struct Schema {
             #[serde(default)]
@@ -163,7 +163,7 @@ impl Record {
     /// Reads every record of a folder (`*.json`), by file name.
     ///
     /// # Errors
-    /// [`EvalError::File`] for a folder that cannot be read, [`EvalError::Option`] for a folder without `.json` files.
+    /// [`EvalError::File`] for an unreadable folder; [`EvalError::Option`] for a folder without `.json` files.
     pub fn read_folder(folder: &Path) -> Result<RecordFolder, EvalError> {
         let entries = fs::read_dir(folder).map_err(|error| match error.kind() {
             ErrorKind::NotFound => EvalError::Option(format!(
@@ -206,7 +206,7 @@ impl Record {
 pub struct RecordFolder {
     /// The records, ordered by file name.
     pub records: Vec<Record>,
-    /// Why each of the others is none, with its name.
+    /// The error of each other file, with its name.
     pub skipped: Vec<EvalError>,
 }
 
@@ -272,7 +272,7 @@ mod tests {
             let of_device = |message: &String| message.contains("device.json") && message.contains("a device");
             assert!(messages.iter().any(of_device), "{messages:?}");
         }
-        // Nor is such a file replaced by a record of its name.
+        // A record must not replace such a file.
         let message = record("other").write(folder.path()).unwrap_err().to_string();
         assert!(message.contains("is not a record"), "{message}");
         let text = fs::read_to_string(folder.path().join("other.json")).unwrap();

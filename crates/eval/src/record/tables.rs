@@ -1,4 +1,4 @@
-//! Rows of each measurement, and the sums over rows that tables and pictures show.
+//! Rows of each measurement, and their sums for tables and pictures.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,35 +10,35 @@ use super::{BudgetFit, RunSettings, TextSummary};
 use crate::EvalError;
 use crate::statistics::{Interval, Paired};
 
-/// How many facts stand in the text and how many are asked for at once.
+/// Number of facts in the text and in a question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NeedleKind {
     /// One fact.
     Single,
-    /// A fact at every depth, all of one form, so that each distracts from the others; one is asked for.
+    /// A fact of the same form at every depth, so each distracts from the others; the question asks for one.
     MultiKey,
-    /// Several values of one name, all asked for.
+    /// Several values of one name; the question asks for all.
     MultiValue,
-    /// Several names, all asked for in one prompt.
+    /// Several names; one prompt asks for all.
     MultiQuery,
-    /// Source files of a generated package in place of a text. Each defines a type with a constructor of its own; a line of another
-    /// file is to be completed with one of these constructors.
+    /// Source files of a generated package instead of a text. Each file defines a type with a constructor. The answer
+    /// completes a line of another file with one of these constructors.
     CrossFile,
 }
 
-/// When the question comes.
+/// Position of the question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AskPlace {
-    /// At the end of the one prompt that holds the document.
+    /// At the end of one prompt with the document.
     End,
-    /// In mid-document, half-way between the fact and the end: text goes on behind question and answer, and the answer
-    /// counts if every token of it is the most likely one there.
+    /// In the document, halfway between the fact and the end. Text continues after question and answer. The answer
+    /// counts if each of its tokens is the most likely one at its position.
     Middle,
-    /// After the document was read: the question comes token by token, under the decode policy.
+    /// After the document, token by token under the decode policy.
     Late,
-    /// In a second turn, after a first question was answered.
+    /// In a second turn, after the answer to a first question.
     SecondTurn,
 }
 
@@ -58,27 +58,27 @@ pub struct NeedleTable {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct NeedleSample {
-    /// How many facts there were.
+    /// Number of facts.
     pub kind: NeedleKind,
-    /// When it was asked.
+    /// Position of the question.
     pub place: AskPlace,
     /// Tokens of the document.
     pub context_tokens: usize,
     /// Number of the depth, from 0.
     pub depth_index: usize,
-    /// Depth of the fact, or of the first of several: 0 is the start of the document, 1 its end.
+    /// Depth of the first fact: 0 is the start of the document, 1 its end.
     pub depth: f64,
     /// Tokens between the fact's first token and the answer.
     pub distance_tokens: usize,
     /// Seed of the document.
     pub seed: u64,
-    /// Keys that the question asked for.
+    /// Keys in the question.
     pub names: Vec<String>,
     /// The values in the document.
     pub expected: Vec<String>,
     /// The model's answer.
     pub answered: String,
-    /// Expected values that the answer holds, exactly.
+    /// Expected values that the answer contains exactly.
     pub correct: usize,
 }
 
@@ -86,9 +86,9 @@ pub struct NeedleSample {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct NeedleCell {
-    /// How many facts there were.
+    /// Number of facts.
     pub kind: NeedleKind,
-    /// When they were asked.
+    /// Position of the questions.
     pub place: AskPlace,
     /// Tokens of the documents.
     pub context_tokens: usize,
@@ -96,7 +96,7 @@ pub struct NeedleCell {
     pub depth_index: usize,
     /// Mean depth, from 0 to 1.
     pub depth: f64,
-    /// Share of the expected values that were found.
+    /// Share of the expected values in the answers.
     pub score: Interval,
 }
 
@@ -116,19 +116,19 @@ pub struct RulerTable {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct RulerSample {
-    /// The task, as RULER names it: `niah_single_1`.
+    /// RULER's name of the task, such as `niah_single_1`.
     pub task: String,
-    /// Tokens asked for.
+    /// Requested tokens.
     pub context_tokens: usize,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
     /// Seed of the prompt.
     pub seed: u64,
-    /// The strings that count.
+    /// The expected strings.
     pub expected: Vec<String>,
     /// The model's answer.
     pub answered: String,
-    /// RULER's string match: the share of the expected strings in the answer; for `qa` 1 when any is.
+    /// RULER's string match: the share of the expected strings in the answer; for `qa`, 1 if the answer contains any.
     pub score: f64,
 }
 
@@ -138,7 +138,7 @@ pub struct RulerSample {
 pub struct RulerCell {
     /// The task.
     pub task: String,
-    /// Tokens asked for.
+    /// Requested tokens.
     pub context_tokens: usize,
     /// Mean score.
     pub score: Interval,
@@ -150,31 +150,31 @@ pub struct RulerCell {
 pub struct PerplexityTable {
     /// The text, by its file name.
     pub text: String,
-    /// Tokens of it that were scored.
+    /// Scored tokens of the text.
     pub tokens: usize,
     /// Tokens of a window.
     pub window_tokens: usize,
-    /// Tokens from one window to the next; in each, those that the window before did not score are scored.
+    /// Tokens from one window to the next. A window scores the tokens that the previous one did not.
     pub stride_tokens: usize,
     /// The policies.
     pub rows: Vec<PerplexityRow>,
 }
 
-/// How one policy predicts the text.
+/// Prediction of the text under one policy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct PerplexityRow {
     /// How the model was run.
     pub settings: RunSettings,
-    /// Share of the causal query-key pairs that were read, over the layers in which a policy may choose.
+    /// Share of the causal query-key pairs read, over the layers in which a policy may select.
     pub density: f64,
-    /// Share of the pairs that it was fitted to read, where budgets are equal.
+    /// Share of the pairs for the fit, if budgets are equal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget: Option<f64>,
     /// True if `density` differs from the budget by at most a tenth of it; `None` without a budget.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget_kept: Option<bool>,
-    /// How it was fitted to the budget. `None` without a budget, and in records of earlier versions.
+    /// The fit to the budget; `None` without a budget, and in records of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fit: Option<BudgetFit>,
     /// Over all scored tokens.
@@ -189,7 +189,7 @@ pub struct PerplexityRow {
 pub struct PerplexityBucket {
     /// First position, from 0.
     pub from_position: usize,
-    /// Position behind the last.
+    /// End of the range: the position after its last token.
     pub to_position: usize,
     /// Tokens scored.
     pub tokens: usize,
@@ -199,9 +199,9 @@ pub struct PerplexityBucket {
     pub perplexity: f64,
     /// Mean Kullback-Leibler divergence of the predictions from dense attention's, in nats; 0 for dense attention.
     pub kl: f64,
-    /// The largest at one token.
+    /// The largest divergence at one token.
     pub largest_kl: f64,
-    /// Share of the tokens where the most likely next token is another than under dense attention.
+    /// Share of the tokens whose most likely next token differs from dense attention's.
     pub flips: f64,
 }
 
@@ -213,9 +213,9 @@ pub struct PerplexityPosition {
     pub prefill: String,
     /// Policy for writing the answer.
     pub decode: String,
-    /// Share of the causal query-key pairs that were read, at all positions.
+    /// Share of the causal query-key pairs read, at all positions.
     pub density: f64,
-    /// Share of the pairs that it was fitted to read, where budgets are equal.
+    /// Share of the pairs for the fit, if budgets are equal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub budget: Option<f64>,
     /// True if the share keeps the budget.
@@ -232,7 +232,7 @@ pub struct PerplexityPosition {
 pub struct ComparisonTable {
     /// The rows, dense attention first.
     pub rows: Vec<ComparisonRow>,
-    /// The files that tasks came from.
+    /// The files of the tasks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub files: Vec<TextSummary>,
 }
@@ -241,42 +241,43 @@ pub struct ComparisonTable {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ComparisonRow {
-    /// The policy as it was asked for, before its budget was fitted.
+    /// The requested policy, before its fit.
     pub policy: String,
-    /// `prefill` or `decode`: the phase it chooses in; the other is dense.
+    /// `prefill` or `decode`: the phase in which the policy selects. The other phase is dense.
     pub phase: String,
     /// The task: `needle:multi-key:end`, or a RULER task.
     pub task: String,
     /// Tokens of the document.
     pub context_tokens: usize,
-    /// Share of the pairs that it was fitted to read, where budgets are equal.
+    /// Share of the pairs for the fit, if budgets are equal.
     pub budget: Option<f64>,
     /// True if `density` differs from the budget by at most a tenth of it; `None` without a budget.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget_kept: Option<bool>,
-    /// How it was fitted to the budget. `None` without a budget, and in records of earlier versions.
+    /// The fit to the budget; `None` without a budget, and in records of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fit: Option<BudgetFit>,
     /// How the model was run.
     pub settings: RunSettings,
     /// Mean score of the task, from 0 to 1.
     pub score: Interval,
-    /// Score of every question, in the same order for every policy: by seed, then by depth. Empty in records of schema 1.
+    /// Score of every question, in the same order for every policy: by seed, then by depth. Empty in records of
+    /// schema 1.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub scores: Vec<f64>,
-    /// Share of the causal pairs that were read in the policy's phase, over the layers in which a policy may choose.
+    /// Share of the causal pairs read in the policy's phase, over the layers in which a policy may select.
     pub density: f64,
-    /// Milliseconds to read a prompt from its beginning, on average; `None` where no prompt was.
+    /// Mean milliseconds to read a prompt from its beginning; `None` if no prompt was.
     pub prefill_ms: Option<f64>,
-    /// Milliseconds to read or write one token after it.
+    /// Milliseconds to read or write one token after the prompt.
     pub decode_ms: f64,
-    /// Bytes of keys and values that a token after the prompt reads, estimates that scan all keys included.
+    /// Bytes of keys and values that a token after the prompt reads, including estimates that scan all keys.
     pub decode_bytes: f64,
 }
 
 impl ComparisonTable {
-    /// A row's questions against the same questions under dense attention; `None` for dense attention itself, and where the record has
-    /// no scores of single questions.
+    /// Compares a row's questions with the same questions under dense attention; `None` for dense attention itself,
+    /// and for records without scores of single questions.
     pub fn against_full(&self, row: &ComparisonRow) -> Option<Paired> {
         let same = |other: &&ComparisonRow| {
             other.policy == "full" && (&other.task, other.context_tokens) == (&row.task, row.context_tokens)
@@ -307,14 +308,14 @@ impl NeedleTable {
 }
 
 impl NeedleSample {
-    /// Share of the expected values that the answer holds.
+    /// Share of the expected values in the answer.
     pub fn score(&self) -> f64 {
         self.correct as f64 / self.expected.len().max(1) as f64
     }
 }
 
 impl PerplexityTable {
-    /// A row for each policy and position, and for each policy a first one over all positions.
+    /// A row for each policy and position, and a first row for each policy over all positions.
     pub fn by_position(&self) -> Vec<PerplexityPosition> {
         let of_row = |row: &PerplexityRow| {
             let all = std::iter::once(&row.all).chain(&row.buckets);
@@ -333,7 +334,7 @@ impl PerplexityTable {
 }
 
 impl RulerTable {
-    /// Sums by task and length; tasks in the order they were run.
+    /// Sums by task and length; tasks in run order.
     pub fn cells(&self) -> Vec<RulerCell> {
         let mut tasks: Vec<&str> = Vec::new();
         for sample in &self.samples {

@@ -4,7 +4,7 @@ use crate::numbers::{milliseconds, percent, short, tokens};
 use crate::record::{BudgetMiss, ComparisonRow, ComparisonTable, Results};
 use crate::statistics::Interval;
 
-/// One short text; where a record has many figures, the one that its kind is asked for.
+/// A short text with the main figure of this kind.
 pub(super) fn headline(results: &Results) -> String {
     match results {
         Results::Needle(table) => {
@@ -56,8 +56,8 @@ fn fastest(rates: impl Iterator<Item = f64>) -> String {
     format!("up to {:.1} tokens/s", rates.fold(0.0, f64::max))
 }
 
-/// The sparse policy with the best mean over all tasks and lengths, beside dense attention. Of equals it is the one that reads the
-/// smallest share, and a policy that reads more than its budget comes behind all others.
+/// The sparse policy with the best mean over all tasks and lengths, compared with dense attention. Among equals, the
+/// policy that reads the smallest share wins. Policies over their budget come last.
 fn best(table: &ComparisonTable) -> String {
     let mut runs: Vec<Run<'_>> = Vec::new();
     for row in &table.rows {

@@ -1,4 +1,4 @@
-//! Records as people look at them: tables, pictures, and one page of everything that was run.
+//! Reports of records: tables, pictures, and one page of all records.
 
 mod device_tables;
 mod headline;
@@ -48,7 +48,7 @@ impl Record {
         self.results.tables()
     }
 
-    /// Pictures of the record's results. Each name is unique within the record.
+    /// Pictures of the record's results. Their names are unique within the record.
     pub fn pictures(&self) -> Vec<(String, Picture)> {
         pictures::draw(self)
     }
@@ -56,7 +56,7 @@ impl Record {
     /// [Writes](Picture::write) every picture as `folder/NAME-PICTURE.svg`.
     ///
     /// # Errors
-    /// [`EvalError::Output`] names the file that cannot be written.
+    /// [`EvalError::Output`] names the file.
     pub fn write_pictures(&self, folder: &Path) -> Result<Vec<PathBuf>, EvalError> {
         let mut files = Vec::new();
         for (name, picture) in self.pictures() {
@@ -66,18 +66,18 @@ impl Record {
     }
 }
 
-/// A page of records, as `folder/report.html`: it stands alone, follows the reader into light or dark, and names the kinds
-/// of measurement that are missing.
+/// Writes a page of records as `folder/report.html`. It needs no other files, follows the reader's light or dark
+/// theme, and names the missing kinds of measurement.
 ///
 /// # Errors
-/// [`EvalError::Output`] when the page cannot be written.
+/// [`EvalError::Output`] if the page cannot be written.
 pub fn write_report(records: &[Record], folder: &Path) -> Result<PathBuf, EvalError> {
     let path = folder.join("report.html");
     write_file(&path, REPORT, page::html(records).as_bytes())?;
     Ok(path)
 }
 
-/// How a run is named in tables and legends.
+/// Name of a run in tables and legends.
 fn label(settings: &RunSettings) -> String {
     let (prefill, decode) = (short_policy(&settings.prefill), short_policy(&settings.decode));
     let mut name = match (&*prefill, &*decode) {
@@ -109,7 +109,7 @@ fn label(settings: &RunSettings) -> String {
     name
 }
 
-/// A policy without the parameters that are as they are by default, or that make it act at any length.
+/// A policy without its default parameters, and without parameters that make it act at any length.
 fn short_policy(policy: &str) -> String {
     let Some((name, parameters)) = policy.split_once(':') else {
         return policy.to_owned();

@@ -1,4 +1,4 @@
-//! One page of all records, with nothing from outside.
+//! One page of all records, without external files.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use crate::escape::escaped;
 use crate::pictures::STYLE;
 use crate::record::{Header, Record, Results};
 
-/// The kinds of measurement, with the command that makes each.
+/// The kinds of measurement, with their commands.
 const KINDS: [(&str, &str); 11] = [
     ("Needles in a haystack", "riffle eval needle"),
     ("RULER", "riffle eval ruler"),
@@ -44,7 +44,7 @@ pub(super) fn html(records: &[Record]) -> String {
     html + "</body>\n</html>\n"
 }
 
-/// Records of one kind stand together, kinds in the order of [`KINDS`].
+/// Sorts records by kind, in the order of [`KINDS`].
 fn in_order(records: &[Record]) -> Vec<&Record> {
     let kind = |results: &Results| KINDS.iter().position(|(title, _)| *title == results.title());
     let mut records: Vec<&Record> = records.iter().collect();
@@ -52,7 +52,7 @@ fn in_order(records: &[Record]) -> Vec<&Record> {
     records
 }
 
-/// A line for each record: its measurement, model, text, time and main figure.
+/// A line for each record: measurement, model, text, time and main figure.
 fn overview(html: &mut String, records: &[&Record]) {
     *html += "<nav class=\"wide\"><table>\n<thead><tr><th>measurement</th><th>record</th><th>model</th><th>text</th><th>finished</th><th>riffle</th><th>main figure</th></tr></thead>\n<tbody>\n";
     for (number, record) in records.iter().enumerate() {
@@ -142,7 +142,7 @@ fn head(html: &mut String, header: &Header) {
     *html += "</dl>\n";
 }
 
-/// A command line as a shell takes it.
+/// A command line, quoted for a shell.
 fn shell(command: &[String]) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+@%".contains(c);
     let word = |word: &String| {

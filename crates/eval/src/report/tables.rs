@@ -1,4 +1,4 @@
-//! Results as tables; those of speed are in [`speed_tables`] and [`device_tables`].
+//! Results as tables; [`speed_tables`] and [`device_tables`] have the tables of speed.
 
 use std::collections::BTreeSet;
 
@@ -121,7 +121,7 @@ fn share(density: f64, miss: Option<BudgetMiss>) -> String {
     percent(density) + &sign
 }
 
-/// A line that says why a policy misses its budget.
+/// A line that explains why a policy misses its budget.
 fn note(name: &str, miss: BudgetMiss, budget: f64, fit: Option<&BudgetFit>) -> String {
     let reason = miss.reason(budget, fit);
     format!(
@@ -176,7 +176,7 @@ fn comparison(table: &ComparisonTable) -> Table {
         ]
     });
     if table.rows.iter().any(|row| row.budget.is_some()) {
-        // Only fitting changes a policy, so that other tables need no such column.
+        // Only fitting changes a policy, so other tables need no such column.
         rows.columns.insert(1, "as run".to_owned());
         for (cells, row) in rows.rows.iter_mut().zip(&table.rows) {
             cells.insert(1, short_policy(row.as_run()));

@@ -1,23 +1,23 @@
-//! A package of generated source files: each defines a type, and another file uses it.
+//! A package of generated source files: each file defines a type, and another file uses it.
 
 use rand_chacha::ChaCha8Rng;
 
 use super::corpus::Corpus;
 use crate::EvalError;
 
-/// A source file that defines a type with one constructor. The constructor's name follows from nothing else.
+/// A source file that defines a type with one constructor. The constructor's name is random.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Module {
-    /// As in `olive_harbor`.
+    /// Such as `olive_harbor`.
     pub(super) name: String,
-    /// As in `river_stone`.
+    /// Such as `river_stone`.
     pub(super) constructor: String,
     /// Words of its fields and its method.
     words: [String; 3],
 }
 
 impl Module {
-    /// Modules of different names, each with another constructor.
+    /// Modules with distinct names and constructors.
     ///
     /// # Errors
     /// [`EvalError::Option`] for a text with too few words.
@@ -56,7 +56,7 @@ impl Module {
         )
     }
 
-    /// How that file goes on behind the constructor's name.
+    /// The rest of that file, after the constructor's name.
     pub(super) fn use_behind_constructor(&self) -> String {
         format!("(3);\n    made.{}_total(\"first\")\n}}\n\n", self.words[2])
     }

@@ -1,4 +1,4 @@
-//! Ingredients of prompts: a text, its words, a wording, and the model's tokenizer and template.
+//! Sources of prompts: a text, its words, a wording, and the model's tokenizer and template.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -18,29 +18,29 @@ use super::ruler::RulerTask;
 use super::wording::{Ask, Wording};
 use crate::EvalError;
 
-/// Stands for the text while a chat template is filled in.
+/// Placeholder for the text in a chat template.
 const MARK: &str = "<<here>>";
 
-/// The fewest tokens and words that prompts can be made of.
+/// Minimum tokens and words for prompts.
 const LEAST_TOKENS: usize = 1024;
 const LEAST_WORDS: usize = 32;
 
-/// Everything that tasks draw from. A seed and a corpus fix a prompt.
+/// The source of all tasks. A seed and a corpus determine a prompt.
 pub struct Corpus {
     engine: Arc<Engine>,
-    /// How tasks are phrased.
+    /// Phrases of the tasks.
     pub(crate) wording: Wording,
     /// Tokens of the text.
     pub(crate) hay: Vec<u32>,
-    /// Lines of the text that are long enough to stand as a document.
+    /// Lines of the text that are long enough for a document.
     pub(crate) lines: Vec<String>,
-    /// Plain words, of one token each where there are enough of them.
+    /// Plain words, of one token each if the text has enough of them.
     pub(crate) words: Vec<String>,
-    /// Questions that the user gave.
+    /// Questions of the user.
     pub(crate) given: Vec<GivenQuestion>,
 }
 
-/// A text's tokens as a short name (FNV-1a, 64 bits): equal texts have equal names.
+/// A short name of a text's tokens (FNV-1a, 64 bits).
 pub fn digest(tokens: &[u32]) -> String {
     let hash = tokens.iter().fold(0xcbf2_9ce4_8422_2325u64, |hash, token| {
         (hash ^ u64::from(*token)).wrapping_mul(0x0100_0000_01b3)
@@ -48,17 +48,18 @@ pub fn digest(tokens: &[u32]) -> String {
     format!("{} tokens, {hash:016x}", tokens.len())
 }
 
-/// The tokens before a text and those behind it.
+/// The tokens before and after a text.
 pub(crate) struct Frame {
     pub(crate) head: Vec<u32>,
     pub(crate) tail: Vec<u32>,
 }
 
 impl Corpus {
-    /// Cuts a text for a model; `given` are the user's questions for the `qa` tasks, empty for questions about stated facts.
+    /// Splits a text for a model. `given` are the user's questions for the `qa` tasks; without them, the tasks ask
+    /// for generated facts.
     ///
     /// # Errors
-    /// [`EvalError::Option`] for a text that is too short to hide anything in.
+    /// [`EvalError::Option`] for a text that is too short.
     pub fn new(
         engine: &Arc<Engine>,
         text: &str,
@@ -99,7 +100,7 @@ impl Corpus {
         })
     }
 
-    /// Everything of it that decides a prompt, for a [`Journal`](crate::Journal).
+    /// Every property that decides a prompt, for a [`Journal`](crate::Journal).
     pub fn about(&self) -> Value {
         let questions = json!(self.given).to_string();
         json!({
@@ -114,10 +115,10 @@ impl Corpus {
         &self.wording.name
     }
 
-    /// The prompt of a RULER task as text, and what its answer must hold.
+    /// The prompt of a RULER task as text, and its expected answer.
     ///
     /// # Errors
-    /// [`EvalError::Option`] for a task that does not fit the length.
+    /// [`EvalError::Option`] for a task that does not fit in the length.
     pub fn ruler_prompt(
         &self,
         task: RulerTask,
@@ -141,7 +142,7 @@ impl Corpus {
         Ok(self.tokenizer()?.encode(text, false)?)
     }
 
-    /// Tokens before and behind a text that a question is about. `watch` may stop the model's chat template.
+    /// Tokens before and after a document with a question. `watch` may stop the model's chat template.
     pub(crate) fn frame(&self, before: &str, ask: &Ask, watch: &mut Watch<'_>) -> Result<Frame, EvalError> {
         let Some(template) = self.engine.chat_template().filter(|_| self.wording.chat) else {
             let mut head = self.tokenizer()?.encode("", true)?;
@@ -160,7 +161,7 @@ impl Corpus {
         })
     }
 
-    /// A question after an answer was given. `watch` may stop the model's chat template.
+    /// A question that follows an answer. `watch` may stop the model's chat template.
     pub(crate) fn follow_up(&self, ask: &Ask, watch: &mut Watch<'_>) -> Result<Vec<u32>, EvalError> {
         let Some(template) = self.engine.chat_template().filter(|_| self.wording.chat) else {
             return self.encode(&format!("\n{}{}", ask.question, ask.lead));
@@ -210,7 +211,7 @@ impl Corpus {
         Ok(pairs)
     }
 
-    /// Different words; where the text has too few, words are joined to make more.
+    /// Distinct words. If the text has too few, pairs of words are joined.
     pub(crate) fn distinct_words(&self, random: &mut ChaCha8Rng, count: usize) -> Vec<String> {
         if count <= self.words.len() {
             return self.words.choose_multiple(random, count).cloned().collect();

@@ -1,4 +1,4 @@
-//! Tasks from files: questions of the user, each with its own context and answers, one a line.
+//! Tasks from files: the user's questions, one per line, each with its context and answers.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -11,16 +11,17 @@ use crate::EvalError;
 use crate::error::plain_reason;
 use crate::record::TextSummary;
 
-/// Most bytes of a file of questions with their contexts.
+/// Limit on the bytes of a file of questions with contexts.
 const LARGEST_FILE_BYTES: u64 = 256 << 20;
 
-/// Tokens of an answer at most, as in RULER's `qa` tasks.
+/// Limit on the tokens of an answer, as in RULER's `qa` tasks.
 const ANSWER_TOKENS: usize = 32;
 
-/// Questions of a JSONL file. Each line is `{"context": "…", "question": "…", "answers": ["…"]}`; other fields are ignored.
+/// Questions of a JSONL file. Each line is `{"context": "…", "question": "…", "answers": ["…"]}`; other fields are
+/// ignored.
 ///
-/// The model reads the context as it is, then the question in the words of the wording's `qa` tasks. The score of an answer is 1 if
-/// it holds any of the answers, case aside, and otherwise 0.
+/// The model reads the context unchanged, then the question in the words of the wording's `qa` tasks. An answer
+/// scores 1 if it contains any expected answer, ignoring case, and otherwise 0.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileTask {
     path: PathBuf,
@@ -43,10 +44,10 @@ struct Fields {
 }
 
 impl FileTask {
-    /// Reads the questions. Blank lines are skipped.
+    /// Reads the questions and skips blank lines.
     ///
     /// # Errors
-    /// [`EvalError::File`] names the first line that is not as it has to be.
+    /// [`EvalError::File`] names the first invalid line.
     pub fn read(path: &Path) -> Result<Self, EvalError> {
         let failed = |reason: String| EvalError::File {
             path: path.to_owned(),
@@ -84,7 +85,7 @@ impl FileTask {
     /// Prompts of all lines, in order. `watch` may stop the model's chat template.
     ///
     /// # Errors
-    /// [`EvalError::File`] names the first line that the context of the corpus' engine does not hold.
+    /// [`EvalError::File`] names the first line that exceeds the engine's context.
     pub(crate) fn prompts(&self, corpus: &Corpus, watch: &mut Watch<'_>) -> Result<Vec<Prompt>, EvalError> {
         let options = corpus.engine().options();
         let most = match options.sequence.window {
@@ -113,7 +114,7 @@ impl Fields {
     fn parse(line: &str) -> Result<Self, String> {
         let fields: Self = serde_json::from_str(line).map_err(|error| {
             let reason = error.to_string();
-            // The position in the line, not that of a file of one line.
+            // Keeps the position within the line; the line number of a one-line text is wrong here.
             let plain = reason.split(" at line 1").next().unwrap_or_default();
             format!("{plain} (column {})", error.column())
         })?;

@@ -1,22 +1,22 @@
-//! Filling a context with text or lines, and putting facts into it at given depths.
+//! Fills a context with text or lines, and inserts facts at given depths.
 
 use crate::EvalError;
 
-/// Text or lines that fill a context, and the places where facts may stand.
+/// Text or lines that fill a context, and the allowed positions of facts.
 pub(crate) struct Filler {
     pub(crate) tokens: Vec<u32>,
-    /// Token counts before which a fact may stand, ascending; `None` for anywhere.
+    /// Token counts before which a fact may start, ascending; `None` allows every position.
     pub(crate) cuts: Option<Vec<usize>>,
 }
 
-/// A fact as tokens, and where it is to stand: 0 is the start, 1 the end.
+/// A fact as tokens, and its depth: 0 is the start, 1 the end.
 pub(crate) struct Fact {
     pub(crate) depth: f64,
     pub(crate) tokens: Vec<u32>,
 }
 
 impl Filler {
-    /// Exactly `room` tokens of a text from `start` on, over and over.
+    /// Exactly `room` tokens of a text from `start`, repeated as needed.
     pub(crate) fn text(hay: &[u32], start: usize, room: usize) -> Self {
         Self {
             tokens: hay.iter().cycle().skip(start).take(room).copied().collect(),
@@ -24,7 +24,7 @@ impl Filler {
         }
     }
 
-    /// As many whole lines as `room` tokens hold.
+    /// The whole lines that fit in `room` tokens.
     pub(crate) fn lines(
         room: usize,
         mut line: impl FnMut(usize) -> Result<Vec<u32>, EvalError>,
@@ -44,7 +44,7 @@ impl Filler {
         })
     }
 
-    /// `head`, then the filler with the facts in it. Also says at which token each fact begins, in the order given.
+    /// Returns `head` and the filler with its facts, and the first token of each fact in the given order.
     pub(crate) fn assemble(&self, head: &[u32], facts: &[Fact]) -> (Vec<u32>, Vec<usize>) {
         let place = |fact: &Fact| {
             let wanted = (fact.depth * self.tokens.len() as f64) as usize;
@@ -68,10 +68,10 @@ impl Filler {
     }
 }
 
-/// Tokens that `context_tokens` leaves for the filler.
+/// Tokens that remain for the filler.
 ///
 /// # Errors
-/// [`EvalError::Option`] when nothing is.
+/// [`EvalError::Option`] if none remain.
 pub(crate) fn room(context_tokens: usize, taken: usize, what: &str) -> Result<usize, EvalError> {
     context_tokens.checked_sub(taken).filter(|room| *room > 0).ok_or_else(|| {
         EvalError::Option(format!(

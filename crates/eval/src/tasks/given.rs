@@ -1,4 +1,4 @@
-//! Questions about documents that the user gives.
+//! The user's questions about documents.
 
 use std::path::Path;
 
@@ -7,24 +7,24 @@ use serde::{Deserialize, Serialize};
 use crate::EvalError;
 use crate::error::plain_reason;
 
-/// Most bytes of a file of questions with their documents.
+/// Limit on the bytes of a file of questions with documents.
 const LARGEST_QUESTIONS_BYTES: u64 = 256 << 20;
 
-/// A question, its answers and the documents that hold them.
+/// A question, its answers and its documents.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GivenQuestion {
     /// The question.
     pub question: String,
-    /// Answers any of which counts.
+    /// Accepted answers.
     pub answers: Vec<String>,
-    /// The documents needed: one for `qa_1`, two or more for `qa_2`.
+    /// The needed documents: one for `qa_1`, two or more for `qa_2`.
     pub documents: Vec<String>,
 }
 
 /// Reads a JSON array of [`GivenQuestion`]s.
 ///
 /// # Errors
-/// [`EvalError::File`] for a file that is not there, is no such array, or has a question without answer or document.
+/// [`EvalError::File`] for a missing file, another format, or a question without answer or document.
 pub fn read_questions(path: &Path) -> Result<Vec<GivenQuestion>, EvalError> {
     let failed = |reason: String| EvalError::File {
         path: path.to_owned(),

@@ -1,4 +1,4 @@
-//! Tasks: prompts made from any text, with answers that are known.
+//! Tasks: prompts from any text, with known answers.
 
 mod code;
 mod corpus;

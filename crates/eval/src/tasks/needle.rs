@@ -1,4 +1,4 @@
-//! Needles in a haystack: facts at even depths in a long text, asked for in several ways.
+//! Needles in a haystack: facts at even depths in a long text, with several kinds of questions.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ use super::wording::{Ask, fill};
 use crate::EvalError;
 use crate::record::{AskPlace, NeedleKind, NeedleSample};
 
-/// Values of one key, and keys asked for at once.
+/// Values of one key, and keys of one question.
 const SEVERAL: usize = 3;
 
 /// Tokens of an answer with one value.
@@ -39,11 +39,11 @@ struct Needle {
     depth_index: usize,
     /// Token at which the first fact begins.
     start: usize,
-    /// The source file that states it, of a package.
+    /// In a package, the source file that states the fact.
     module: Option<Module>,
 }
 
-/// A question in mid-document as text, and what stands behind it.
+/// A question in the document as text, and the text after it.
 struct Passage {
     question: String,
     answer: String,
@@ -53,13 +53,13 @@ struct Passage {
 struct Haystack {
     document: Vec<u32>,
     needles: Vec<Needle>,
-    /// Stretches that no question may cut: the facts of a text, the files of a package.
+    /// Ranges that no question may cut: the facts of a text, the files of a package.
     uncut: Vec<Range<usize>>,
 }
 
 impl NeedleKind {
-    /// True if it can be asked for there: in mid-document and in a second turn one value is asked for, and a second turn
-    /// needs another fact.
+    /// True if the kind supports the place. A question in the document and a second turn ask for one value, and a
+    /// second turn needs another fact.
     pub fn can_be_asked(self, place: AskPlace) -> bool {
         match place {
             AskPlace::End | AskPlace::Late => true,
@@ -70,7 +70,7 @@ impl NeedleKind {
 }
 
 impl NeedleTest {
-    /// Reads the documents and asks for every needle.
+    /// Reads the documents and asks about every needle.
     pub(crate) fn run(
         &self,
         corpus: &Corpus,
@@ -105,7 +105,7 @@ impl NeedleTest {
                 samples.push(self.sample(&haystack, &asked, answered, prompt.tokens()));
             }
         }
-        // The deepest single needles are asked for first, since they share most of the text.
+        // The deepest single needles come first, because they share most of the text.
         samples.sort_by_key(|sample| sample.depth_index);
         Ok((samples, cost))
     }
@@ -115,7 +115,7 @@ impl NeedleTest {
         ChaCha8Rng::seed_from_u64(self.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ place)
     }
 
-    /// The needles of one question: the one at this depth first, and for multi-query others.
+    /// The needles of one question: the needle at this depth, and further ones for multi-query.
     fn asked<'h>(&self, haystack: &'h Haystack, number: usize, random: &mut ChaCha8Rng) -> Vec<&'h Needle> {
         let others: Vec<&Needle> = (0..haystack.needles.len())
             .filter(|other| *other != number)
@@ -188,7 +188,7 @@ impl NeedleTest {
             _ => asked,
         };
         let expected: Vec<String> = asked.iter().flat_map(|needle| needle.values.clone()).collect();
-        // If each key had a question of its own, only that question's answer counts.
+        // If each key has its own question, only the last question's answer counts.
         let correct = if self.kind == NeedleKind::CrossFile {
             answers.iter().filter(|answer| is_name(answer, &expected[0])).count()
         } else if answers.len() == asked.len() {
@@ -213,7 +213,7 @@ impl NeedleTest {
         }
     }
 
-    /// One document, or for single needles one for each depth, the deepest first.
+    /// One document; for single needles, one for each depth, deepest first.
     fn haystacks(&self, corpus: &Corpus, watch: &mut Watch<'_>) -> Result<Vec<Haystack>, EvalError> {
         let mut random = self.random(0);
         if self.kind == NeedleKind::CrossFile {
@@ -257,7 +257,7 @@ impl NeedleTest {
                 let fact = fill(&wording.fact, &[("key", key), ("value", value)]);
                 let fact = fill(&fact, &[("noun", "number"), ("nouns", "numbers")]);
                 facts.push(Fact {
-                    // Further values lie between the first and the end.
+                    // Further values are spread between the first and the end.
                     depth: depth + (1.0 - depth) * number as f64 / values.len() as f64,
                     tokens: corpus.encode(&format!("\n{fact}\n"))?,
                 });
@@ -269,7 +269,7 @@ impl NeedleTest {
         let what = format!("a document with {} facts", facts.len());
         let filler = Filler::text(&corpus.hay, start, room(self.context_tokens, taken, &what)?);
         let (document, starts) = filler.assemble(&head, &facts);
-        // The first value of each needle stands first.
+        // The first value of each needle comes first.
         let firsts = (0..facts.len()).step_by(needles[0].2.len());
         let needles = needles.iter().zip(firsts).map(|((index, key, values), first)| Needle {
             key: key.clone(),
@@ -286,9 +286,9 @@ impl NeedleTest {
         })
     }
 
-    /// As many source files as the context holds; those at even depths are asked for.
+    /// As many source files as fit in the context. The questions ask about files at even depths.
     fn package(&self, corpus: &Corpus, random: &mut ChaCha8Rng) -> Result<Haystack, EvalError> {
-        /// A file has more tokens than this, so a drawn module for each of so many tokens is enough.
+        /// Every file has more tokens than this, so one module per this many tokens suffices.
         const FEWEST_FILE_TOKENS: usize = 64;
         let most = self.depths + self.context_tokens / FEWEST_FILE_TOKENS;
         let mut modules = Module::draw(corpus, random, most)?.into_iter();
@@ -335,7 +335,7 @@ impl NeedleTest {
         })
     }
 
-    /// The question about a needle as it stands in mid-document.
+    /// The text of a needle's question in the document.
     fn passage(corpus: &Corpus, needle: &Needle) -> Passage {
         match &needle.module {
             Some(module) => Passage {
@@ -354,8 +354,8 @@ impl NeedleTest {
         }
     }
 
-    /// Questions and answers half-way between each needle and the document's end; the text goes on behind them. An answer
-    /// counts if each of its tokens is the most likely one where it stands.
+    /// Places questions and answers halfway between each needle and the document's end; the text continues after
+    /// them. An answer counts if each of its tokens is the most likely one at its position.
     fn in_middle(
         &self,
         corpus: &Corpus,
@@ -364,13 +364,13 @@ impl NeedleTest {
         watch: &mut Watch<'_>,
     ) -> Result<(Vec<NeedleSample>, Cost), EvalError> {
         let document = &haystack.document;
-        // By needle: where it is asked for, the question, the answer's tokens.
+        // By needle: position of the question, the question, the answer's tokens.
         let mut asked = Vec::new();
         for needle in &haystack.needles {
             let passage = Self::passage(corpus, needle);
             let question = corpus.encode(&passage.question)?;
             let whole = corpus.encode(&(passage.question + &passage.answer))?;
-            // A token that ends the question and begins the answer counts as the answer's.
+            // A token that ends the question and begins the answer belongs to the answer.
             let shared = question.iter().zip(&whole).take_while(|(a, b)| a == b).count();
             let behind = corpus.encode(&passage.behind)?;
             asked.push((
@@ -384,7 +384,7 @@ impl NeedleTest {
         asked.sort_by_key(|(place, ..)| *place);
         let (mut tokens, mut taken) = (Vec::new(), 0);
         let mut answers: Vec<Range<usize>> = Vec::new();
-        // Two questions close together stand one behind the other, never one inside a needle of another or inside a file.
+        // Close questions follow each other; no question starts inside another needle or inside a file.
         for (place, whole, shared, behind, _) in &asked {
             let place = uncutting(*place, haystack).max(taken);
             tokens.extend(&document[taken..place]);
@@ -413,13 +413,13 @@ impl NeedleTest {
     }
 }
 
-/// `place`, or the first token behind the fact or the file that it lies in.
+/// `place`, or the first token after the fact or file at that position.
 fn uncutting(place: usize, haystack: &Haystack) -> usize {
     let holds = |range: &&Range<usize>| range.contains(&place);
     haystack.uncut.iter().find(holds).map_or(place, |range| range.end)
 }
 
-/// The prompt, whose answer ends with its line where the wording names no other end.
+/// The prompt. Its answer ends with its line if the wording names no other end.
 fn ending_with_its_line(mut prompt: Prompt) -> Prompt {
     if prompt.stops.is_empty() {
         prompt.stops.push("\n".to_owned());

@@ -37,17 +37,18 @@ use crate::EvalError;
 /// }
 /// ```
 pub trait Task: Send + Sync {
-    /// Its name in tables and records: in lower case, without spaces, and no other task's.
+    /// Its name in tables and records: unique, in lower case, without spaces.
     fn name(&self) -> &str;
 
-    /// A prompt of at most `context_tokens` tokens, fixed by the corpus and the seed. [`Corpus::hide`] makes most of them.
+    /// A prompt of at most `context_tokens` tokens, determined by the corpus and the seed. Most tasks use
+    /// [`Corpus::hide`].
     ///
     /// # Errors
-    /// [`EvalError::Option`] for a length that the task does not fit.
+    /// [`EvalError::Option`] for a length that is too short for the task.
     fn prompt(&self, corpus: &Corpus, context_tokens: usize, seed: u64) -> Result<TaskPrompt, EvalError>;
 
-    /// The score of an answer, from 0 to 1. Without another definition the share of the expected texts that the answer holds,
-    /// case aside.
+    /// The score of an answer, from 0 to 1. The default is the share of the expected texts in the answer, ignoring
+    /// case.
     fn score(&self, answer: &str, expected: &[String]) -> f64 {
         match_all(answer, expected)
     }
@@ -59,18 +60,18 @@ pub trait Task: Send + Sync {
 pub struct TaskPrompt {
     /// Tokens of everything before the question.
     pub document: Vec<u32>,
-    /// Tokens of the question, and of the beginning of the answer.
+    /// Tokens of the question and of the answer's beginning.
     pub question: Vec<u32>,
-    /// Texts that the answer must hold.
+    /// Texts that the answer must contain.
     pub expected: Vec<String>,
     /// Tokens of the answer at most.
     pub max_tokens: usize,
-    /// Texts that end the answer, beside the model's own end.
+    /// Texts that end the answer, besides the model's end tokens.
     pub stops: Vec<String>,
 }
 
 impl TaskPrompt {
-    /// A prompt whose answer takes at most 32 tokens.
+    /// A prompt with an answer of at most 32 tokens.
     pub fn new(document: Vec<u32>, question: Vec<u32>, expected: Vec<String>) -> Self {
         Self {
             document,
@@ -81,20 +82,20 @@ impl TaskPrompt {
         }
     }
 
-    /// With so many tokens of the answer at most.
+    /// Sets the limit on the answer's tokens.
     pub fn with_max_tokens(mut self, max_tokens: usize) -> Self {
         self.max_tokens = max_tokens;
         self
     }
 
-    /// With texts that end the answer.
+    /// Sets the texts that end the answer.
     pub fn with_stops(mut self, stops: Vec<String>) -> Self {
         self.stops = stops;
         self
     }
 }
 
-/// A line that [`Corpus::hide`] puts into the text.
+/// A line that [`Corpus::hide`] inserts into the text.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct HiddenFact {
@@ -115,16 +116,16 @@ impl HiddenFact {
 }
 
 impl Corpus {
-    /// Plain words of the text, of one token each where it has enough of them; at least 32.
+    /// Plain words of the text, at least 32, of one token each if the text has enough of them.
     pub fn words(&self) -> &[String] {
         &self.words
     }
 
-    /// A prompt of exactly `context_tokens` tokens: `before`, a piece of the text that the seed chooses with the facts in it, and the
-    /// question, in the model's chat template where the wording says so.
+    /// A prompt of exactly `context_tokens` tokens: `before`, a section of the text chosen by the seed with the
+    /// facts, and the question, in the model's chat template if the wording requests it.
     ///
     /// # Errors
-    /// [`EvalError::Option`] where facts and question leave no room for a text.
+    /// [`EvalError::Option`] if facts and question leave no space for a text.
     pub fn hide(
         &self,
         before: &str,
@@ -150,7 +151,7 @@ impl Corpus {
     }
 }
 
-/// A task of another crate that is told from others by its name.
+/// A task of another crate, identified by its name.
 #[derive(Clone, Copy)]
 pub struct OutsideTask {
     task: &'static dyn Task,

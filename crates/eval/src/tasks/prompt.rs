@@ -15,11 +15,11 @@ use crate::EvalError;
 pub(crate) struct Prompt {
     /// Everything before the first question.
     pub(crate) document: Vec<u32>,
-    /// Questions, each asked after the answer to the one before.
+    /// Questions, each following the previous answer.
     pub(crate) questions: Vec<Vec<u32>>,
-    /// Texts that the answers must hold.
+    /// Texts that the answers must contain.
     pub(crate) expected: Vec<String>,
-    /// Tokens of each answer at most.
+    /// Limit on the tokens of each answer.
     pub(crate) max_tokens: usize,
     /// Texts that end an answer.
     pub(crate) stops: Vec<String>,
@@ -33,7 +33,7 @@ impl Prompt {
     }
 }
 
-/// The answers, and what they cost.
+/// The answers and their cost.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Reply {
     /// One for each question.
@@ -46,28 +46,28 @@ pub(crate) struct Reply {
 pub(crate) struct Cost {
     /// Prompts read from their beginning.
     pub(crate) prompts: usize,
-    /// Seconds of these.
+    /// Seconds to read these prompts.
     pub(crate) prompt_s: f64,
     /// Pairs of all prompt tokens.
     pub(crate) prompt_pairs: PairCount,
     /// Tokens read or written one by one.
     pub(crate) steps: usize,
-    /// Seconds of these.
+    /// Seconds of these steps.
     pub(crate) steps_s: f64,
-    /// Pairs of these.
+    /// Pairs of these steps.
     pub(crate) step_pairs: PairCount,
 }
 
 /// How a question is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum QuestionPlace {
-    /// In one prompt with the document. Whole batches that the prompt before began with alike are not read again.
+    /// In one prompt with the document. Whole batches in common with the previous prompt are not read again.
     WithDocument,
     /// Token by token, after the document.
     Late,
 }
 
-/// Told the share of a reply that is done; may ask to stop.
+/// Receives the finished share of a reply; may request a stop.
 pub(crate) type Watch<'a> = dyn FnMut(f64) -> ControlFlow<()> + 'a;
 
 impl Corpus {
@@ -98,18 +98,19 @@ impl Prompt {
 /// A session that reads one prompt after another.
 pub(crate) struct Reader {
     session: Session,
-    /// True if whole batches that two prompts begin with alike are read once.
+    /// True if prompts share whole batches of a common beginning.
     shares: bool,
-    /// True if policies learn from queries or let go of tokens, so that forgetting a question does not undo it.
+    /// True if policies learn from queries or drop tokens, so that forgetting a question does not undo it.
     learns: bool,
-    /// Compression of the document before late questions come; `None` keeps it whole.
+    /// Compression of the document before late questions; `None` keeps it whole.
     compress: Option<CompressOptions>,
-    /// Policies that late questions are answered under. `None`: the policies that the document was read under.
+    /// Policies for late questions; `None` uses the document's policies.
     answers_under: Option<PolicyRules>,
 }
 
 impl Reader {
-    /// A reader under the engine's options. With `fresh` every prompt is read from its beginning, so that times are whole.
+    /// A reader with the engine's options. With `fresh` it reads every prompt from its beginning, so that times are
+    /// complete.
     pub(crate) fn new(
         engine: &Arc<Engine>,
         fresh: bool,
@@ -131,7 +132,7 @@ impl Reader {
         })
     }
 
-    /// Answers late questions under these decode policies from now on; `None` for those of the engine.
+    /// Sets the decode policies for late questions; `None` uses the engine's.
     pub(crate) fn answer_under(&mut self, decode: Option<PolicyRules>) {
         self.answers_under = decode;
     }
@@ -153,7 +154,7 @@ impl Reader {
                 let mut whole = prompt.document.clone();
                 whole.extend(&prompt.questions[0]);
                 let batch = session.engine().options().machine.batch_tokens;
-                // At least a page's worth is read together with the question, so that what looks at the end sees it.
+                // At least one page is read together with the question, so that policies for the prompt's end see it.
                 let shared = session
                     .sequence()
                     .shared_with(&whole)
@@ -164,7 +165,7 @@ impl Reader {
             }
             QuestionPlace::Late => {
                 let document = &prompt.document;
-                // A session that learns cannot forget tokens behind the document, so it keeps none there.
+                // A session that learns cannot forget tokens after the document, so it keeps none.
                 let keeps_nothing_behind = self.learns || self.compress.is_some();
                 let forks = keeps_nothing_behind || self.answers_under.is_some();
                 let behind = session.tokens().len() > document.len();
@@ -207,8 +208,8 @@ impl Reader {
         Ok(reply)
     }
 
-    /// Reads `tokens` as one prompt, but for whole batches that the prompt before began with alike, and says what the most likely token is at each of the `wanted` positions, for the
-    /// token behind it.
+    /// Reads `tokens` as one prompt, except whole batches in common with the previous prompt. Returns the most likely
+    /// next token at each of the `wanted` positions.
     pub(crate) fn likeliest(
         &mut self,
         tokens: &[u32],
@@ -317,7 +318,7 @@ pub(crate) fn go_on(session: &Session, watch: &mut Watch<'_>) -> Result<(), Eval
     }
 }
 
-/// Says that a measurement was stopped where the session stands.
+/// The error of a measurement that stopped at the session's position.
 pub(crate) fn interrupted(session: &Session) -> EvalError {
     let tokens = session.tokens().len();
     EngineError::Interrupted { tokens, total: tokens }.into()

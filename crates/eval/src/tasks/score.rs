@@ -1,6 +1,6 @@
 //! Scores of answers against expected texts.
 
-/// RULER's `string_match_all`: the share of the expected strings that occur in the answer, case aside.
+/// RULER's `string_match_all`: the share of the expected strings in the answer, ignoring case.
 pub(crate) fn match_all(answer: &str, expected: &[String]) -> f64 {
     let answer = answer.to_lowercase();
     let found = expected.iter().filter(|text| answer.contains(&text.to_lowercase()));
@@ -15,8 +15,8 @@ pub(crate) fn match_any(answer: &str, expected: &[String]) -> f64 {
     ))
 }
 
-/// How many of the expected values are among the first so many values of the answer: whole, never as parts of longer ones.
-/// A value is a run of letters, digits and dashes with a digit in it.
+/// Counts the expected values among the first values of the answer, as many as are expected. Values match whole. A
+/// value is a run of letters, digits and dashes with at least one digit.
 pub(crate) fn exact_values(answer: &str, expected: &[String]) -> usize {
     let found: Vec<&str> = answer
         .split(|c: char| !c.is_alphanumeric() && c != '-')
@@ -26,7 +26,7 @@ pub(crate) fn exact_values(answer: &str, expected: &[String]) -> usize {
     expected.iter().filter(|value| found.contains(&value.as_str())).count()
 }
 
-/// True if the first name of an answer in code, a run of letters, digits and underscores, is the expected one.
+/// True if the first name in an answer of code (a run of letters, digits and underscores) is the expected name.
 pub(crate) fn is_name(answer: &str, expected: &str) -> bool {
     let is_part = |c: char| c.is_alphanumeric() || c == '_';
     let begins = answer.trim_start_matches(|c| !is_part(c));

@@ -19,11 +19,11 @@ use crate::room::check_context;
 pub struct NeedleOptions {
     /// Tokens of the documents, facts included.
     pub lengths: Vec<usize>,
-    /// Depths at which facts stand, 1/(n+1) … n/(n+1).
+    /// Depths of the facts: 1/(n+1) … n/(n+1).
     pub depths: usize,
-    /// How many facts and questions.
+    /// Kinds of facts and questions.
     pub kinds: Vec<NeedleKind>,
-    /// When the questions come. Kinds that cannot be asked for somewhere are left out there.
+    /// Places of the questions. Unsupported pairs of kind and place are skipped.
     pub places: Vec<AskPlace>,
     /// Documents of each kind and length, each with other facts.
     pub documents: u64,
@@ -44,14 +44,14 @@ pub struct RulerOptions {
     pub samples: u64,
     /// Seed of the first prompt.
     pub seed: u64,
-    /// Read the question token by token after the rest, under the decode policy.
+    /// True to read the question token by token after the rest, under the decode policy.
     pub late: bool,
 }
 
-/// Asks for needles at every length, depth, kind and place. Finished cells come from the journal and go there.
+/// Asks for needles at every length, depth, kind and place. The journal keeps finished cells.
 ///
 /// # Errors
-/// [`EvalError::Option`] for needles that do not fit, [`EvalError::Interrupted`], and whatever a run can fail with.
+/// [`EvalError::Option`] for needles that do not fit; [`EvalError::Interrupted`]; any error of a run.
 pub fn needle(
     engine: &Arc<Engine>,
     corpus: &Corpus,
@@ -112,10 +112,10 @@ pub fn needle(
     })
 }
 
-/// Runs RULER's tasks. Finished prompts come from the journal and go there.
+/// Runs RULER's tasks. The journal keeps finished prompts.
 ///
 /// # Errors
-/// As [`needle`].
+/// The errors of [`needle`].
 pub fn ruler(
     engine: &Arc<Engine>,
     corpus: &Corpus,
@@ -162,7 +162,7 @@ pub fn ruler(
     })
 }
 
-/// Refuses lengths that the context does not hold, before a document is made.
+/// Refuses lengths that exceed the context, before a document is generated.
 pub(crate) fn check_lengths(engine: &Engine, lengths: &[usize]) -> Result<(), EvalError> {
     let longest = lengths.iter().copied().max().unwrap_or(0);
     check_context(engine, "the longest of --lengths", longest)

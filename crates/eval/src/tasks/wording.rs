@@ -1,4 +1,4 @@
-//! How tasks are phrased: templates with `{names}` in braces.
+//! Phrases of tasks: templates with `{names}` in braces.
 
 use std::path::Path;
 
@@ -11,20 +11,21 @@ use crate::error::plain_reason;
 /// Most bytes of a wording.
 const LARGEST_WORDING_BYTES: u64 = 1 << 20;
 
-/// The phrases of all tasks. Two are built in: `ruler`, RULER's own words under the model's chat template where it has one,
-/// and `plain`, the short forms that the shipped model was trained on. Others are JSON files of the same fields.
+/// The phrases of all tasks. Two wordings are built in: `ruler` has RULER's own words and uses the model's chat
+/// template if it has one; `plain` has the short forms of the shipped model's training. Other wordings are JSON files
+/// of the same fields.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Wording {
     /// Name of the wording in records.
     pub name: String,
-    /// True if prompts go through the model's chat template, if it has one.
+    /// True to format prompts with the model's chat template, if it has one.
     pub chat: bool,
     /// Digits of a number.
     pub digits: usize,
     /// Between the two words of a key.
     pub key_joiner: String,
-    /// Texts that end an answer, beside the model's own end.
+    /// Texts that end an answer, besides the model's end tokens.
     pub stops: Vec<String>,
     /// Needles.
     pub niah: NiahWording,
@@ -38,7 +39,7 @@ pub struct Wording {
     pub documents: DocumentsWording,
 }
 
-/// A question, and how the answer begins: the model goes on from there.
+/// A question and the beginning of its answer, which the model continues.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ask {
@@ -48,11 +49,11 @@ pub struct Ask {
     pub lead: String,
 }
 
-/// Facts `{key}` → `{value}`; `{noun}` and `{nouns}` say what a value is.
+/// Facts `{key}` → `{value}`; `{noun}` and `{nouns}` name the kind of value.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NiahWording {
-    /// Before the text.
+    /// Text before the document.
     pub before: String,
     /// A fact.
     pub fact: String,
@@ -60,35 +61,35 @@ pub struct NiahWording {
     pub one: Ask,
     /// Asks for several values of one key.
     pub values: Ask,
-    /// Asks for the values of several keys at once; `null` asks for one after another.
+    /// Asks for the values of several keys at once; `null` asks for them one by one.
     pub keys: Option<Ask>,
 }
 
-/// Variables; `{name}`, `{source}` and `{value}` in the lines, `{value}`, `{last}` and `{count}` in the question.
+/// Variables: `{name}`, `{source}` and `{value}` in the lines; `{value}`, `{last}` and `{count}` in the question.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VariablesWording {
-    /// Before the text.
+    /// Text before the document.
     pub before: String,
-    /// A variable that has the value.
+    /// A variable with the value.
     pub value: String,
-    /// A variable that has the value of another.
+    /// A variable with the value of another variable.
     pub link: String,
-    /// Names of five capital letters, as in RULER, in place of two words.
+    /// True for names of five capital letters, as in RULER; false for two words.
     pub upper_case: bool,
-    /// The parts of a chain that the answer must hold.
+    /// The parts of a chain that the answer must contain.
     pub asks_for: ChainAnswer,
     /// The question.
     pub ask: Ask,
 }
 
-/// The parts of a chain that an answer must hold.
+/// The parts of a chain that an answer must contain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ChainAnswer {
     /// The names of all variables of the chain, as in RULER.
     AllNames,
-    /// Every variable before the last one, and the value: the chain link by link.
+    /// Every variable before the last one, and the value, link by link.
     LastLink,
 }
 
@@ -96,7 +97,7 @@ pub enum ChainAnswer {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ListWording {
-    /// Before the list.
+    /// Text before the list.
     pub before: String,
     /// The question.
     pub ask: Ask,
@@ -106,7 +107,7 @@ pub struct ListWording {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DocumentsWording {
-    /// Before the documents.
+    /// Text before the documents.
     pub before: String,
     /// A document: `{number}`, `{text}`.
     pub document: String,
@@ -116,16 +117,16 @@ pub struct DocumentsWording {
     pub ask: Ask,
     /// The fact at the end of two hops: `{key}`, `{value}`.
     pub first_hop: String,
-    /// The fact that leads there: `{key}`, `{source}`.
+    /// The fact that leads to it: `{key}`, `{source}`.
     pub second_hop: String,
-    /// Asks for the value behind both: `{key}`.
+    /// Asks for the value after both hops: `{key}`.
     pub ask_two_hops: Ask,
-    /// A question that the user gave: `{question}`.
+    /// A question of the user: `{question}`.
     pub ask_given: Ask,
 }
 
 impl Wording {
-    /// The short forms that the shipped model was trained on.
+    /// The short forms of the shipped model's training.
     pub fn plain() -> Self {
         serde_json::from_str(include_str!("plain.json")).expect("the built-in wording is whole")
     }
@@ -135,10 +136,11 @@ impl Wording {
         serde_json::from_str(include_str!("ruler.json")).expect("the built-in wording is whole")
     }
 
-    /// By name (`plain`, `ruler`), from a JSON file, or for `auto` RULER's where the model has a chat template.
+    /// Returns a wording by name (`plain`, `ruler`) or from a JSON file. `auto` is RULER's if the model has a chat
+    /// template.
     ///
     /// # Errors
-    /// [`EvalError::File`] for a file that is not there or lacks a field.
+    /// [`EvalError::File`] for a missing file or a missing field.
     pub fn find(name: &str, engine: &Engine) -> Result<Self, EvalError> {
         match &*name.to_ascii_lowercase() {
             "auto" if engine.chat_template().is_some() => Ok(Self::ruler()),
@@ -160,7 +162,7 @@ impl Wording {
 }
 
 impl Ask {
-    /// Both parts with names filled in.
+    /// Both parts with the names replaced.
     pub(crate) fn fill(&self, values: &[(&str, &str)]) -> Self {
         Self {
             question: fill(&self.question, values),

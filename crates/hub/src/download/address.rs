@@ -1,4 +1,4 @@
-//! Addresses, as far as redirects need them.
+//! Addresses with the parts that redirects need.
 
 use std::fmt::{self, Display};
 use std::net::Ipv6Addr;
@@ -14,8 +14,8 @@ pub(crate) struct Address {
 }
 
 impl Address {
-    /// Reads an address; `None` for one of another kind, with a host that cannot be one, with a user's name, or with
-    /// characters that a request cannot hold.
+    /// Parses an address; `None` for another scheme, an invalid host, a user name, or characters that a request
+    /// cannot contain.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let text = text.split('#').next().unwrap_or_default();
         if !text.chars().all(|c| c.is_ascii_graphic()) {
@@ -59,7 +59,7 @@ impl Address {
         Self::parse(&format!("{scheme}://{authority}{folder}{location}"))
     }
 
-    /// The address of `path`, which begins with a slash, below this one.
+    /// The address of `path` on this server. The path begins with a slash.
     pub(crate) fn below(&self, path: &str) -> Self {
         Self {
             path: format!("{}{path}", self.path.trim_end_matches('/')),
@@ -67,13 +67,13 @@ impl Address {
         }
     }
 
-    /// The address for a message: without what follows `?`, which may hold a secret.
+    /// The address for a message, without the query, which may contain a secret.
     pub(crate) fn shown(&self) -> String {
         let shown = self.to_string();
         shown.split('?').next().unwrap_or_default().to_owned()
     }
 
-    /// True if both are the same server, reached in the same way: scheme, host and port.
+    /// True if both have the same scheme, host and port.
     pub(crate) fn is_same_origin(&self, other: &Self) -> bool {
         self.scheme == other.scheme && self.host_and_port() == other.host_and_port()
     }
@@ -82,7 +82,7 @@ impl Address {
         self.scheme == "https"
     }
 
-    /// The host, with a port where one was given.
+    /// The host, with the port if given.
     pub(crate) fn host(&self) -> &str {
         &self.authority
     }
@@ -124,7 +124,7 @@ fn is_host_name(name: &str) -> bool {
     name.len() <= 253 && name.split('.').all(is_label)
 }
 
-/// A path as it stands in an address: every byte but letters, digits, `-._~` and slashes in percent.
+/// Percent-encodes a path: every byte except letters, digits, `-._~` and slashes.
 pub(crate) fn encoded(path: &str) -> String {
     let mut result = String::with_capacity(path.len());
     for byte in path.bytes() {

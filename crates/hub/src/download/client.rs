@@ -1,4 +1,4 @@
-//! Requests to the hub: redirects, reasons, tries.
+//! Requests to the hub: redirects, errors and retries.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -13,20 +13,20 @@ use super::pace::Pace;
 use super::watch::{TICK, Watch};
 use crate::{HubError, ModelName, Settings, Token, Waits};
 
-/// Asks one hub about one repository.
+/// Requests to one hub about one repository.
 pub(crate) struct Client {
     agent: Agent,
     endpoint: Address,
     token: Option<Token>,
     waits: Waits,
     repository: String,
-    /// True if there is anything that tells a true server from another.
+    /// True if root certificates exist, so that servers can be authenticated.
     trusts: bool,
-    /// True if any server has answered so far.
+    /// True once any server has answered.
     answered: Cell<bool>,
 }
 
-/// An answer whose body is still to come.
+/// An answer whose body is not yet read.
 pub(crate) struct Answer {
     pub(crate) head: Head,
     /// Address of the answer, after redirects.
@@ -36,15 +36,15 @@ pub(crate) struct Answer {
     pace: Pace,
 }
 
-/// Why one try failed.
+/// Reason for a failed attempt.
 pub(crate) enum Trouble {
-    /// Another try would fail as well.
+    /// Another attempt would fail too.
     Lasting(HubError),
-    /// Another try may do better.
+    /// Another attempt may succeed.
     Passing {
         host: String,
         problem: String,
-        /// Time that the server asks the client to wait.
+        /// Delay that the server requests.
         wait: Option<Duration>,
     },
 }
@@ -55,13 +55,13 @@ impl From<HubError> for Trouble {
     }
 }
 
-/// Redirects that are followed at most.
+/// Limit on the redirects.
 const MOST_REDIRECTS: usize = 10;
-/// Tries before anybody has answered.
+/// Attempts before any server has answered.
 const FIRST_ATTEMPTS: u32 = 2;
-/// In place of a text that holds the token.
+/// Replacement for a text that contains the token.
 const LEFT_OUT: &str = "(its message is left out, since it holds your token)";
-/// Characters of a server's own message that are shown.
+/// Limit on the characters of a server's message.
 const LONGEST_MESSAGE: usize = 200;
 
 impl Answer {
@@ -85,7 +85,7 @@ impl Answer {
         }
     }
 
-    /// The whole body, of at most `limit_bytes`.
+    /// The whole body, up to `limit_bytes`.
     pub(crate) fn read(&self, limit_bytes: usize, watch: &mut Watch<'_>) -> Result<Vec<u8>, Trouble> {
         let mut body = Vec::new();
         while let Some(bytes) = self.next(watch)? {
@@ -98,7 +98,7 @@ impl Answer {
         Ok(body)
     }
 
-    /// Refuses this answer for good.
+    /// Refuses this answer permanently.
     pub(crate) fn refused(&self, problem: String) -> Trouble {
         Trouble::Lasting(HubError::Answer {
             url: self.address.shown(),
@@ -106,7 +106,7 @@ impl Answer {
         })
     }
 
-    /// Reports a failure of this answer that another try may avoid.
+    /// A failure of this answer that another attempt may avoid.
     pub(crate) fn trouble(&self, problem: String) -> Trouble {
         passing(&self.address, problem)
     }
@@ -147,7 +147,7 @@ fn piece(
 
 impl Client {
     /// # Errors
-    /// [`HubError::Variable`] for an endpoint that is no address.
+    /// [`HubError::Variable`] for an invalid endpoint address.
     pub(crate) fn new(settings: &Settings, name: &ModelName) -> Result<Self, HubError> {
         let endpoint = Address::parse(&settings.endpoint).ok_or_else(|| HubError::Variable {
             variable: "HF_ENDPOINT".to_owned(),
@@ -166,7 +166,7 @@ impl Client {
             .tls_config(tls)
             .user_agent(concat!("riffle/", env!("CARGO_PKG_VERSION")))
             .http_status_as_error(false)
-            // Redirects are followed here, where it is known who may see the token.
+            // This client follows redirects itself, because it must control who gets the token.
             .max_redirects(0)
             .max_redirects_will_error(false)
             .timeout_connect(Some(settings.waits.silence))
@@ -184,7 +184,7 @@ impl Client {
         })
     }
 
-    /// Address of the hub's facts about this repository; `rest` is joined unchanged.
+    /// Address of the hub's API for this repository; `rest` is appended unchanged.
     pub(crate) fn api(&self, rest: &str) -> Address {
         let path = format!("/api/models/{}/{rest}", self.repository);
         self.below_endpoint(&path)
@@ -195,12 +195,12 @@ impl Client {
         self.below_endpoint(&format!("/{}/resolve/{commit}/{}", self.repository, encoded(path)))
     }
 
-    /// True if a name that the hub gives holds the token.
+    /// True if a name from the hub contains the token.
     pub(crate) fn is_token_in(&self, name: &str) -> bool {
         self.token.as_ref().is_some_and(|token| token.is_in_name(name))
     }
 
-    /// The error, or another in its place where its message holds the token: servers may put it into addresses.
+    /// The error, or a replacement if its message contains the token; servers may echo it in addresses.
     pub(crate) fn told(&self, error: HubError) -> HubError {
         match &self.token {
             Some(token) if token.is_in(&error.to_string()) => HubError::Answer {
@@ -216,8 +216,8 @@ impl Client {
         address.is_same_origin(&self.endpoint)
     }
 
-    /// Does `attempt` until it succeeds or there is no hope: after troubles that pass it waits, twice as long each time, or
-    /// as long as the server asks. A window's bytes that came in between set the count back.
+    /// Retries `attempt` until it succeeds or fails permanently. It waits twice as long after each temporary failure,
+    /// or as long as the server requests. A window's bytes reset the count.
     pub(crate) fn with_tries<T>(
         &self,
         watch: &mut Watch<'_>,
@@ -254,7 +254,7 @@ impl Client {
         }
     }
 
-    /// Asks once, and follows redirects. The token goes to the hub alone.
+    /// Sends one request and follows redirects. Only the hub receives the token.
     pub(crate) fn ask(&self, address: &Address, from: u64, watch: &mut Watch<'_>) -> Result<Answer, Trouble> {
         let mut address = address.clone();
         for _ in 0..=MOST_REDIRECTS {
@@ -321,7 +321,7 @@ impl Client {
         }
     }
 
-    /// The text, or a note in its place where it holds the token in a spelling that can be read back.
+    /// The text, or a replacement if it contains the token in a decodable form.
     fn without_token(&self, text: &str) -> String {
         match &self.token {
             Some(token) if token.is_in(text) => LEFT_OUT.to_owned(),
@@ -349,7 +349,7 @@ impl Client {
             };
         }
         if !self.is_hub(address) {
-            // Links to where files lie hold for some minutes; another request to the hub gets a new one.
+            // Links to file storage expire after some minutes; another request to the hub returns a new link.
             return passing(address, stated);
         }
         let is_gated = answer.head.header("x-error-code") == Some("GatedRepo");
@@ -391,8 +391,7 @@ fn next_address(answer: &Answer) -> Result<Address, Trouble> {
     }
 }
 
-/// Time that a server asks the client to wait: `Retry-After`, in seconds or as a date, or the rest of the hub's own
-/// period.
+/// Delay that a server requests: `Retry-After` in seconds or as a date, or the rest of the hub's rate-limit period.
 fn asked_wait(head: &Head) -> Option<Duration> {
     if let Some(asked) = head.header("retry-after") {
         let asked = asked.trim();
@@ -404,7 +403,7 @@ fn asked_wait(head: &Head) -> Option<Duration> {
             }
         };
     }
-    // RateLimit: "api";r=0;t=55
+    // Example: RateLimit: "api";r=0;t=55
     let period = head
         .header("ratelimit")?
         .split(';')
@@ -412,7 +411,7 @@ fn asked_wait(head: &Head) -> Option<Duration> {
     period.parse().ok().map(Duration::from_secs)
 }
 
-/// True for an error that the next try would meet as well.
+/// True for an error that another attempt would repeat.
 fn is_lasting(error: &ureq::Error) -> bool {
     use ureq::Error as E;
     let is_certificate = error.to_string().contains("certificate");
@@ -423,7 +422,7 @@ fn is_lasting(error: &ureq::Error) -> bool {
         )
 }
 
-/// Message of the error without the kind that `ureq` puts before it.
+/// Message of the error without `ureq`'s prefix.
 fn said(error: &ureq::Error) -> String {
     let text = match error {
         ureq::Error::Io(error) => error.to_string(),

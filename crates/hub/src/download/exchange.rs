@@ -1,8 +1,8 @@
-//! One request and its answer, on a thread of its own.
+//! One request and its answer, on a separate thread.
 //!
-//! The thread reads from the network while the caller sums and writes what came before, and the caller can stop, or show
-//! the time, while nothing comes. A caller that stops listening ends the thread at the next bytes or at the latest when the
-//! connection has been silent for too long.
+//! The thread reads from the network while the caller hashes and writes earlier bytes. The caller can stop, or show
+//! the time, while it waits. When the caller stops listening, the thread ends at the next bytes, or at the
+//! connection's timeout.
 
 use std::io::{self, Read};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -21,11 +21,11 @@ pub(crate) struct Request {
     pub(crate) address: Address,
     /// Sent with the request.
     pub(crate) token: Option<Token>,
-    /// The first byte that is wanted.
+    /// The first requested byte.
     pub(crate) from: u64,
 }
 
-/// The next part of an answer.
+/// A piece of an answer.
 pub(crate) enum BodyPiece {
     Head(Head),
     Bytes(Vec<u8>),
@@ -40,18 +40,18 @@ pub(crate) struct Head {
     pub(crate) headers: HeaderMap,
 }
 
-/// An answer that comes in.
+/// An incoming answer.
 pub(crate) struct Exchange {
     pieces: Receiver<BodyPiece>,
 }
 
 /// Bytes of a piece.
 const PIECE_BYTES: usize = 256 << 10;
-/// Pieces that wait for the caller.
+/// Limit on the pieces that wait for the caller.
 const PIECES: usize = 8;
 
 impl Head {
-    /// The text of a header, where it is there and is text.
+    /// The text of a header; `None` if it is missing or not text.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name)?.to_str().ok()
     }
@@ -64,14 +64,14 @@ impl Exchange {
         let name = "download".to_owned();
         thread::Builder::new().name(name).spawn(move || {
             if let Err(error) = exchange(&agent, &request, &sender) {
-                // A caller that has gone needs no reason.
+                // If the caller is gone, no reader needs the error.
                 let _ = sender.send(BodyPiece::Failed(error));
             }
         })?;
         Ok(Self { pieces })
     }
 
-    /// The next piece; `None` if none came within this time.
+    /// The next piece; `None` after this time without one.
     pub(crate) fn next(&self, patience: Duration) -> Option<BodyPiece> {
         match self.pieces.recv_timeout(patience) {
             Ok(piece) => Some(piece),

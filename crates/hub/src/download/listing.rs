@@ -21,7 +21,7 @@ pub(crate) struct Listing {
     files: Vec<Listed>,
 }
 
-/// A file that can be downloaded.
+/// A downloadable file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RemoteFile {
     pub(crate) path: String,
@@ -30,16 +30,17 @@ pub(crate) struct RemoteFile {
     pub(crate) sum: Sum,
 }
 
-/// A file as the hub lists it.
+/// A file in the hub's listing.
 #[derive(Debug)]
 struct Listed {
     path: String,
     bytes: u64,
-    /// `None` where the hub states none.
+    /// `None` if the hub states no checksum.
     sum: Option<Sum>,
 }
 
-/// Files of a repository, pages of its list, and bytes of one answer, at most. A page of the hub has 1,000 entries.
+/// Limits on a repository's files, on the pages of its list, and on the bytes of one answer. A page has 1,000
+/// entries.
 const MOST_FILES: usize = 200_000;
 const MOST_PAGES: usize = 500;
 const LARGEST_ANSWER: usize = 32 << 20;
@@ -61,7 +62,7 @@ struct Entry {
     lfs: Option<LargeFile>,
 }
 
-/// A file that Git LFS keeps.
+/// A file stored by Git LFS.
 #[derive(Deserialize)]
 struct LargeFile {
     oid: String,
@@ -69,7 +70,7 @@ struct LargeFile {
 }
 
 impl Listing {
-    /// Asks the hub for the latest commit and its files.
+    /// Requests the latest commit and its files from the hub.
     pub(crate) fn ask(
         client: &Client,
         name: &ModelName,
@@ -113,10 +114,10 @@ impl Listing {
         meant.fold(0, |sum, file| sum.saturating_add(file.bytes))
     }
 
-    /// The files with these paths, in their order.
+    /// The files with these paths, in the same order.
     ///
     /// # Errors
-    /// [`HubError::NoModel`] for a path that is not there, or one whose sum the hub does not state.
+    /// [`HubError::NoModel`] for a missing path, or a file without a checksum.
     pub(crate) fn files(&self, name: &ModelName, paths: &[String]) -> Result<Vec<RemoteFile>, HubError> {
         let by_path: HashMap<&str, &Listed> = self.files.iter().map(|file| (file.path.as_str(), file)).collect();
         let no_model = |problem: String| HubError::NoModel {
@@ -147,7 +148,7 @@ fn latest_commit(client: &Client, watch: &mut Watch<'_>) -> Result<String, Troub
     }
 }
 
-/// A page of the list, and where the next one is.
+/// A page of the list, and the address of the next one.
 fn page(client: &Client, address: &Address, watch: &mut Watch<'_>) -> Result<(Vec<Listed>, Option<Address>), Trouble> {
     let answer = client.ask(address, 0, watch)?;
     let entries: Vec<Entry> = json(&answer, watch)?;

@@ -1,4 +1,4 @@
-//! A look at a model before its bulk is downloaded.
+//! Inspects a model before its weights are downloaded.
 
 use std::path::Path;
 
@@ -7,23 +7,23 @@ use riffle_files::gguf_stem;
 use super::listing::RemoteFile;
 use crate::HubError;
 
-/// The beginning of a model whose bulk has not come yet.
+/// The beginning of a model before its weights are downloaded.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub enum Beginning<'a> {
-    /// The settings of a folder of safetensors, `config.json`, and the bytes of all its safetensors.
+    /// `config.json` of a folder of safetensors, and the bytes of all its weights.
     Settings(&'a Path, u64),
-    /// A file with the first bytes of a GGUF file, and the bytes that the whole file has.
+    /// A file with the first bytes of a GGUF file, and the length of the whole file.
     Head(&'a Path, u64),
 }
 
-/// Looks at the beginning of a model; an error is the reason not to download the rest.
+/// Inspects the beginning of a model; an error is the reason not to download the rest.
 pub(crate) type OnBeginning<'a> = dyn FnMut(&Beginning<'_>) -> Result<(), String> + 'a;
 
-/// A look that is taken once.
+/// An inspection that runs once.
 pub(crate) struct Look<'a> {
     repository: String,
-    /// Bytes of a GGUF file that come before.
+    /// Bytes of a GGUF file before the inspection.
     head_bytes: u64,
     on_beginning: Option<&'a mut OnBeginning<'a>>,
 }
@@ -37,7 +37,7 @@ impl<'a> Look<'a> {
         }
     }
 
-    /// Shows a GGUF file that is written to `path`, once enough of it is there.
+    /// Inspects the GGUF file at `path` once it has enough bytes.
     pub(crate) fn pass(&mut self, there_bytes: u64, path: &Path, file: &RemoteFile) -> Result<(), HubError> {
         if self.on_beginning.is_none()
             || there_bytes < self.head_bytes.min(file.bytes)
@@ -48,7 +48,7 @@ impl<'a> Look<'a> {
         self.show(&Beginning::Head(path, file.bytes))
     }
 
-    /// Shows the beginning, unless one was shown before.
+    /// Runs the inspection, unless it already ran.
     pub(crate) fn show(&mut self, beginning: &Beginning<'_>) -> Result<(), HubError> {
         let Some(look) = self.on_beginning.take() else {
             return Ok(());

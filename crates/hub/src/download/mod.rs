@@ -28,41 +28,41 @@ use look::Look;
 use transfer::Transfer;
 use watch::Watch;
 
-/// A model that was pulled.
+/// A pulled model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pulled {
     /// Path to open: a GGUF file or a folder.
     pub path: PathBuf,
-    /// Its quantisation as its name tells it; `None` for a folder of safetensors.
+    /// Quantisation in its name; `None` for a folder of safetensors.
     pub quantisation: Option<String>,
     /// Other quantisations of the repository.
     pub others: Vec<String>,
     /// Bytes of its files.
     pub bytes: u64,
-    /// Bytes that came over the network.
+    /// Bytes received over the network.
     pub bytes_downloaded: u64,
 }
 
 /// Decisions of a caller while a model is pulled.
 pub struct PullSteps<'a> {
-    /// Chooses among the GGUF models of a repository, by index, where the name chooses none. It is not asked where there is only one, or
-    /// where two have the same quantisation. `None` leaves the choice to [`PREFERENCE`](crate::PREFERENCE).
+    /// Chooses among the GGUF models of a repository, by index, if the name does not. It is not called for a single
+    /// model, or if two have the same quantisation. `None` chooses by [`PREFERENCE`](crate::PREFERENCE).
     pub choose: &'a mut dyn FnMut(&[Offer]) -> Option<usize>,
-    /// Is shown the model's [`Beginning`] before its bulk comes. An error is the reason not to download the rest. A GGUF file that is
-    /// there already is not shown.
+    /// Receives the model's [`Beginning`] before its weights. An error is the reason not to download the rest. A GGUF
+    /// file that is already complete is not shown.
     pub look: &'a mut dyn FnMut(&Beginning<'_>) -> Result<(), String>,
-    /// Is told how far the pull has come, at least every tenth of a second; a `Break` interrupts it.
+    /// Receives the progress at least every tenth of a second; a `Break` interrupts the pull.
     pub progress: &'a mut dyn FnMut(&Progress) -> ControlFlow<()>,
 }
 
-/// Is told how far a pull has come, at least every tenth of a second; a `Break` interrupts it.
+/// Receives the progress at least every tenth of a second; a `Break` interrupts the pull.
 pub(crate) type OnProgress<'a> = dyn FnMut(&Progress) -> ControlFlow<()> + 'a;
 
-/// Downloads a model into the cache. Files that are there stay as they are, and files that are there in part are continued.
-/// Every file's sum is compared with the one that the hub states before it gets its name.
+/// Downloads a model into the cache. It keeps complete files and continues partial ones. A file gets its name only
+/// after its checksum equals the hub's.
 ///
 /// # Errors
-/// Every variant of [`HubError`] but [`HubError::NotStored`], [`HubError::Incomplete`] and [`HubError::InUse`].
+/// Every variant of [`HubError`] except [`HubError::NotStored`], [`HubError::Incomplete`] and [`HubError::InUse`].
 pub fn pull(
     settings: &Settings,
     name: &ModelName,
@@ -76,10 +76,10 @@ pub fn pull(
     pull_with(settings, name, steps)
 }
 
-/// As [`pull`], with decisions of the caller.
+/// Pulls like [`pull`], with the caller's decisions.
 ///
 /// # Errors
-/// As [`pull`]; [`HubError::NotWanted`] with the reason that `look` gives. The bytes that came by then are kept.
+/// The errors of [`pull`]; [`HubError::NotWanted`] with the reason from `look`. The downloaded bytes stay.
 pub fn pull_with(settings: &Settings, name: &ModelName, steps: PullSteps<'_>) -> Result<Pulled, HubError> {
     if settings.offline {
         return Err(HubError::Offline { name: name.to_string() });
@@ -88,7 +88,7 @@ pub fn pull_with(settings: &Settings, name: &ModelName, steps: PullSteps<'_>) ->
     pull_by(&client, settings, name, steps).map_err(|error| client.told(error))
 }
 
-/// The files that `name` means; `choose` decides where the name leaves it open.
+/// The files for `name`; `choose` decides if the name is ambiguous.
 fn chosen_of(
     name: &ModelName,
     listing: &Listing,
@@ -185,7 +185,7 @@ fn pull_by(client: &Client, settings: &Settings, name: &ModelName, steps: PullSt
 /// Bytes of an index of safetensors at most.
 const LARGEST_INDEX: u64 = 16 << 20;
 
-/// The files that the index at `path` names.
+/// The files in the index at `path`.
 fn shards(name: &ModelName, path: &Path) -> Result<BTreeSet<String>, HubError> {
     let text = riffle_files::read(path, LARGEST_INDEX).map_err(HubError::file(path))?;
     shards_of_index(&text).ok_or_else(|| HubError::NoModel {

@@ -1,11 +1,11 @@
-//! The lowest rate of a body.
+//! The minimum rate of a body.
 
 use std::cell::Cell;
 use std::time::Duration;
 
 use crate::Waits;
 
-/// How fast a body comes. Time that passes while nobody waits for it does not count.
+/// Rate of a body. Time in which the caller does not wait for bytes does not count.
 pub(crate) struct Pace {
     pub(crate) window: Duration,
     pub(crate) least_bytes: u64,
@@ -23,7 +23,7 @@ impl Pace {
         }
     }
 
-    /// Counts bytes for which was waited; false at the end of a window in which too few came.
+    /// Counts bytes and the time spent waiting for them; false at the end of a window with too few bytes.
     pub(crate) fn is_kept(&self, waited: Duration, bytes: u64) -> bool {
         let (waited, bytes) = (self.waited.get() + waited, self.bytes.get() + bytes);
         let is_end = waited >= self.window;

@@ -1,32 +1,32 @@
-//! Sums of files: what the hub states, and what the bytes give.
+//! Checksums of files: stated by the hub, and computed from the bytes.
 
 use std::fmt::{self, Display};
 
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
-/// The sum that the hub states for a file. Its digits are the name of the blob in the cache.
+/// The hub's checksum of a file. Its digits are the name of the blob in the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Sum {
-    /// SHA-256 of the bytes: files that Git LFS or Xet keep.
+    /// SHA-256 of the bytes, for files in Git LFS or Xet.
     Sha256(String),
-    /// SHA-1 of Git's header and the bytes: files that Git keeps itself.
+    /// SHA-1 of Git's header and the bytes, for files in Git.
     Git(String),
 }
 
-/// A sum in the making.
+/// An unfinished checksum.
 pub(crate) enum Summing {
     Sha256(Sha256),
     Git(Sha1),
 }
 
 impl Sum {
-    /// A SHA-256, where `digits` are one.
+    /// A SHA-256, if `digits` are valid.
     pub(crate) fn sha256(digits: &str) -> Option<Self> {
         is_hexadecimal(digits, 64).then(|| Self::Sha256(digits.to_owned()))
     }
 
-    /// The id of an object of Git, where `digits` are one.
+    /// The id of a Git object, if `digits` are valid.
     pub(crate) fn git(digits: &str) -> Option<Self> {
         is_hexadecimal(digits, 40).then(|| Self::Git(digits.to_owned()))
     }
@@ -37,7 +37,7 @@ impl Sum {
         }
     }
 
-    /// Begins the sum of a file of this many bytes.
+    /// Begins the checksum of a file of this many bytes.
     pub(crate) fn begin(&self, bytes: u64) -> Summing {
         match self {
             Self::Sha256(_) => Summing::Sha256(Sha256::new()),
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn sums_are_those_of_git_and_sha256sum() {
-        // printf hello | git hash-object --stdin; printf hello | sha256sum
+        // The values are from `printf hello | git hash-object --stdin` and `printf hello | sha256sum`.
         let git = Sum::git("b6fc4c620b67d95f953a5c1c1230aaab5db5a1b0").expect("digits");
         let sha = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824";
         let sha = Sum::sha256(sha).expect("digits");

@@ -1,4 +1,4 @@
-//! Bringing files into the cache: continued where they were, summed, and given their names when they are right.
+//! Downloads files into the cache: continues partial files, checks them, and then renames them.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -27,7 +27,7 @@ pub(crate) struct Transfer<'a, 'l> {
     bytes_downloaded: u64,
 }
 
-/// A file that is written, up to a position and with the sum up to there.
+/// A partial file, with its length and the checksum so far.
 struct Partial {
     path: PathBuf,
     file: File,
@@ -35,14 +35,14 @@ struct Partial {
     summing: Summing,
 }
 
-/// Bytes of room that a download leaves.
+/// Free bytes that a download leaves on the disk.
 const ROOM_LEFT: u64 = 64 << 20;
-/// Bytes that are read at once from what is there.
+/// Bytes of one read of a partial file.
 const BLOCK: usize = 1 << 20;
 /// Between two looks at a lock.
 const LOCK_WAIT: Duration = Duration::from_millis(200);
 
-/// True for a file of a split GGUF model behind the first.
+/// True for a later file of a split GGUF model.
 fn is_later_shard(path: &str) -> bool {
     let shard = gguf_stem(path).and_then(gguf_shard);
     shard.is_some_and(|shard| shard.number > 1)
@@ -66,19 +66,19 @@ impl<'a, 'l> Transfer<'a, 'l> {
         }
     }
 
-    /// Bytes that have come over the network.
+    /// Bytes received over the network.
     pub(crate) fn bytes_downloaded(&self) -> u64 {
         self.bytes_downloaded
     }
 
-    /// Shows the settings in the snapshot, before weights come.
+    /// Shows the settings in the snapshot, before the weights are downloaded.
     pub(crate) fn show_settings(&mut self, name: &str, weight_bytes: u64) -> Result<(), HubError> {
         let path = self.repository.snapshot(self.commit).join(name);
         self.look.show(&Beginning::Settings(&path, weight_bytes))
     }
 
-    /// Brings files into the snapshot, the small ones first; of a split GGUF model the first one before the others, because it says what
-    /// the model is.
+    /// Downloads files into the snapshot, small ones first. A split GGUF model's first file precedes the others,
+    /// because it describes the model.
     pub(crate) fn fetch_all(&mut self, files: &[RemoteFile]) -> Result<(), HubError> {
         let mut files: Vec<&RemoteFile> = files.iter().collect();
         files.sort_by_key(|file| (is_later_shard(&file.path), file.bytes));
@@ -96,7 +96,7 @@ impl<'a, 'l> Transfer<'a, 'l> {
         self.watch.begin(Activity::Downloading)
     }
 
-    /// Brings one file into the snapshot; `rest` are the bytes of the others that are there.
+    /// Downloads one file into the snapshot; `rest` is the number of bytes of other finished files.
     fn fetch(&mut self, file: &RemoteFile, rest: u64) -> Result<(), HubError> {
         let sum = &file.sum;
         file.path.clone_into(&mut self.watch.progress.file);
@@ -109,7 +109,7 @@ impl<'a, 'l> Transfer<'a, 'l> {
                 self.watch.begin(Activity::WaitingForProcess)?;
                 std::thread::sleep(LOCK_WAIT);
             };
-            // The process that held the lock may have brought it.
+            // The process that had the lock may have downloaded the file.
             if !self.is_there(file) {
                 self.download(file, sum, rest)?;
             }
@@ -147,13 +147,13 @@ impl<'a, 'l> Transfer<'a, 'l> {
                     stated: sum.to_string(),
                 });
             }
-            // Bytes of an earlier process may be damaged, so the download begins again.
+            // Bytes of an earlier process may be damaged, so the download restarts.
             partial.restart(file, sum)?;
             was_there = false;
         }
     }
 
-    /// Sums what an earlier download left.
+    /// Hashes the bytes of an earlier download.
     fn read_again(&mut self, partial: &mut Partial, file: &RemoteFile, rest: u64) -> Result<(), HubError> {
         let length = partial.file.metadata().map_err(HubError::io(&partial.path))?.len();
         if length > file.bytes {
@@ -179,7 +179,7 @@ impl<'a, 'l> Transfer<'a, 'l> {
         metadata.is_ok_and(|metadata| metadata.is_file() && metadata.len() == file.bytes)
     }
 
-    /// Bytes of a file that need not be downloaded.
+    /// Bytes of a file that are already downloaded.
     fn bytes_there(&self, file: &RemoteFile) -> u64 {
         if self.is_there(file) {
             return file.bytes;
@@ -215,7 +215,7 @@ impl Partial {
         })
     }
 
-    /// Drops what is there.
+    /// Truncates the partial file.
     fn restart(&mut self, file: &RemoteFile, sum: &Sum) -> Result<(), HubError> {
         self.position = 0;
         self.summing = sum.begin(file.bytes);
@@ -226,7 +226,7 @@ impl Partial {
         emptied.map_err(HubError::io(&self.path))
     }
 
-    /// Looks whether an answer goes on where the file ends; where it begins anew, so does the file.
+    /// Checks that an answer continues at the end of the file; if the answer starts over, so does the file.
     fn take_up(&mut self, answer: &Answer, file: &RemoteFile, sum: &Sum) -> Result<(), Trouble> {
         let other_length = |length: u64| {
             answer.refused(format!(
@@ -259,7 +259,7 @@ impl Partial {
                 if let Some(length) = length.filter(|length| *length != file.bytes) {
                     return Err(other_length(length));
                 }
-                // The server does not know ranges, or was not asked for one.
+                // The server does not support ranges, or the request had none.
                 if self.position > 0 {
                     self.restart(file, sum)?;
                 }
@@ -268,7 +268,7 @@ impl Partial {
         }
     }
 
-    /// Writes what comes until the file is whole. `counts` are the bytes of other files, and a count of what came.
+    /// Writes bytes until the file is complete. `counts` has the bytes of other files, and counts received bytes.
     fn fill(
         &mut self,
         answer: &Answer,
@@ -295,14 +295,14 @@ impl Partial {
         Ok(())
     }
 
-    /// Gives the file its name, once its bytes are on the disk.
+    /// Renames the file to its final name, once its bytes are on the disk.
     fn finish(self, blob: PathBuf) -> Result<(), HubError> {
         let finished = self.file.sync_all().and_then(|()| fs::rename(&self.path, &blob));
         finished.map_err(HubError::io(blob))
     }
 }
 
-/// The first byte and the whole length, where it is known, of `bytes 5-9/10`.
+/// The first byte and, if known, the whole length of a range such as `bytes 5-9/10`.
 fn first_and_length(range: &str) -> Option<(u64, Option<u64>)> {
     let (part, length) = range.trim().strip_prefix("bytes ")?.split_once('/')?;
     let first = part.split_once('-')?.0.trim().parse().ok()?;

@@ -7,14 +7,14 @@ use super::OnProgress;
 use crate::HubError;
 use crate::progress::{Activity, Progress};
 
-/// Tells the caller how far a pull has come, and hears from it whether to stop.
+/// Reports a pull's progress to the caller, which may request a stop.
 pub(crate) struct Watch<'a> {
     pub(crate) progress: Progress,
     on_progress: &'a mut OnProgress<'a>,
     told: Option<Instant>,
 }
 
-/// How long the caller waits at most until it is asked whether to stop.
+/// Maximum time between two calls of the caller.
 pub(crate) const TICK: Duration = Duration::from_millis(50);
 
 impl<'a> Watch<'a> {
@@ -26,7 +26,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Tells how things stand, not too often.
+    /// Reports the progress at a limited rate.
     pub(crate) fn tick(&mut self) -> Result<(), HubError> {
         if self.told.is_some_and(|told| told.elapsed() < TICK) {
             Ok(())
@@ -35,7 +35,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Tells that something else begins.
+    /// Reports the begin of an activity.
     pub(crate) fn begin(&mut self, activity: Activity) -> Result<(), HubError> {
         self.progress.activity = activity;
         self.report()

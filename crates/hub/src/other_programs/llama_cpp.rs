@@ -1,5 +1,5 @@
-//! Models in the cache of llama.cpp before it took the hub's: `owner_repository_file.gguf`, with a file `manifest=owner=repository=tag.json`
-//! for each repository.
+//! Models in llama.cpp's old cache, before it used the hub's: `owner_repository_file.gguf`, with a file
+//! `manifest=owner=repository=tag.json` for each repository.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -8,7 +8,7 @@ use super::repository::{chosen, of_files};
 use super::{Found, OtherModel, Program, files_below};
 use crate::{HubError, ModelName};
 
-/// The models in `folder`. Files whose repository no manifest names are left out: their paths open them.
+/// The models in `folder`. Files without a manifest are skipped; they open by path.
 pub(super) fn list(folder: &Path) -> Vec<OtherModel> {
     let files = files_below(folder);
     let names: BTreeSet<String> = files.iter().filter_map(|file| repository(&file.path)).collect();
@@ -26,7 +26,7 @@ pub(super) fn list(folder: &Path) -> Vec<OtherModel> {
     models.flatten().collect()
 }
 
-/// The model that `name` means.
+/// The model of the name.
 pub(super) fn find(folder: &Path, name: &ModelName) -> Result<Option<OtherModel>, HubError> {
     let prefix = prefix(name);
     let files = of_repository(&files_below(folder), name);
@@ -45,7 +45,7 @@ fn repository(file: &str) -> Option<String> {
     Some(format!("{}/{}", parts.next()?, parts.next()?))
 }
 
-/// The files of one repository, by their paths there.
+/// The files of one repository, by their paths in it.
 fn of_repository(files: &[Found], name: &ModelName) -> Vec<Found> {
     let prefix = prefix(name);
     let of = files.iter().filter_map(|file| {

@@ -1,4 +1,4 @@
-//! Models of LM Studio: `models/publisher/repository/file.gguf`, and folders of safetensors in the same places.
+//! Models of LM Studio: `models/publisher/repository/file.gguf`, and folders of safetensors.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,11 +9,11 @@ use super::repository::{chosen, of_files};
 use super::{Found, OtherModel, Program, files_below};
 use crate::{HubError, ModelName};
 
-/// Bytes of the settings, and of the file that names the home of LM Studio, at most.
+/// Limit on the bytes of the settings, and of the file with the path of LM Studio's home.
 const LARGEST_SETTINGS: u64 = 1 << 20;
 const LARGEST_POINTER: u64 = 4096;
 
-/// The folders of models of a user of LM Studio whose home is `home`.
+/// The model folders of an LM Studio user with this home.
 pub(super) fn folders(home: &Path) -> Vec<PathBuf> {
     let pointed = riffle_files::read_text(home.join(".lmstudio-home-pointer"), LARGEST_POINTER).ok();
     let pointed = pointed
@@ -33,7 +33,7 @@ pub(super) fn folders(home: &Path) -> Vec<PathBuf> {
     folders
 }
 
-/// The folder that the settings name for downloads.
+/// The download folder in the settings.
 fn downloads_folder(studio: &Path) -> Option<PathBuf> {
     let text = riffle_files::read(studio.join("settings.json"), LARGEST_SETTINGS).ok()?;
     let settings: Value = serde_json::from_slice(&text).ok()?;
@@ -62,7 +62,7 @@ pub(super) fn list(folder: &Path) -> Vec<OtherModel> {
     models.flatten().collect()
 }
 
-/// The model that `name` means.
+/// The model of the name.
 pub(super) fn find(folder: &Path, name: &ModelName) -> Result<Option<OtherModel>, HubError> {
     let place = folder.join(name.repository());
     let files = files_below(&place);

@@ -1,5 +1,5 @@
-//! Models that other programs on this machine have pulled: Ollama, LM Studio and llama.cpp. They are found and read, and never
-//! changed.
+//! Models of other programs on this machine: Ollama, LM Studio and llama.cpp. This code reads them and never changes
+//! them.
 
 mod llama_cpp;
 mod lm_studio;
@@ -16,11 +16,11 @@ use riffle_system::folders;
 
 use crate::HubError;
 
-/// A program that keeps models of its own.
+/// A program with its own models.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Program {
-    /// Ollama: manifests that name layers, which are files by their sums.
+    /// Ollama: manifests that list layers; layers are files named by checksum.
     Ollama,
     /// LM Studio: folders `publisher/repository`.
     LmStudio,
@@ -32,35 +32,35 @@ pub enum Program {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct OtherModel {
-    /// The name that finds it, as its program spells it: `llama3.2:1b`, `publisher/repository:Q4_K_M`.
+    /// The name in the program's spelling: `llama3.2:1b`, `publisher/repository:Q4_K_M`.
     pub name: String,
     /// The program that keeps it.
     pub program: Program,
-    /// Its quantisation, or `safetensors`; `None` where that is not known.
+    /// Its quantisation, or `safetensors`; `None` if unknown.
     pub format: Option<String>,
-    /// Bytes of its files that are there.
+    /// Bytes of its existing files.
     pub bytes: u64,
-    /// When one of its files was read last, as far as the file system tells.
+    /// Time of the last read of one of its files, if the file system reports it.
     pub used: Option<SystemTime>,
-    /// Path to open, or the reason why it cannot be.
+    /// Path to open, or the reason why the model is unusable.
     pub path: Result<PathBuf, String>,
 }
 
-/// Folders in which other programs keep their models.
+/// Folders of other programs' models.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OtherPrograms {
-    /// Ollama's: each holds `manifests` and `blobs`.
+    /// Ollama's folders with `manifests` and `blobs`.
     pub ollama: Vec<PathBuf>,
-    /// LM Studio's: each holds folders of publishers.
+    /// LM Studio's folders, with a folder for each publisher.
     pub lm_studio: Vec<PathBuf>,
     /// llama.cpp's cache.
     pub llama_cpp: Vec<PathBuf>,
 }
 
-/// The place where Ollama's service for all users keeps its models.
+/// Model folder of Ollama's system service.
 const OLLAMA_SERVICE: &str = "/usr/share/ollama/.ollama/models";
-/// Entries of a folder, and folders within folders, that are looked at.
+/// Limit on the entries of a folder, and on the depth of folders.
 const MOST_ENTRIES: usize = 20_000;
 const DEEPEST: usize = 8;
 
@@ -75,13 +75,13 @@ impl Display for Program {
 }
 
 impl OtherPrograms {
-    /// The folders that this process's variables and the settings of the programs name: `OLLAMA_MODELS`, `LLAMA_CACHE`, LM Studio's
-    /// `settings.json`, and their usual places below the home folder.
+    /// The folders from environment variables and the programs' settings: `OLLAMA_MODELS`, `LLAMA_CACHE`, LM Studio's
+    /// `settings.json`, and the usual places in the home folder.
     pub fn from_environment() -> Self {
         Self::from_variables(&|name| std::env::var_os(name))
     }
 
-    /// As [`from_environment`](Self::from_environment), from other variables than this process's.
+    /// Like [`from_environment`](Self::from_environment), with variables from `variable`.
     pub fn from_variables(variable: &dyn Fn(&str) -> Option<OsString>) -> Self {
         let given = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let home = folders::home(variable);
@@ -102,7 +102,7 @@ impl OtherPrograms {
         }
     }
 
-    /// Every model of these programs, by program and name. Folders that are not there, or that may not be read, hold none.
+    /// Every model of these programs, by program and name. Missing or unreadable folders are empty.
     pub fn list(&self) -> Vec<OtherModel> {
         let ollama = self.ollama.iter().flat_map(|folder| ollama::list(folder));
         let lm_studio = self.lm_studio.iter().flat_map(|folder| lm_studio::list(folder));
@@ -110,10 +110,10 @@ impl OtherPrograms {
         ollama.chain(lm_studio).chain(llama_cpp).collect()
     }
 
-    /// The model that a name means, and its program; `None` where none of the programs has one.
+    /// The model and program of a name; `None` if no program has it.
     ///
     /// # Errors
-    /// [`HubError::Several`] for a name that more than one file answers to.
+    /// [`HubError::Several`] for a name of more than one file.
     pub fn find(&self, name: &str) -> Result<Option<OtherModel>, HubError> {
         if let Some(found) = self.ollama.iter().find_map(|folder| ollama::find(folder, name)) {
             return Ok(Some(found));
@@ -142,7 +142,7 @@ struct Found {
     used: Option<SystemTime>,
 }
 
-/// The files below a folder that may be read, by their paths. Links are followed to files alone.
+/// The readable files of a folder and its subfolders, by their paths. Only links to files are followed.
 fn files_below(folder: &Path) -> Vec<Found> {
     let mut found = Vec::new();
     let mut folders = vec![(folder.to_owned(), String::new(), 0)];

@@ -12,20 +12,20 @@ use serde_json::Value;
 
 use super::{OtherModel, Program, files_below};
 
-/// Bytes of a manifest, and of the settings that it names, at most.
+/// Limit on the bytes of a manifest, and of the settings in it.
 const LARGEST_JSON: u64 = 1 << 20;
 /// Hexadecimal digits of a sum.
 const SUM_DIGITS: usize = 64;
 /// Types of layers.
 const MODEL: &str = "application/vnd.ollama.image.model";
 const ADAPTER: &str = "application/vnd.ollama.image.adapter";
-/// The registry and the folder of models whose names have neither.
+/// The default registry and model folder.
 const REGISTRY: &str = "registry.ollama.ai";
 const LIBRARY: &str = "library";
-/// The tag of a name without one.
+/// The default tag.
 const LATEST: &str = "latest";
 
-/// The models whose manifests lie in `folder`.
+/// The models with manifests in `folder`.
 pub(super) fn list(folder: &Path) -> Vec<OtherModel> {
     let manifests = folder.join("manifests");
     let files = files_below(&manifests).into_iter();
@@ -37,7 +37,7 @@ pub(super) fn list(folder: &Path) -> Vec<OtherModel> {
         .collect()
 }
 
-/// The model that `name` means: in any case of letters, and without a tag the latest.
+/// The model of `name`, in any case; without a tag, the latest.
 pub(super) fn find(folder: &Path, name: &str) -> Option<OtherModel> {
     let of_registry = |name: &str| {
         let name = name.strip_prefix("https://").unwrap_or(name);
@@ -52,7 +52,7 @@ pub(super) fn find(folder: &Path, name: &str) -> Option<OtherModel> {
     })
 }
 
-/// The name of the model whose manifest lies at this path; `None` for a path of another kind.
+/// The model name for a manifest's path; `None` for another path.
 fn name_of(path: &str) -> Option<String> {
     let (rest, tag) = path.rsplit_once('/')?;
     let (host, model) = rest.split_once('/')?;
@@ -67,7 +67,7 @@ fn name_of(path: &str) -> Option<String> {
     (!is_hidden && !model.is_empty()).then(|| format!("{shown}:{tag}"))
 }
 
-/// A layer of a manifest, if its type is `kind`: its blob.
+/// The blob of a manifest's layer, if the layer's type is `kind`.
 fn blob(folder: &Path, layer: &Value) -> Result<PathBuf, String> {
     let digest = layer.get("digest").and_then(Value::as_str).unwrap_or_default();
     let digits = digest.strip_prefix("sha256:").unwrap_or_default();
@@ -92,7 +92,7 @@ fn described(folder: &Path, manifest: &Path, name: String) -> OtherModel {
     model
 }
 
-/// Reads a manifest into `model`; returns the GGUF file, or the reason why there is none to open.
+/// Reads a manifest into `model`; returns the GGUF file, or the reason why there is none.
 fn read(folder: &Path, manifest: &Path, model: &mut OtherModel) -> Result<PathBuf, String> {
     let damaged = |problem: &dyn std::fmt::Display| {
         format!(
@@ -149,7 +149,7 @@ fn read(folder: &Path, manifest: &Path, model: &mut OtherModel) -> Result<PathBu
     }
 }
 
-/// The quantisation that the settings of a model state.
+/// The quantisation in a model's settings.
 fn format(settings: &Path) -> Option<String> {
     let text = riffle_files::read(settings, LARGEST_JSON).ok()?;
     let value: Value = serde_json::from_slice(&text).ok()?;

@@ -1,4 +1,4 @@
-//! The models of one repository's files, wherever another program keeps these.
+//! Models among one repository's files in another program's folder.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use super::{Found, OtherModel, Program};
 use crate::choice::{self, CONFIG, Chosen, Gguf};
 use crate::{HubError, ModelName, ModelPart};
 
-/// The models of a repository's files: each GGUF model, and the folder of safetensors. `place` says where a file lies.
+/// The models of a repository's files: each GGUF model, and the folder of safetensors. `place` returns a file's path.
 pub(super) fn of_files(
     program: Program,
     name: &ModelName,
@@ -27,7 +27,7 @@ pub(super) fn of_files(
     found.collect()
 }
 
-/// The model that `name` means among a repository's files.
+/// The model of `name` among a repository's files.
 pub(super) fn chosen(
     program: Program,
     name: &ModelName,

@@ -1,4 +1,4 @@
-//! The files of one kind of plane: one for each layer, so that a layer is read from one end to the other.
+//! The files of keys or of values: one per layer, so that a layer is read sequentially.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -7,13 +7,13 @@ use super::PlaneFile;
 use crate::KvError;
 use crate::ledger::Ledger;
 
-/// Files at most; deeper models put several layers into one.
+/// The most files; deeper models store several layers per file.
 const MOST_FILES: usize = 32;
 
-/// Bits of a place that are the number of the file's slot.
+/// Bits of a plane's number that hold the slot within its file.
 const SLOT_BITS: u32 = 27;
 
-/// The files on disk that hold the planes of some layers.
+/// The files on disk with the planes of some layers.
 #[derive(Debug, Clone)]
 pub(crate) struct PlaneFiles {
     files: Arc<[Arc<PlaneFile>]>,
@@ -31,8 +31,8 @@ impl PlaneFiles {
         Ok(Self { files: files?.into() })
     }
 
-    /// Writes a plane of a layer and says where: into the layer's file, or where the budget does not let that grow into
-    /// another with a free slot.
+    /// Writes a plane of a layer and returns its number. If the budget does not let the layer's file grow, the plane
+    /// goes to another file with a free slot.
     pub(crate) fn write(&self, layer: usize, plane: &[u8]) -> Result<u32, KvError> {
         let number = layer % self.files.len();
         let full = match self.files[number].write(plane) {
@@ -48,7 +48,7 @@ impl PlaneFiles {
         Err(full)
     }
 
-    /// The file and the slot of a place.
+    /// The file and the slot of a plane's number.
     pub(crate) fn at(&self, place: u32) -> (&Arc<PlaneFile>, u32) {
         (
             &self.files[(place >> SLOT_BITS) as usize],
@@ -85,7 +85,7 @@ impl PlaneFiles {
 
 #[cfg(all(test, target_os = "linux"))]
 impl PlaneFiles {
-    /// Files on a disk that is full.
+    /// Files on a full disk.
     pub(crate) fn on_full_disk(folder: &Path, plane_bytes: usize) -> Result<Self, KvError> {
         let mut file = PlaneFile::create(folder, plane_bytes, Ledger::new(None))?;
         let full = std::fs::OpenOptions::new().write(true).open("/dev/full");
@@ -112,7 +112,7 @@ mod tests {
             assert_eq!(places[n] + 1, places[n + 3], "one after another in the layer's file");
         }
         assert!(matches!(files.write(0, &[9; 100]), Err(KvError::DiskBudget { .. })));
-        // The first plane of layer 1 leaves a hole, which layer 2 takes.
+        // The first plane of layer 1 leaves a free slot, which layer 2 takes.
         files.free([places[1]]);
         let place = files.write(2, &[9; 100]).unwrap();
         assert_eq!(place, places[1]);

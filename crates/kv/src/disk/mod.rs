@@ -1,10 +1,10 @@
-//! Planes in a file of their own; their checksums stay in memory.
+//! A file of planes; their checksums stay in memory.
 //!
-//! The file belongs to sequences of one process and goes with it, so a killed process leaves nothing behind and two processes
-//! never meet. It is as long as its last plane in use.
+//! The file belongs to one process and disappears with it: a killed process leaves no file, and processes never share
+//! files. The file ends after its last plane in use.
 //!
-//! Planes that lie beside one another are read by one request. While reads have to wait for the disk, those to come that
-//! do not follow on the last are told to the system, so that the disk has several requests at a time.
+//! One request reads adjacent planes. While reads wait for the disk, the system is told about later, non-adjacent
+//! reads, so that the disk processes several requests at a time.
 
 mod files;
 
@@ -25,10 +25,10 @@ use crate::ledger::Ledger;
 use crate::slots::SlotMap;
 pub(crate) use files::PlaneFiles;
 
-/// Requests for which the disk is told of reads to come after one that had to wait.
+/// Number of requests, after one that waited for the disk, for which later reads are announced.
 const COLD_REQUESTS: u32 = 64;
 
-/// Which plane of which page.
+/// Identifies a plane of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PlaneId {
     pub(crate) what: &'static str,
@@ -37,31 +37,31 @@ pub(crate) struct PlaneId {
     pub(crate) page: usize,
 }
 
-/// A plane that is read to the start of `target`.
+/// A plane to read to the start of `target`.
 pub(crate) struct PlaneRead<'t> {
     pub(crate) slot: u32,
     pub(crate) id: PlaneId,
     pub(crate) target: &'t mut [u8],
 }
 
-/// The planes of one kind that lie on disk.
+/// The planes of one kind on disk.
 #[derive(Debug)]
 pub(crate) struct PlaneFile {
     file: File,
     folder: PathBuf,
     plane_bytes: usize,
-    /// The name of the file, if it still has one.
+    /// Removes the file's name on drop, if it still has one.
     _name: Option<RemovedOnDrop>,
     space: Arc<Ledger>,
     used: Mutex<Used>,
-    /// Above 0 after a read that had to wait for the disk.
+    /// Above 0 after a read that waited for the disk.
     cold: AtomicU32,
-    /// Behind the planes that were said to be read soon last.
+    /// First slot after the planes that were announced last.
     expected_end: AtomicU32,
 }
 
-/// Which slots of the file are in use, and what their planes hash to: a plane that lies in a wrong place, or is an older
-/// one of the same place, is found out as well.
+/// The used slots of the file, and the hashes of their planes. The hash also detects a plane in a wrong slot and an
+/// older plane of the same slot.
 #[derive(Debug, Default)]
 struct Used {
     slots: SlotMap,
@@ -97,13 +97,13 @@ impl PlaneFile {
         }
     }
 
-    /// Writes a plane and says where.
+    /// Writes a plane and returns its slot.
     pub(crate) fn write(&self, plane: &[u8]) -> Result<u32, KvError> {
         let mut used = self.used();
         self.write_to_lowest(&mut used, plane)
     }
 
-    /// Writes a plane where the file need not grow, if there is such a place.
+    /// Writes a plane to a free slot if the file need not grow.
     pub(crate) fn write_within(&self, plane: &[u8]) -> Result<Option<u32>, KvError> {
         let mut used = self.used();
         if used.slots.lowest_free() >= used.slots.end() {
@@ -132,7 +132,7 @@ impl PlaneFile {
         Ok(number)
     }
 
-    /// Writes a plane in place of the one in this slot.
+    /// Replaces the plane in this slot.
     pub(crate) fn rewrite(&self, slot: u32, plane: &[u8]) -> Result<(), KvError> {
         let written = write_all_at(&self.file, plane, self.place(slot));
         written.map_err(|source| self.failed("write", source))?;
@@ -145,7 +145,7 @@ impl PlaneFile {
         self.read_run(&mut [PlaneRead { slot, id, target }])
     }
 
-    /// Reads planes of slots that follow one another, by one request, and checks each.
+    /// Reads planes of consecutive slots with one request, and checks each.
     pub(crate) fn read_run(&self, planes: &mut [PlaneRead<'_>]) -> Result<(), KvError> {
         let Some(first) = planes.first() else { return Ok(()) };
         let (place, id) = (self.place(first.slot), first.id);
@@ -172,23 +172,23 @@ impl PlaneFile {
         Ok(())
     }
 
-    /// Says that `planes` planes from a slot on will be read soon.
+    /// Announces that `planes` planes from a slot on will be read soon.
     pub(crate) fn expect(&self, slot: u32, planes: usize) {
         let end = slot.saturating_add(planes as u32);
-        // The system reads ahead by itself, and farther, where reads follow one another.
+        // For consecutive reads, the system reads ahead by itself, and farther.
         let follows = self.expected_end.swap(end, Ordering::Relaxed) == slot;
         if !follows && self.cold.load(Ordering::Relaxed) > 0 {
             expect_read(&self.file, self.place(slot), (planes * self.plane_bytes) as u64);
         }
     }
 
-    /// Writes the file out, so that the system need not keep it in memory, and asks that it does not.
+    /// Writes the file to the disk and drops it from the system's cache.
     pub(crate) fn forget_cached(&self) -> Result<(), KvError> {
         let forgotten = forget_cached(&self.file);
         forgotten.map_err(|source| self.failed("write out", source))
     }
 
-    /// Forgets planes; the file ends behind the last one in use.
+    /// Frees planes; the file then ends after the last plane in use.
     pub(crate) fn free(&self, slots: impl IntoIterator<Item = u32>) {
         let mut used = self.used();
         let before = used.slots.end();
@@ -199,7 +199,7 @@ impl PlaneFile {
         if end < before {
             used.sums.truncate(end);
             used.sums.shrink_to(2 * end);
-            // A file that stays longer costs room on the disk and nothing else.
+            // A file that stays longer only costs disk space.
             self.file.set_len((end * self.plane_bytes) as u64).ok();
             self.space.give(((before - end) * self.plane_bytes) as u64);
         }
@@ -286,7 +286,7 @@ mod tests {
             assert!(error.contains("keys of page 7 of layer 2, KV head 1"), "{error}");
             write_all_at(&file.file, &[plane[at as usize]], place).unwrap();
         }
-        // Whole, but of another place; then an older plane of the same place.
+        // An intact plane of another slot; then an older plane of the same slot.
         write_all_at(&file.file, &plane, 0).unwrap();
         assert!(matches!(
             file.read(first, id(0), &mut target),

@@ -1,4 +1,4 @@
-//! Threads that bring pages into slots of the device's memory.
+//! Threads that load pages into slots of the device's memory.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
@@ -8,11 +8,11 @@ use crate::disk::{PlaneFile, PlaneId, PlaneRead};
 use crate::pool::Source;
 use crate::{DeviceMemory, KvError};
 
-/// A slot to be filled; it travels to a thread and comes back.
+/// A slot to fill. It moves to a thread and returns.
 pub(super) struct Load<K> {
     pub(super) key: K,
     pub(super) memory: Box<dyn DeviceMemory>,
-    /// Keys and values, as far as they are wanted.
+    /// Keys and values, if wanted.
     pub(super) planes: [Option<LoadPlane>; 2],
 }
 
@@ -25,21 +25,21 @@ pub(super) struct LoadPlane {
     pub(super) bytes: usize,
 }
 
-/// A slot that came back.
+/// A filled slot.
 pub(super) struct Loaded<K> {
     pub(super) key: K,
     pub(super) memory: Box<dyn DeviceMemory>,
     pub(super) result: Result<(), KvError>,
 }
 
-/// The threads; they end when this is dropped.
+/// The threads; they end on drop.
 pub(super) struct Loaders<K> {
     ask: Option<Sender<Vec<Load<K>>>>,
     loaded: Arc<LoadedSlots<K>>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// Slots that came back and were not taken yet.
+/// Filled slots that the caller has not taken yet.
 struct LoadedSlots<K> {
     waiting: Mutex<Waiting<K>>,
     enough: Condvar,
@@ -47,7 +47,7 @@ struct LoadedSlots<K> {
 
 struct Waiting<K> {
     slots: Vec<Loaded<K>>,
-    /// How many the other side waits for: it is woken once for all of them.
+    /// Number of slots that the caller waits for: one wake-up for all of them.
     wanted: usize,
 }
 
@@ -79,14 +79,14 @@ impl<K: Send + 'static> Loaders<K> {
         })
     }
 
-    /// Asks for slots that one thread will fill, together.
+    /// Requests slots that one thread fills together.
     pub(super) fn ask(&self, loads: Vec<Load<K>>) {
         expect(&loads);
         let ask = self.ask.as_ref().expect("open until dropped");
         ask.send(loads).expect("the threads live as long as the sender");
     }
 
-    /// Waits until `count` of the slots that were asked for have come back, and takes all that have.
+    /// Waits until `count` requested slots are filled, and takes all that are.
     pub(super) fn wait(&self, count: usize) -> Vec<Loaded<K>> {
         let mut waiting = self.loaded.lock();
         waiting.wanted = count;
@@ -129,7 +129,7 @@ fn next<K>(asked: &Mutex<Receiver<Vec<Load<K>>>>) -> Option<Vec<Load<K>>> {
     asked.lock().ok()?.recv().ok()
 }
 
-/// Tells the disk what will be read of it.
+/// Announces the reads to the disk.
 fn expect<K>(loads: &[Load<K>]) {
     for kind in 0..2 {
         let planes = loads.iter().filter_map(|load| load.planes[kind].as_ref());
@@ -157,7 +157,7 @@ fn fill<K>(mut loads: Vec<Load<K>>) -> Vec<Loaded<K>> {
     loaded.collect()
 }
 
-/// Fills in keys or values of all slots; those that lie beside one another on disk are read together.
+/// Fills keys or values of all slots; adjacent planes on disk are read together.
 fn fill_planes<K>(loads: &mut [Load<K>], kind: usize, results: &mut [Result<(), KvError>]) {
     let mut on_disk = Vec::new();
     for (number, load) in loads.iter_mut().enumerate() {
@@ -182,7 +182,7 @@ fn fill_planes<K>(loads: &mut [Load<K>], kind: usize, results: &mut [Result<(), 
             end += 1;
         }
         if file.read_run(&mut run).is_err() {
-            // Which of them it was is found one by one.
+            // Reads one by one, to find the plane that failed.
             for (number, plane) in numbers.into_iter().zip(run) {
                 keep_error(&mut results[number], file.read(plane.slot, plane.id, plane.target));
             }
@@ -195,7 +195,7 @@ fn fill_planes<K>(loads: &mut [Load<K>], kind: usize, results: &mut [Result<(), 
     }
 }
 
-/// The first error counts.
+/// Keeps the first error.
 fn keep_error(result: &mut Result<(), KvError>, new: Result<(), KvError>) {
     if result.is_ok() {
         *result = new;

@@ -1,11 +1,11 @@
-//! The offload engine: pages that lie far come to a ring of slots while others are read.
+//! Loads pages from RAM or disk into a ring of slots while attention reads the pages loaded before.
 //!
-//! Pages are read in ascending order, a group of at most half the ring at a time, by rows of one sequence or of several; a page
-//! that several read comes once for all of them. While one group is read, threads
-//! load the next ones into the slots that are free, and behind the last group the first pages of what is read next:
-//! of the same layer for the next chunk of a prompt, of the next layer while a token is written. What those will be is
-//! known only when they are selected; until then it is taken to be what was read of that layer last. Pages that turn
-//! out not to be wanted are dropped, those that were missed are loaded then, so a guess costs time and never a bit.
+//! Pages are read in ascending order, a group of at most half the ring at a time, by rows of one or more sequences; a
+//! shared page is loaded once for all of them. While one group is read, threads load the next groups into free slots.
+//! After the last group they load the first pages of the next read: of the same layer for the next chunk of a prompt,
+//! of the next layer during decode. These pages are not selected yet, so the engine expects the pages last read of
+//! that layer. Unwanted pages are dropped and missing ones are loaded later, so a wrong guess costs time and never a
+//! bit.
 
 mod loader;
 mod plan;
@@ -27,31 +27,31 @@ pub(crate) struct OffloadEngine {
     ring: Ring,
     scan: Option<Box<dyn DeviceMemory>>,
     scan_budget_bytes: u64,
-    /// Bytes of keys that were loaded to be looked through.
+    /// Bytes of keys loaded for scans.
     scanned_bytes: u64,
 }
 
 /// The pages of a layer that some rows of one of several sequences read.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerRead<'a> {
-    /// Which of the sequences.
+    /// Index of the sequence.
     pub sequence: usize,
-    /// The pages of each KV head, as spans of page numbers; `None` is all.
+    /// The pages of each KV head, as spans of page numbers; `None` means all.
     pub wanted: Option<&'a [Vec<Span>]>,
 }
 
-/// Takes pages of each KV head, by read.
+/// A callback that receives pages of each KV head, for each read.
 pub type ShowReads<'a, E> = dyn FnMut(&[Vec<Vec<PageView<'_>>>]) -> Result<(), E> + 'a;
 
-/// As [`KvCache::stream`] for rows of several sequences of one pool: a page that several of them read is loaded once, and shown to
-/// all of them in one call where they hold it at the same place. Each read is shown its pages in the order in which it would
-/// be shown them alone.
+/// As [`KvCache::stream`] for rows of several sequences of one pool: a shared page is loaded once, and passed to all
+/// its readers in one call if it has the same page number in all. Each read gets its pages in the same order as
+/// alone.
 ///
 /// # Errors
-/// As [`KvCache::stream`]: the first failure ends the stream of all reads.
+/// As [`KvCache::stream`]: the first failure ends all reads.
 ///
 /// # Panics
-/// For sequences of different pools, and reads of sequences that are not there.
+/// For sequences of different pools, and reads of sequences that do not exist.
 pub fn stream_together<E: From<KvError>>(
     sequences: &mut [&mut KvCache],
     reads: &[LayerRead<'_>],
@@ -90,7 +90,7 @@ pub fn stream_together<E: From<KvError>>(
     Ok(())
 }
 
-/// Shows what is read, and says of each sequence whether it has read pages that are far.
+/// Passes the pages of all reads, and returns for each sequence whether it has read far pages.
 fn show<E: From<KvError>>(
     store: &PageStore,
     sequences: &[&mut KvCache],
@@ -122,7 +122,7 @@ fn show<E: From<KvError>>(
     Ok(far)
 }
 
-/// The far pages of a layer that sequences read last: what they are expected to read of it.
+/// The far pages of a layer that the sequences read last, which they probably read again.
 fn expected<'a>(store: &'a PageStore, sequences: &'a [&mut KvCache], layer: Option<usize>) -> Vec<FarPage<'a>> {
     let Some(layer) = layer else { return Vec::new() };
     let read = sequences
@@ -135,7 +135,7 @@ fn expected<'a>(store: &'a PageStore, sequences: &'a [&mut KvCache], layer: Opti
     .far
 }
 
-/// Shows the keys of a (layer, KV head) from a token on, all at once; their pages have no values.
+/// Passes the keys of a (layer, KV head) from a token on, all at once; their pages have no values.
 pub(crate) fn with_keys<T>(
     pages: SequencePages<'_>,
     layer: usize,
@@ -181,7 +181,7 @@ impl OffloadEngine {
         }
     }
 
-    /// Shows the pages of a plan to `each`, and loads those that are far; then those that are `expected` to be read next.
+    /// Passes the pages of a plan to `each` and loads the far ones; then loads the pages `expected` next.
     fn stream<E: From<KvError>>(
         &mut self,
         plan: &mut Plan<'_>,
@@ -215,7 +215,7 @@ impl OffloadEngine {
         Ok(())
     }
 
-    /// Loads the keys of far pages of a table to memory of their own, each at a multiple of [`scan_stride`].
+    /// Loads the keys of a table's far pages into separate memory, each at a multiple of [`scan_stride`].
     fn load_keys(&mut self, pages: SequencePages<'_>, table: usize, far: &[usize]) -> Result<&[u8], KvError> {
         let shape = pages.shape();
         let size = shape.size_of_table(table);
@@ -246,22 +246,22 @@ impl OffloadEngine {
         Ok(&memory.bytes()[..bytes])
     }
 
-    /// Waits for what is under way: slots are about to change hands.
+    /// Waits for loads in progress, before slots are reassigned.
     pub(crate) fn settle(&mut self) {
         self.ring.settle();
     }
 
-    /// Forgets what was loaded of pages that are about to change or to go, and waits for what is under way of them.
+    /// Drops loaded copies of pages that will change or be freed, and waits for their loads in progress.
     pub(crate) fn forget(&mut self, pages: &[PageId]) {
         self.ring.forget(pages);
     }
 
-    /// Forgets everything that was loaded ahead.
+    /// Drops everything that was loaded ahead.
     pub(crate) fn forget_all(&mut self) {
         self.ring.clear();
     }
 
-    /// Bytes that were ever loaded from slower tiers.
+    /// Bytes loaded from slower tiers so far.
     pub(crate) fn loaded_bytes(&self) -> u64 {
         self.ring.loaded_bytes() + self.scanned_bytes
     }
@@ -271,15 +271,15 @@ impl OffloadEngine {
         self.ring.allocated_bytes() + self.scan.as_ref().map_or(0, |memory| memory.bytes().len())
     }
 
-    /// Asks for a page, the `due`th that is read from now on, and says whether it is on its way.
+    /// Requests a page, number `due` of the coming reads, and returns true if it is loaded or loading.
     fn ask(&mut self, page: &FarPage<'_>, due: usize) -> Result<bool, KvError> {
         self.ring.ask(page.id(), page.planes, due, |slots| page.load(slots))
     }
 
-    /// Loads what is expected to be read next, as far as slots are free.
+    /// Loads the pages expected next, as far as slots are free.
     fn expect(&mut self, expected: &[FarPage<'_>]) -> Result<(), KvError> {
         for (place, page) in expected.iter().enumerate() {
-            // After everything that is read of the layer under way.
+            // After all reads of the current layer.
             let due = usize::MAX / 2 + place;
             if !self.ring.holds(page.id(), page.planes) && !self.ask(page, due)? {
                 break;

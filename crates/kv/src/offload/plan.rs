@@ -1,7 +1,7 @@
-//! Which pages of a layer rows of one or more sequences read, and when.
+//! Plans which pages of a layer the rows of one or more sequences read, and in which order.
 //!
-//! Whatever others read, a row reads the pages of a KV head in ascending order. Pages that are far are loaded in the order of
-//! their rows of pages, which is each sequence's own, so one that several sequences hold comes once for all of them.
+//! A row reads the pages of a KV head in ascending order, independent of other rows. Far pages are loaded in the
+//! order of page numbers, which is the same for all sequences, so a shared page is loaded once.
 
 use riffle_attention::{PageView, Plane, Span};
 
@@ -21,7 +21,7 @@ pub(super) const ALL: Span = Span {
 pub(super) struct Plan<'a> {
     layer: usize,
     reads: Vec<PlannedRead<'a>>,
-    /// The pages that have to be loaded, in order.
+    /// The pages to load, in order.
     pub(super) far: Vec<FarPage<'a>>,
 }
 
@@ -29,16 +29,16 @@ pub(super) struct Plan<'a> {
 struct PlannedRead<'a> {
     pages: SequencePages<'a>,
     items: Vec<Item>,
-    /// Items that were shown.
+    /// Number of items passed so far.
     shown: usize,
 }
 
-/// A page that is read.
+/// A page to read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Item {
     turn: Turn,
     number: usize,
-    /// Planes that have to be loaded.
+    /// Planes to load.
     far: Planes,
 }
 
@@ -50,7 +50,7 @@ struct Turn {
     id: PageId,
 }
 
-/// A page that does not lie near, as one of the sequences that read it names it.
+/// A page that is not near, as named by one of the sequences that read it.
 pub(super) struct FarPage<'a> {
     turn: Turn,
     pub(super) planes: Planes,
@@ -60,7 +60,7 @@ pub(super) struct FarPage<'a> {
 }
 
 impl<'a> Plan<'a> {
-    /// `wanted` are pages of each KV head, as spans of page numbers; all for `None`.
+    /// `wanted` are pages of each KV head, as spans of page numbers; `None` means all.
     pub(super) fn new<'w>(
         layer: usize,
         reads: impl Iterator<Item = (SequencePages<'a>, Option<&'w [Vec<Span>]>)>,
@@ -87,13 +87,13 @@ impl<'a> Plan<'a> {
         Self { layer, reads, far }
     }
 
-    /// True if a read has pages that have to be loaded.
+    /// True if a read has pages to load.
     pub(super) fn is_far(&self, read: usize) -> bool {
         self.reads[read].items.iter().any(|item| item.far.any())
     }
 
-    /// By read and KV head, the pages that come after those shown before and before the `end`th of the far ones; with `ring`
-    /// holding the far ones among them.
+    /// For each read and KV head, the next pages: those after the pages passed before, and before far page number
+    /// `end`. `ring` holds the far pages among them.
     pub(super) fn next_views<'r>(&mut self, end: usize, ring: Option<&'r Ring>) -> Vec<Vec<Vec<PageView<'r>>>>
     where
         'a: 'r,
@@ -133,7 +133,7 @@ impl FarPage<'_> {
     }
 }
 
-/// The wanted pages that exist, in the order in which they are read.
+/// The wanted pages that exist, in reading order.
 fn items(pages: SequencePages<'_>, layer: usize, wanted: Option<&[Vec<Span>]>) -> Vec<Item> {
     let mut items = Vec::new();
     for (kv_head, table) in pages.shape().tables_of(layer).enumerate() {
@@ -165,7 +165,7 @@ fn far_planes(pages: SequencePages<'_>, page: PageId) -> Planes {
     }
 }
 
-/// Pages of a layer that lie near or in the ring, by KV head.
+/// Pages of a layer that are near or in the ring, by KV head.
 fn views<'r>(pages: SequencePages<'r>, layer: usize, items: &[Item], ring: Option<&'r Ring>) -> Vec<Vec<PageView<'r>>> {
     let shape = pages.shape();
     let (tables, size) = (shape.tables_of(layer), shape.size_of(layer));

@@ -1,7 +1,7 @@
-//! Slots of the device's memory, and which page each holds or waits for.
+//! Slots of the device's memory; each holds a page or waits for one.
 //!
-//! A page is known by its id, so what was loaded serves every sequence that holds it. A page that is due is read from now on;
-//! what was loaded and is not due stays while nobody needs its slot.
+//! Pages are found by id, so a loaded page serves every sequence that holds it. A due page is still to be read. A
+//! loaded page that is not due stays until its slot is needed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::pool::PageId;
 use crate::tiers::SlotLayout;
 use crate::{Device, DeviceMemory, KvError};
 
-/// Which planes of a page are loaded.
+/// The planes of a page that are loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Planes {
     pub(super) keys: bool,
@@ -28,16 +28,16 @@ impl Planes {
     }
 }
 
-/// Loads that each thread may have waiting or under way.
+/// Loads that each thread may have waiting or in progress.
 const PARTS: usize = 4;
 
 struct Held {
     planes: Planes,
-    /// Its first place among the pages that are read from now on.
+    /// Its first position among the coming reads; `None` if it is not due.
     due: Option<usize>,
-    /// The last of its places that it was asked for.
+    /// The last position at which it is read.
     asked: usize,
-    /// `None` while it is being loaded.
+    /// The slot; `None` during loading.
     loaded: Option<Result<Box<dyn DeviceMemory>, KvError>>,
 }
 
@@ -53,13 +53,13 @@ pub(super) struct Ring {
     layout: SlotLayout,
     slots: usize,
     threads: usize,
-    /// Slots that exist; they are allocated when they are first needed.
+    /// Number of slots allocated; slots are allocated on demand.
     allocated: usize,
     free: Vec<Box<dyn DeviceMemory>>,
-    /// Asked for and not sent to a thread yet.
+    /// Requests that no thread has received yet.
     unsent: Vec<Load<PageId>>,
     held: BTreeMap<PageId, Held>,
-    /// Bytes of all planes that were ever asked of a slower tier.
+    /// Bytes of all planes requested from a slower tier so far.
     loaded_bytes: u64,
     loaders: Option<Loaders<PageId>>,
 }
@@ -88,18 +88,18 @@ impl Ring {
         self.allocated * self.layout.bytes
     }
 
-    /// Bytes of all planes that were ever asked of a slower tier.
+    /// Bytes of all planes requested from a slower tier so far.
     pub(super) fn loaded_bytes(&self) -> u64 {
         self.loaded_bytes
     }
 
-    /// True if a page is here or on its way, and due.
+    /// True if the page is loaded or loading and still wanted.
     pub(super) fn holds(&self, page: PageId, planes: Planes) -> bool {
         let held = self.held.get(&page);
         held.is_some_and(|held| held.due.is_some() && held.planes.cover(planes))
     }
 
-    /// Says which pages are read from now on, in order; no others are due.
+    /// Sets the pages of the coming reads, in order; no others are due.
     pub(super) fn begin(&mut self, pages: impl Iterator<Item = (PageId, Planes)>) {
         self.held.values_mut().for_each(|held| held.due = None);
         for (due, (page, planes)) in pages.enumerate() {
@@ -111,14 +111,14 @@ impl Ring {
         self.held.retain(|_, held| !failed(held));
     }
 
-    /// Frees the slot of a page that was read, unless it was asked for at a place from `next` on as well.
+    /// Frees the slot of a page that was read, unless it is read again at a position from `next` on.
     pub(super) fn drop_read(&mut self, page: PageId, next: usize) {
         if self.held.get(&page).is_some_and(|held| held.asked < next) {
             self.drop_page(page);
         }
     }
 
-    /// Frees a page's slot, now or when it comes back and another page needs it.
+    /// Frees a page's slot, now or after its load, when another page needs it.
     pub(super) fn drop_page(&mut self, page: PageId) {
         let Some(held) = self.held.get_mut(&page) else { return };
         if held.loaded.is_none() {
@@ -132,7 +132,7 @@ impl Ring {
         }
     }
 
-    /// Asks for a page, the `due`th that is read, if there is a slot for it; says whether it is on its way.
+    /// Requests a page, number `due` of the coming reads, if a slot is free; returns true if it is loaded or loading.
     pub(super) fn ask(
         &mut self,
         page: PageId,
@@ -146,7 +146,7 @@ impl Ring {
                 return Ok(true);
             }
             if held.loaded.is_none() {
-                // Other planes of it are under way: a slot that will be free.
+                // Other planes of this page are loading; the slot becomes free afterwards.
                 held.due = None;
                 return Ok(false);
             }
@@ -181,22 +181,21 @@ impl Ring {
             loaded: None,
         };
         self.held.insert(page, held);
-        // Few enough that every thread has work, and what was read is checked before it leaves the processor's cache.
+        // Few enough that every thread has work, and that a plane is checked before it leaves the processor's cache.
         if self.unsent.len() >= (self.slots / PARTS / self.threads).max(1) {
             self.send();
         }
         Ok(true)
     }
 
-    /// Sends what was asked for to a thread.
+    /// Sends the requests to a thread.
     pub(super) fn send(&mut self) {
         if let Some(loaders) = self.loaders.as_ref().filter(|_| !self.unsent.is_empty()) {
             loaders.ask(std::mem::take(&mut self.unsent));
         }
     }
 
-    /// Makes a slot free that holds no page that is due up to `last`: one that comes back and is not due, or that of the page
-    /// that is read last.
+    /// Frees a slot: of a load that is not due, or of the page that is read last. Pages due up to `last` keep theirs.
     pub(super) fn yield_slot(&mut self, last: usize) {
         let returns = |held: &Held| held.due.is_none() && held.loaded.is_none();
         if !self.held.values().any(returns) {
@@ -212,7 +211,7 @@ impl Ring {
         self.receive(1);
     }
 
-    /// The slot of a page that is here and not due.
+    /// The slot of a loaded page that is not due.
     fn take_spare(&mut self) -> Option<Box<dyn DeviceMemory>> {
         let is_spare = |held: &Held| held.due.is_none() && matches!(held.loaded, Some(Ok(_)));
         let page = self
@@ -223,7 +222,7 @@ impl Ring {
         self.held.remove(&page)?.loaded?.ok()
     }
 
-    /// Removes pages from the ring. Waits for those that are being loaded.
+    /// Removes pages from the ring. Waits for their loads.
     pub(super) fn forget(&mut self, pages: &[PageId]) {
         if self.held.is_empty() {
             return;
@@ -236,11 +235,11 @@ impl Ring {
         held.into_iter().for_each(|page| self.drop_page(page));
     }
 
-    /// Waits until pages that were asked for are here.
+    /// Waits until requested pages are loaded.
     pub(super) fn wait(&mut self, pages: impl Iterator<Item = PageId> + Clone) -> Result<(), KvError> {
         loop {
             let missing = |page: &PageId| self.held.get(page).is_some_and(|held| held.loaded.is_none());
-            // A page that is read at two places comes back once.
+            // A page that is read at two positions is received once.
             let missing: BTreeSet<PageId> = pages.clone().filter(missing).collect();
             if missing.is_empty() {
                 break;
@@ -251,7 +250,7 @@ impl Ring {
         pages.try_for_each(|page| self.check(page))
     }
 
-    /// The error of a page that could not be loaded.
+    /// The error of a page that failed to load.
     fn check(&mut self, page: PageId) -> Result<(), KvError> {
         match self.held.get(&page) {
             Some(Held {
@@ -267,7 +266,7 @@ impl Ring {
         }
     }
 
-    /// The slot of a page that is here.
+    /// The slot of a loaded page.
     pub(super) fn bytes(&self, page: PageId) -> &[u8] {
         match self.held.get(&page) {
             Some(Held {
@@ -278,7 +277,7 @@ impl Ring {
         }
     }
 
-    /// Waits until nothing is under way.
+    /// Waits for all loads in progress.
     pub(super) fn settle(&mut self) {
         loop {
             let under_way = self.held.values().filter(|held| held.loaded.is_none()).count();
@@ -304,7 +303,7 @@ impl Ring {
         Ok(memory)
     }
 
-    /// Takes back at least `count` slots that are under way.
+    /// Receives at least `count` slots from the threads.
     fn receive(&mut self, count: usize) {
         self.send();
         let Some(loaders) = &self.loaders else { return };

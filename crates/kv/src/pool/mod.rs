@@ -1,17 +1,18 @@
-//! Pages of several sequences: who holds them, where they lie, and which leave when room is needed.
+//! Pages of several sequences: their holders, their tiers, and the order in which they move away.
 //!
-//! A page is named by a [`PageId`] and has a count of holders, the page tables that name it. What holds of them:
+//! A page has a [`PageId`] and a count of holders, which are page tables. These rules hold:
 //!
-//! - The bytes of a page change only while one page table names it. A sequence that writes into a page that others hold as well
-//!   takes a copy first, for which there must be room.
-//! - A plane has one place, whoever holds its page, so it is sent to a farther tier once for all of them.
-//! - The oldest plane leaves first. A plane stays near while any sequence wants it there: the first page of a page table, and
-//!   pages that are not full.
-//! - Bytes are taken from the ledger of their tier before they are allocated or written, and a refusal leaves every sequence as
-//!   it was. What nobody holds any more is freed at once.
-//! - Readers share the lock of the pool ([`PageReader`](crate::PageReader), [`KvCache::stream`](crate::KvCache::stream)): pages
-//!   neither move nor change while they read. Whoever takes, writes, moves or frees pages has the lock alone. A thread that holds
-//!   a reader must not change a sequence of the pool, nor take a second reader.
+//! - The bytes of a page change only while one page table names it. A sequence copies a shared page before it writes
+//!   to it; there must be room for the copy.
+//! - A plane has one location for all its holders, so it moves to a farther tier once.
+//! - The oldest plane leaves first. A plane stays near while any sequence wants it there: sequences want the first
+//!   page of a page table, and pages that are not full.
+//! - Bytes are taken from the ledger of their tier before they are allocated or written, and a refusal changes no
+//!   sequence. A page without holders is freed at once.
+//! - Readers share the lock of the pool ([`PageReader`](crate::PageReader),
+//!   [`KvCache::stream`](crate::KvCache::stream)): pages neither move nor change while they read. Taking, writing,
+//!   moving or freeing pages needs the exclusive lock. A thread with a reader must not change a sequence of the pool,
+//!   nor take a second reader.
 
 mod order;
 mod page;
@@ -32,11 +33,10 @@ pub(crate) use planes::{PlaneBytes, Source};
 pub use row_watch::{RowChange, RowTier};
 pub(crate) use store::PageStore;
 
-/// A pool of pages for several sequences: their budgets are one, and pages that they hold in common are there
-/// once and counted once.
+/// A pool of pages for several sequences, with common budgets. Shared pages exist once and count once.
 ///
-/// A page that is shared never changes: who writes into one, at the end of a sequence, copies it first. It goes back to
-/// the system when the last sequence has let go of it.
+/// A shared page never changes: a sequence that appends to one copies it first. The page returns to the system when
+/// its last sequence releases it.
 ///
 /// ```
 /// use riffle_attention::Format;
@@ -54,7 +54,7 @@ pub(crate) use store::PageStore;
 /// let mut question = book.fork();
 /// assert_eq!(pool.near_bytes(), 3 * shape.page_bytes(0));
 /// question.append(0, &[1.0; 16], &[1.0; 16])?;
-/// // Two pages of the three are held twice and are there once; the last was copied when it was written to.
+/// // Two of the three pages are shared; the last was copied before the write.
 /// assert_eq!(question.usage().shared_bytes, 2 * shape.page_bytes(0));
 /// assert_eq!(pool.near_bytes(), 4 * shape.page_bytes(0));
 /// # Ok::<(), riffle_kv::KvError>(())
@@ -70,10 +70,10 @@ pub(crate) struct Pool {
 }
 
 impl PagePool {
-    /// A pool whose sequences together keep to the budgets of `tiers`. It takes no page memory before tokens arrive.
+    /// A pool whose sequences together stay within the budgets of `tiers`. It takes page memory only for tokens.
     ///
     /// # Errors
-    /// [`KvError::Shape`]; [`KvError::Disk`] when the folder of the disk tier cannot be written to.
+    /// [`KvError::Shape`]; [`KvError::Disk`] if the folder of the disk tier is not writable.
     pub fn new(shape: CacheShape, tiers: KvTiers) -> Result<Self, KvError> {
         shape.validate()?;
         tiers.check()?;
@@ -96,12 +96,12 @@ impl PagePool {
         KvCache::in_pool(Arc::clone(&self.0))
     }
 
-    /// The shape of the caches it serves.
+    /// The shape of its caches.
     pub fn shape(&self) -> &CacheShape {
         &self.0.shape
     }
 
-    /// Bytes of the nearest tier that all sequences take: pages, shared ones once, and room for those on their way.
+    /// Bytes of the nearest tier that all sequences use: pages, shared ones once, and slots for pages being loaded.
     pub fn near_bytes(&self) -> u64 {
         self.0.ledgers.near.used_bytes()
     }
@@ -111,24 +111,24 @@ impl PagePool {
         self.0.ledgers.disk.used_bytes()
     }
 
-    /// Bytes that were loaded from slower tiers for all sequences, since the pool was made.
+    /// Bytes loaded from slower tiers for all sequences so far.
     pub fn loaded_bytes(&self) -> u64 {
         self.0.read().offload().loaded_bytes()
     }
 
-    /// Notes from now on what changes of the rows that sequences [share](KvCache::share) under `identity`, for
-    /// [`take_row_changes`](Self::take_row_changes). Rows that are known already are not told. Without it nothing is noted.
+    /// Starts to record changes of the rows that sequences [share](KvCache::share) under `identity`, for
+    /// [`take_row_changes`](Self::take_row_changes). Rows known before are not reported.
     pub fn watch_rows(&self, identity: &[u8]) {
         self.0.write().known.watch(identity);
     }
 
-    /// The changes of the watched rows since the last call, in order. After applying all changes a caller knows exactly
-    /// which rows can be adopted under the identity, and where they lie.
+    /// The changes of the watched rows since the last call, in order. Applying all changes gives exactly the rows
+    /// that can be adopted under the identity, and their tiers.
     pub fn take_row_changes(&self) -> Vec<RowChange> {
         self.0.write().known.take_changes()
     }
 
-    /// Bytes of the pages that any sequence holds, shared ones once, wherever they lie.
+    /// Bytes of the pages that any sequence holds, in all tiers, shared ones once.
     pub fn pages_bytes(&self) -> u64 {
         let counts = self.0.read().counts().into_iter().take(self.shape().sizes());
         counts
@@ -149,7 +149,7 @@ impl Pool {
         self.store.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For whoever takes, writes, moves or frees pages.
+    /// The exclusive lock, for taking, writing, moving or freeing pages.
     pub(crate) fn write(&self) -> RwLockWriteGuard<'_, PageStore> {
         self.store.write().unwrap_or_else(PoisonError::into_inner)
     }

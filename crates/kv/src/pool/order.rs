@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use super::page::{PageId, PlaneKind, PlanePlace};
 use crate::shape::MAX_LAYER_KINDS;
 
-/// Which planes may leave for a farther tier, oldest first. A page is as old as its row: the pages of all tables of a sequence
-/// with the same number. A page that a sequence wants near is in no queue of the nearest tier.
+/// The planes that may move to a farther tier, oldest first. A page is as old as its row: the pages with the same
+/// number in all tables of a sequence. A page that a sequence wants near is in no queue of the nearest tier.
 #[derive(Debug, Default)]
 pub(crate) struct LeaveOrder {
     /// By page.
@@ -18,10 +18,10 @@ pub(crate) struct LeaveOrder {
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Age {
-    /// When the first page of its row was taken.
+    /// Count of the pool when its row's first page was taken.
     row: u64,
     table: u32,
-    /// Wishes of page tables to have it near.
+    /// Number of page tables that want it near.
     wishes: u32,
 }
 
@@ -32,7 +32,7 @@ pub(crate) type SizedKind = (usize, PlaneKind);
 type Queued = (u64, u32, PageId);
 
 impl LeaveOrder {
-    /// Notes a page that was taken just now.
+    /// Records a new page.
     pub(crate) fn begin(&mut self, id: PageId, row: u64, table: usize) {
         if id.index() >= self.ages.len() {
             self.ages.resize(id.index() + 1, Age::default());
@@ -44,7 +44,7 @@ impl LeaveOrder {
         };
     }
 
-    /// The number of the table in which a page was taken: its layer and KV head.
+    /// The number of the page's table: its layer and KV head.
     pub(crate) fn table(&self, id: PageId) -> usize {
         self.ages[id.index()].table as usize
     }
@@ -53,7 +53,7 @@ impl LeaveOrder {
         &mut self.ages[id.index()].wishes
     }
 
-    /// Puts a plane into the queue of the tier where it lies.
+    /// Adds a plane to the queue of its tier.
     pub(crate) fn queue(&mut self, id: PageId, kind: SizedKind, place: PlanePlace) {
         let queued = self.queued(id);
         if let Some(queue) = self.queue_of(id, kind, place) {
@@ -61,7 +61,7 @@ impl LeaveOrder {
         }
     }
 
-    /// Takes a plane out of the queue that it is in.
+    /// Removes a plane from its queue.
     pub(crate) fn unqueue(&mut self, id: PageId, kind: SizedKind, place: PlanePlace) {
         let queued = self.queued(id);
         if let Some(queue) = self.queue_of(id, kind, place) {
@@ -74,7 +74,7 @@ impl LeaveOrder {
         self.near[size][kind as usize].first().map(|(.., id)| *id)
     }
 
-    /// The oldest plane in a RAM tier apart.
+    /// The oldest plane in a separate RAM tier.
     pub(crate) fn oldest_in_ram(&self, (size, kind): SizedKind) -> Option<PageId> {
         self.ram[size][kind as usize].first().map(|(.., id)| *id)
     }

@@ -1,4 +1,4 @@
-//! Records of pages: who holds them and where their planes lie.
+//! Records of pages: their holders and the locations of their planes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,8 +6,8 @@ use crate::arena::Slot;
 use crate::shape::MAX_LAYER_KINDS;
 use crate::slots::SlotMap;
 
-/// Names a page of a [`PagePool`](crate::PagePool) for as long as a sequence holds it. When the last sequence has let go of the
-/// page, its id may name another one.
+/// Identifies a page of a [`PagePool`](crate::PagePool) as long as a sequence holds it. After the last sequence
+/// releases the page, its id may be reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageId(u32);
 
@@ -18,16 +18,16 @@ impl PageId {
     }
 }
 
-/// Names what a page holds: whoever has copied its first tokens under a version finds them there, to the bit, while the page has
-/// that version. Tokens that are appended behind them leave it as it is. It changes when bytes that were there are written
-/// over and when an id names another page; no two pages of a process ever have the same one.
+/// Version of a page's contents. As long as a page keeps its version, the tokens copied from it are unchanged to the
+/// bit; appending tokens keeps the version. The version changes when existing bytes are overwritten or the id is
+/// reused. No two pages of a process ever have the same version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageVersion([u16; 3]);
 
 impl PageVersion {
-    /// A version that no page has had.
+    /// A version that no page has.
     pub fn unused() -> Self {
-        // One counter for all pools: what copies pages may serve several.
+        // One counter for all pools, because a user of copies may serve several pools.
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         assert!(number < 1 << 48, "at a million versions a second these last nine years");
@@ -54,15 +54,15 @@ impl PlaneKind {
     }
 }
 
-/// Pages by their size.
+/// Number of pages by size.
 pub(crate) type PageCounts = [usize; MAX_LAYER_KINDS];
 
-/// The tier and place of a plane.
+/// The tier and location of a plane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PlanePlace {
     /// In the nearest tier.
     Near(Slot),
-    /// In a RAM tier apart from the nearest.
+    /// In a separate RAM tier.
     Ram(Slot),
     /// In the files.
     Disk(u32),
@@ -82,13 +82,13 @@ pub(crate) struct PageRecords {
     counts: PageCounts,
 }
 
-/// 20 bytes: small pages are many.
+/// A page's record, of 20 bytes, because small pages are many.
 #[derive(Debug, Clone, Copy)]
 struct Record {
     version: PageVersion,
-    /// Page tables that name the page; 0 for an id that is free.
+    /// Number of page tables with this page; 0 for a free id.
     holders: u32,
-    /// A slot or a place on disk, of keys and of values.
+    /// Slot, or location on disk, of keys and of values.
     numbers: [u32; 2],
     tiers: Tiers,
     /// The number of its page size ([`CacheShape::sizes`](crate::CacheShape)).
@@ -128,17 +128,17 @@ impl PageId {
 }
 
 impl PageRecords {
-    /// Pages that are held.
+    /// Pages with a holder.
     pub(crate) fn count(&self) -> usize {
         self.counts.iter().sum()
     }
 
-    /// Pages that are held, by their size.
+    /// Pages with a holder, by size.
     pub(crate) fn counts(&self) -> PageCounts {
         self.counts
     }
 
-    /// A page of a size with one holder, whose keys and values lie near.
+    /// A new page of a size with one holder and near planes.
     pub(crate) fn take(&mut self, size: usize, slots: [Slot; 2]) -> PageId {
         let index = self.used.lowest_free();
         self.used.take(index);
@@ -151,7 +151,7 @@ impl PageRecords {
         };
         if index == self.records.len() {
             if index == self.records.capacity() {
-                // Doubling would make the records of small pages heavy.
+                // Doubling would waste memory with many small pages.
                 self.records.reserve_exact((index / 8).max(16));
             }
             self.records.push(record);
@@ -182,7 +182,7 @@ impl PageRecords {
         self.records[id.index()].version
     }
 
-    /// Gives a page another version.
+    /// Gives a page a new version.
     pub(crate) fn renew(&mut self, id: PageId) {
         self.records[id.index()].version = PageVersion::unused();
     }
@@ -216,7 +216,7 @@ impl PageRecords {
         record.numbers[kind as usize] = number;
     }
 
-    /// Pages that are held, in the order of their ids.
+    /// Ids of the pages with a holder, ascending.
     pub(crate) fn ids(&self) -> impl Iterator<Item = PageId> + use<> {
         let held: Vec<PageId> = (0..self.records.len())
             .filter(|index| self.records[*index].holders > 0)

@@ -1,4 +1,4 @@
-//! The planes of one kind, keys or values, of all pages of a pool: the memory and the files that they lie in.
+//! The planes of one kind, keys or values, of all pages of a pool: their memory and files.
 
 use std::sync::{Arc, RwLock};
 
@@ -17,7 +17,7 @@ pub(crate) struct PlaneStore {
     pub(crate) what: &'static str,
     pub(crate) plane_bytes: usize,
     pub(crate) near: Arena,
-    /// Planes that may lie near.
+    /// Most planes that may be near.
     pub(crate) near_slots: usize,
     pub(crate) ram: Option<RamPlanes>,
     pub(crate) disk: Option<PlaneFiles>,
@@ -30,7 +30,7 @@ pub(crate) struct Ledgers {
     pub(crate) disk: Arc<Ledger>,
 }
 
-/// Planes in main memory that the device does not read in place.
+/// Planes in main memory that the device cannot read in place.
 pub(crate) struct RamPlanes {
     pub(crate) arena: Arc<RwLock<Arena>>,
     pub(crate) slots: usize,
@@ -53,7 +53,7 @@ impl std::ops::Deref for PlaneBytes<'_> {
     }
 }
 
-/// A plane that has to be loaded before it is read.
+/// The tier from which a plane is loaded.
 pub(crate) enum Source {
     Ram(Arc<RwLock<Arena>>, Slot),
     Disk(Arc<PlaneFile>, u32),
@@ -96,7 +96,7 @@ impl PlaneStore {
             what: kind.what(),
             plane_bytes,
             near: arena(Arc::clone(&tiers.device), &ledgers.near),
-            // Empty planes have room anywhere.
+            // Empty planes always fit.
             near_slots: if plane_bytes == 0 {
                 usize::MAX
             } else {
@@ -110,7 +110,7 @@ impl PlaneStore {
         })
     }
 
-    /// Planes that `total` of them would put on disk.
+    /// Planes on disk if there were `total` planes.
     pub(crate) fn on_disk_of(&self, total: usize) -> usize {
         let ram = self.ram.as_ref().map_or(0, |ram| ram.slots);
         total.saturating_sub(self.near_slots).saturating_sub(ram)
@@ -120,7 +120,7 @@ impl PlaneStore {
         self.near.format()
     }
 
-    /// A plane that lies near; `None` for others.
+    /// A near plane; `None` for others.
     pub(crate) fn near_plane(&self, place: PlanePlace) -> Option<Plane<'_>> {
         match place {
             PlanePlace::Near(slot) => Some(Plane::from_bytes(self.format(), self.near.bytes(slot))),
@@ -128,7 +128,7 @@ impl PlaneStore {
         }
     }
 
-    /// The place that a plane is loaded from; `None` for one that lies near.
+    /// The source for loading a plane; `None` if it is near.
     pub(crate) fn source(&self, place: PlanePlace) -> Option<Source> {
         const THERE: &str = "planes lie in tiers that there are";
         match place {
@@ -144,7 +144,7 @@ impl PlaneStore {
         }
     }
 
-    /// A plane's bytes, wherever it lies.
+    /// A plane's bytes, in any tier.
     pub(crate) fn bytes(&self, place: PlanePlace, id: PlaneId) -> Result<PlaneBytes<'_>, KvError> {
         if let PlanePlace::Near(slot) = place {
             return Ok(PlaneBytes::Near(self.near.bytes(slot)));
@@ -156,7 +156,7 @@ impl PlaneStore {
         Ok(PlaneBytes::Loaded(floats, self.plane_bytes))
     }
 
-    /// Changes a plane where it lies.
+    /// Changes a plane in its tier.
     pub(crate) fn change(
         &mut self,
         place: PlanePlace,
@@ -184,7 +184,7 @@ impl PlaneStore {
         Ok(())
     }
 
-    /// Frees the room of planes, in every tier.
+    /// Frees planes, in every tier.
     pub(crate) fn free(&mut self, places: &[PlanePlace]) {
         let (mut near, mut ram, mut disk) = (Vec::new(), Vec::new(), Vec::new());
         for place in places {
@@ -209,7 +209,7 @@ impl PlaneStore {
         }
     }
 
-    /// Frees a slot that is about to be taken again: its memory stays mapped.
+    /// Frees a slot for immediate reuse: its memory stays mapped.
     pub(crate) fn free_for_reuse(&mut self, place: PlanePlace) {
         match (place, &self.ram) {
             (PlanePlace::Near(slot), _) => self.near.free_for_reuse(slot),
@@ -221,7 +221,7 @@ impl PlaneStore {
         }
     }
 
-    /// Bytes mapped in the nearest tier and in a RAM tier apart.
+    /// Bytes mapped in the nearest tier and in a separate RAM tier.
     pub(crate) fn mapped_bytes(&self) -> usize {
         self.near.mapped_bytes() + self.of_ram(Arena::mapped_bytes)
     }

@@ -1,4 +1,4 @@
-//! Pages of known beginnings: found by the hash of what made them and of all tokens up to their end.
+//! Finds pages of known beginnings of texts by a hash of their identity and of all tokens up to their end.
 
 use std::collections::HashMap;
 
@@ -6,14 +6,14 @@ use super::page::{PageId, PlanePlace};
 use super::row_watch::{PlaneCounts, RowChange, RowWatch};
 use crate::TextBlock;
 
-/// Rows of pages, one page of every table, by the hash of all tokens up to the row's end. A row is known while all its pages are
-/// held and none has changed; being known holds no page.
+/// Rows of pages, one page per table, by the hash of all tokens up to the row's end. A row is known while all its
+/// pages are held and unchanged. Being known does not hold a page.
 #[derive(Debug, Default)]
 pub(crate) struct KnownRows {
     by_key: HashMap<u128, Box<[PageId]>>,
-    /// The key of the row that a page is part of.
+    /// The key of each page's row.
     keys: HashMap<PageId, u128>,
-    /// The changes of known rows, if somebody watches them.
+    /// The changes of known rows, if they are watched.
     watch: Option<Box<RowWatch>>,
 }
 
@@ -23,7 +23,7 @@ impl KnownRows {
         self.by_key.get(&key).map(|pages| &pages[..])
     }
 
-    /// Makes a row known, unless one of its pages is part of another; says whether it did.
+    /// Adds a known row, unless one of its pages belongs to another; returns true if it was added.
     pub(crate) fn insert(&mut self, key: u128, pages: Box<[PageId]>) -> bool {
         if pages.iter().any(|page| self.keys.contains_key(page)) {
             return false;
@@ -33,24 +33,24 @@ impl KnownRows {
         true
     }
 
-    /// Notes changes of rows of this identity from now on.
+    /// Starts to record changes of rows of this identity.
     pub(crate) fn watch(&mut self, identity: &[u8]) {
         self.watch = Some(Box::new(RowWatch::new(identity)));
     }
 
-    /// True if changes of rows of this identity are noted.
+    /// True if changes of rows of this identity are recorded.
     pub(crate) fn watches(&self, identity: &[u8]) -> bool {
         self.watch.as_ref().is_some_and(|watch| *watch.identity == *identity)
     }
 
-    /// Notes a row that has become known, and where its planes lie.
+    /// Records a new known row and the tiers of its planes.
     pub(crate) fn note_known(&mut self, key: u128, block: TextBlock, planes: PlaneCounts) {
         if let Some(watch) = &mut self.watch {
             watch.insert(key, block, planes);
         }
     }
 
-    /// Notes that a plane of a page lies elsewhere now.
+    /// Records that a plane of a page moved.
     pub(crate) fn note_move(&mut self, page: PageId, from: PlanePlace, to: PlanePlace) {
         if let Some(watch) = &mut self.watch
             && let Some(key) = self.keys.get(&page)
@@ -59,12 +59,12 @@ impl KnownRows {
         }
     }
 
-    /// The changes that were noted since the last call.
+    /// The changes recorded since the last call.
     pub(crate) fn take_changes(&mut self) -> Vec<RowChange> {
         self.watch.as_mut().map(|watch| watch.take()).unwrap_or_default()
     }
 
-    /// Forgets the row of a page that is about to change or to go.
+    /// Removes the row of a page that will change or be freed.
     pub(crate) fn forget(&mut self, page: PageId) {
         let Some(key) = self.keys.get(&page).copied() else {
             return;

@@ -1,4 +1,4 @@
-//! Room for new planes: the oldest leave for farther tiers when it is needed.
+//! Makes room for new planes: the oldest move to farther tiers.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::store::PageStore;
 use crate::KvError;
 
 impl PageStore {
-    /// True if the tiers hold this many pages of each size, wherever they lie.
+    /// True if the tiers have room for this many pages of each size.
     pub(crate) fn fits(&self, pages: PageCounts) -> bool {
         let of_size = self.planes.iter().zip(pages);
         let on_disk =
@@ -22,15 +22,15 @@ impl PageStore {
             && bytes.sum::<u128>() <= u128::from(self.disk_budget_bytes)
     }
 
-    /// True if the tiers hold this many pages of a size beside those that are held.
+    /// True if the tiers have room for this many additional pages of a size.
     pub(crate) fn fits_more(&self, size: usize, pages: usize) -> bool {
         let mut counts = self.counts();
         counts[size] = counts[size].saturating_add(pages);
         self.fits(counts)
     }
 
-    /// Sees to it that this many more planes of keys and of values can be taken for pages of a size, or says why not; what has
-    /// left by then lies farther.
+    /// Makes room for this many more planes of keys and of values of a size, or returns the reason why not. Planes
+    /// moved before the failure stay in the farther tier.
     pub(crate) fn make_room(&mut self, size: usize, planes: [usize; 2]) -> Result<(), KvError> {
         let room = PlaneKind::BOTH
             .into_iter()
@@ -52,7 +52,7 @@ impl PageStore {
         }
     }
 
-    /// Moves a plane that lies near one tier away.
+    /// Moves a near plane one tier farther.
     fn send_away(&mut self, kind: PlaneKind, page: PageId) -> Result<(), KvError> {
         if self.planes(page, kind).ram.is_some() {
             self.send_to_ram(kind, page)
@@ -61,7 +61,7 @@ impl PageStore {
         }
     }
 
-    /// Moves a plane that lies near to the RAM tier apart, from which the oldest leave for the disk where it is full.
+    /// Moves a near plane to the separate RAM tier. If that is full, its oldest planes move to the disk.
     fn send_to_ram(&mut self, kind: PlaneKind, page: PageId) -> Result<(), KvError> {
         loop {
             let (planes, sized) = (self.planes(page, kind), (self.size(page), kind));
@@ -86,7 +86,7 @@ impl PageStore {
         }
     }
 
-    /// Moves a plane to the disk; one that lies there already stays.
+    /// Moves a plane to the disk, if it is not there already.
     pub(super) fn send_to_disk(&mut self, kind: PlaneKind, page: PageId) -> Result<(), KvError> {
         let place = self.place(page, kind);
         let planes = self.planes(page, kind);
@@ -112,10 +112,10 @@ impl PageStore {
         Ok(())
     }
 
-    /// Sends the planes of a page to the farthest tier that has room for them, and says how many bytes left the nearest.
+    /// Moves the planes of a page to the farthest tier with room. Returns the bytes that left the nearest tier.
     ///
     /// # Errors
-    /// [`KvError::Disk`] and [`KvError::Memory`]; each plane lies where it lay or where it was sent.
+    /// [`KvError::Disk`] and [`KvError::Memory`]; each plane is in its old tier or its new one.
     pub(crate) fn send_far(&mut self, page: PageId) -> Result<u64, KvError> {
         let mut bytes = 0;
         for kind in PlaneKind::BOTH {
@@ -135,7 +135,7 @@ impl PageStore {
         Ok(bytes)
     }
 
-    /// Moves a plane that lies near to the RAM tier apart if that has room.
+    /// Moves a near plane to the separate RAM tier if that has room.
     fn send_to_free_ram(&mut self, kind: PlaneKind, page: PageId) -> Result<(), KvError> {
         let Some(RamPlanes { arena, slots }) = &self.planes(page, kind).ram else {
             return Ok(());
@@ -183,7 +183,7 @@ mod tests {
         cache.append(0, &elements, &elements)
     }
 
-    /// Gives the pool other files; none may hold a plane.
+    /// Replaces the pool's files; none may hold a plane.
     fn change_disk(pool: &PagePool, files: impl Fn(usize) -> PlaneFiles) {
         for planes in pool.0.write().planes.iter_mut().flatten() {
             planes.disk = Some(files(planes.plane_bytes));

@@ -1,16 +1,16 @@
-//! Changes of the known rows of a pool, for whoever tells others what it holds.
+//! Records changes of the known rows of a pool, for callers that report its contents to others.
 
 use std::collections::HashMap;
 
 use super::page::PlanePlace;
 use crate::TextBlock;
 
-/// The tier of a row of pages: the farthest tier that one of its planes lies in.
+/// The tier of a row of pages: the farthest tier of its planes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RowTier {
-    /// In the nearest tier, all of it.
+    /// Completely in the nearest tier.
     Near,
-    /// In a RAM tier apart from the nearest.
+    /// In a separate RAM tier.
     Ram,
     /// In files.
     Disk,
@@ -26,7 +26,7 @@ pub enum RowChange {
         /// Its tier.
         tier: RowTier,
     },
-    /// A row lies elsewhere.
+    /// A row moved to another tier.
     Moved {
         /// The key of its text.
         key: u128,
@@ -35,7 +35,7 @@ pub enum RowChange {
         /// Its tier after the move.
         to: RowTier,
     },
-    /// A row cannot be adopted any more: its pages have changed, or nobody holds them.
+    /// A row can no longer be adopted: its pages have changed, or no sequence holds them.
     Forgotten {
         /// The key of its text.
         key: u128,
@@ -44,11 +44,11 @@ pub enum RowChange {
     },
 }
 
-/// The known rows of one identity, and what has changed of them since somebody asked.
+/// The known rows of one identity, and their changes since the last call.
 #[derive(Debug)]
 pub(super) struct RowWatch {
     pub(super) identity: Box<[u8]>,
-    /// By the key that the pool knows them under.
+    /// By the pool's key.
     rows: HashMap<u128, WatchedRow>,
     changes: Vec<RowChange>,
 }
@@ -59,7 +59,7 @@ struct WatchedRow {
     planes: PlaneCounts,
 }
 
-/// Planes of a row by the tier that they lie in.
+/// Number of a row's planes in each tier.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct PlaneCounts([u32; 3]);
 

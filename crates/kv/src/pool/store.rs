@@ -21,17 +21,17 @@ pub(crate) struct PageStore {
     records: PageRecords,
     /// By page size: keys and values.
     pub(super) planes: Vec<[PlaneStore; 2]>,
-    /// `None` where no plane can leave the nearest tier.
+    /// `None` if no plane can leave the nearest tier.
     pub(super) order: Option<LeaveOrder>,
     pub(crate) known: KnownRows,
-    /// Loads planes that do not lie near. It moves none, so that readers can use it.
+    /// Loads planes that are not near. It never moves them, so readers can use it.
     offload: Mutex<OffloadEngine>,
-    /// Planes that do not lie near.
+    /// Number of planes that are not near.
     far_planes: usize,
-    /// Rows of pages that were begun.
+    /// Number of rows of pages begun so far.
     rows: u64,
     pub(super) sequences: usize,
-    /// Memory of planes on their way and of keys that are looked through, while there are sequences.
+    /// Memory for planes being loaded and keys being scanned, as long as there are sequences.
     moving: Option<Taken>,
     pub(super) near_budget_bytes: u64,
     pub(super) disk_budget_bytes: u64,
@@ -59,7 +59,7 @@ impl PageStore {
         })
     }
 
-    /// Notes a new sequence; the first sets the memory of planes on their way aside.
+    /// Registers a new sequence; the first reserves the memory for planes being loaded.
     pub(crate) fn begin_sequence(&mut self, tiers: &KvTiers, ledgers: &Ledgers) {
         self.sequences += 1;
         let is_limited = tiers.has_farther() && tiers.near_budget_bytes().is_some();
@@ -68,12 +68,12 @@ impl PageStore {
         }
         let scan_bytes = Layout::new(tiers, &self.shape).scan_bytes;
         let bytes = tiers.ring_bytes(&self.shape).saturating_add(scan_bytes);
-        // A sequence that has too little of everything is told so when it appends.
+        // A sequence with too little memory gets the error when it appends.
         let bytes = bytes.min(self.near_budget_bytes);
         self.moving = Taken::take(&ledgers.near, bytes, "pages on their way").ok();
     }
 
-    /// Notes that a sequence has gone, with its pages; the last takes the memory of planes on their way with it.
+    /// Unregisters a sequence and its pages; the last releases the memory for planes being loaded.
     pub(crate) fn end_sequence(&mut self, tiers: &KvTiers) {
         self.sequences -= 1;
         if self.sequences == 0 {
@@ -82,23 +82,23 @@ impl PageStore {
         }
     }
 
-    /// The number of a row of pages that begins now.
+    /// The number of a new row of pages.
     pub(crate) fn begin_row(&mut self) -> u64 {
         self.rows += 1;
         self.rows
     }
 
-    /// Pages that are held.
+    /// Pages with a holder.
     pub(crate) fn pages(&self) -> usize {
         self.records.count()
     }
 
-    /// Pages that are held, by their size.
+    /// Pages with a holder, by size.
     pub(crate) fn counts(&self) -> PageCounts {
         self.records.counts()
     }
 
-    /// The planes of which a page has one.
+    /// The store of a page's keys or values.
     pub(crate) fn planes(&self, page: PageId, kind: PlaneKind) -> &PlaneStore {
         &self.planes[self.records.size(page)][kind as usize]
     }
@@ -120,7 +120,7 @@ impl PageStore {
         self.records.version(page)
     }
 
-    /// Notes that bytes of a page which were there are about to be written over.
+    /// Records that existing bytes of a page will be overwritten.
     pub(crate) fn renew(&mut self, page: PageId) {
         self.records.renew(page);
     }
@@ -129,12 +129,12 @@ impl PageStore {
         self.far_planes == 0 || PlaneKind::BOTH.iter().all(|kind| self.place(page, *kind).is_near())
     }
 
-    /// True if all of these pages lie near.
+    /// True if all of these pages are near.
     pub(crate) fn are_near(&self, pages: &[PageId]) -> bool {
         self.far_planes == 0 || pages.iter().all(|page| self.is_near(*page))
     }
 
-    /// Planes of pages by the tier that they lie in.
+    /// Number of the pages' planes in each tier.
     pub(crate) fn plane_counts(&self, pages: impl Iterator<Item = PageId>) -> PlaneCounts {
         let mut counts = PlaneCounts::default();
         for page in pages {
@@ -145,27 +145,27 @@ impl PageStore {
         counts
     }
 
-    /// True if more than one page table names a page.
+    /// True if more than one page table holds the page.
     pub(crate) fn is_shared(&self, page: PageId) -> bool {
         self.records.holders(page) > 1
     }
 
-    /// A plane that lies near; `None` for others.
+    /// A near plane; `None` for others.
     pub(crate) fn near_plane(&self, page: PageId, kind: PlaneKind) -> Option<Plane<'_>> {
         self.planes(page, kind).near_plane(self.place(page, kind))
     }
 
-    /// The source that a plane is loaded from; `None` for one that lies near.
+    /// The source for loading a plane; `None` if it is near.
     pub(crate) fn source(&self, page: PageId, kind: PlaneKind) -> Option<Source> {
         self.planes(page, kind).source(self.place(page, kind))
     }
 
-    /// A plane's bytes, wherever it lies.
+    /// A plane's bytes, in any tier.
     pub(crate) fn bytes(&self, page: PageId, kind: PlaneKind, id: PlaneId) -> Result<PlaneBytes<'_>, KvError> {
         self.planes(page, kind).bytes(self.place(page, kind), id)
     }
 
-    /// The engine that loads planes which do not lie near. A panic while pages were shown leaves it as it was.
+    /// The engine that loads planes which are not near. A panic in a callback leaves it intact.
     pub(crate) fn offload(&self) -> MutexGuard<'_, OffloadEngine> {
         self.offload.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -174,7 +174,7 @@ impl PageStore {
         self.offload.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A new page with one holder; [room](Self::make_room) for it has been made.
+    /// A new page with one holder; call [`make_room`](Self::make_room) first.
     pub(crate) fn take(&mut self, table: usize, row: u64) -> PageId {
         let size = self.shape.size_of_table(table);
         let slots = self.planes[size].each_mut().map(|planes| planes.near.take());
@@ -193,7 +193,7 @@ impl PageStore {
         *self.records.holders_mut(page) += 1;
     }
 
-    /// Takes a holder away from each page; those that nobody holds any more are freed in every tier.
+    /// Removes one holder from each page; pages without holders are freed in every tier.
     pub(crate) fn let_go(&mut self, pages: &[PageId]) {
         let mut freed = Vec::new();
         for page in pages {
@@ -227,12 +227,12 @@ impl PageStore {
         }
     }
 
-    /// Notes that a page table wants a page near: it does not leave then.
+    /// Records that a page table wants a page near, so that it stays there.
     pub(crate) fn wish_near(&mut self, page: PageId) {
         self.change_wishes(page, |wishes| wishes + 1);
     }
 
-    /// Notes that a page table wants a page near no more.
+    /// Records that a page table no longer wants a page near.
     pub(crate) fn drop_wish(&mut self, page: PageId) {
         self.change_wishes(page, |wishes| wishes - 1);
     }
@@ -251,7 +251,7 @@ impl PageStore {
         }
     }
 
-    /// Notes where a plane lies now, and frees the slot it had. Its bytes are the same.
+    /// Records a plane's new location and frees its old slot. The bytes are the same.
     pub(super) fn move_plane(&mut self, page: PageId, kind: PlaneKind, to: PlanePlace) {
         let from = self.place(page, kind);
         if let Some(order) = &mut self.order {
@@ -263,20 +263,20 @@ impl PageStore {
         self.known.note_move(page, from, to);
         self.far_planes = self.far_planes + usize::from(!to.is_near()) - usize::from(!from.is_near());
         if !from.is_near() {
-            // It may be on its way from there.
+            // A load from the old location may be in progress.
             self.offload_mut().settle();
         }
         self.planes_mut(page, kind).free_for_reuse(from);
     }
 
-    /// Planes of keys and of values that must be taken near before a page can be written to: of a shared one a copy is written,
-    /// one that lies far is brought near.
+    /// Near planes of keys and of values that a write to this page needs: a shared page is copied, and a far page is
+    /// loaded.
     pub(crate) fn planes_to_write(&self, page: PageId) -> [usize; 2] {
         let is_shared = self.is_shared(page);
         PlaneKind::BOTH.map(|kind| usize::from(is_shared || !self.place(page, kind).is_near()))
     }
 
-    /// Brings the planes of a page near, so that they can be written to; room for them has been made.
+    /// Loads the planes of a page so that they can be written; room for them must exist.
     pub(crate) fn bring(&mut self, page: PageId, id: impl Fn(PlaneKind) -> PlaneId) -> Result<(), KvError> {
         let read = |kind: PlaneKind| -> Result<Option<Vec<u8>>, KvError> {
             let place = self.place(page, kind);
@@ -296,7 +296,7 @@ impl PageStore {
         Ok(())
     }
 
-    /// A copy of a page, near and with one holder; room for it has been made.
+    /// A near copy of a page with one holder; room for it must exist.
     pub(crate) fn copy(
         &mut self,
         page: PageId,
@@ -312,13 +312,13 @@ impl PageStore {
         Ok(copy)
     }
 
-    /// The bytes of a plane that lies near, to be written by the only holder of the page.
+    /// The bytes of a near plane, writable for the page's only holder.
     pub(crate) fn bytes_mut(&mut self, page: PageId, kind: PlaneKind) -> &mut [u8] {
         let slot = self.writable(page, kind);
         self.planes_mut(page, kind).near.bytes_mut(slot)
     }
 
-    /// A plane that lies near, to be written by the only holder of the page.
+    /// A near plane, writable for the page's only holder.
     pub(crate) fn plane_mut(&mut self, page: PageId, kind: PlaneKind) -> PlaneMut<'_> {
         let slot = self.writable(page, kind);
         self.planes_mut(page, kind).near.plane_mut(slot)
@@ -332,7 +332,7 @@ impl PageStore {
         }
     }
 
-    /// Changes a plane where it lies, for the only holder of the page.
+    /// Changes a plane in its tier, for the page's only holder.
     pub(crate) fn change(
         &mut self,
         page: PageId,
@@ -347,13 +347,13 @@ impl PageStore {
         self.planes_mut(page, kind).change(place, id, change)
     }
 
-    /// Forgets what is known of a page that is about to change.
+    /// Drops all knowledge of a page that will change.
     pub(crate) fn forget_contents(&mut self, page: PageId) {
         self.known.forget(page);
         self.offload_mut().forget(&[page]);
     }
 
-    /// Moves near planes together after many have gone, so that slabs run empty.
+    /// Moves near planes together after many were freed, so that slabs become empty.
     pub(crate) fn defragment(&mut self) {
         for (size, kind) in (0..self.planes.len()).flat_map(|size| PlaneKind::BOTH.map(|kind| (size, kind))) {
             let near = &mut self.planes[size][kind as usize].near;
@@ -374,7 +374,7 @@ impl PageStore {
         }
     }
 
-    /// Bytes of near planes and of planes on their way.
+    /// Bytes of near planes and of planes being loaded.
     pub(crate) fn mapped_bytes(&self) -> usize {
         let planes: usize = self.planes.iter().flatten().map(PlaneStore::mapped_bytes).sum();
         planes + self.offload().allocated_bytes()

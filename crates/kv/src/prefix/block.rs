@@ -8,7 +8,8 @@
 //! hash of all the above: u128
 //! ```
 //!
-//! Bytes that a caller wants back with the pages up to a block's end lie in a file of their own, the block's *note*:
+//! A block may have a *note*: bytes that a caller wants back with the pages up to the block's end. It is a separate
+//! file:
 //!
 //! ```text
 //! "RIFFLEPN"  version u32  byte order u32
@@ -33,10 +34,10 @@ const NOTE_MAGIC: &[u8; 8] = b"RIFFLEPN";
 const VERSION: u32 = 1;
 pub(super) const HEAD_BYTES: usize = 16 + 2 * 16;
 pub(super) const HASH_BYTES: usize = 16;
-/// Most bytes of a note: the state of recurrent layers takes some hundreds of megabytes in the largest models.
+/// Largest note: the state of recurrent layers takes some hundreds of megabytes in the largest models.
 const LARGEST_NOTE_BYTES: u64 = 4 << 30;
 
-/// The kind of a block's file, of its note's and of its tail's.
+/// The kind of the files of blocks, notes and tails.
 pub(super) const KIND: FileKind = FileKind {
     name: "a block of a prefix cache",
     matches: |begin| {
@@ -46,7 +47,7 @@ pub(super) const KIND: FileKind = FileKind {
     },
 };
 
-/// A page of tokens after others.
+/// A page of tokens after a parent block.
 pub(super) struct Block<'a> {
     pub(super) key: u128,
     pub(super) parent: u128,
@@ -54,7 +55,7 @@ pub(super) struct Block<'a> {
 }
 
 impl<'a> Block<'a> {
-    /// The whole pages that `tokens` begin with.
+    /// The whole pages at the start of `tokens`.
     pub(super) fn chain(
         shape: &CacheShape,
         identity: &[u8],
@@ -78,7 +79,7 @@ impl<'a> Block<'a> {
         fixed as u64 + shape.bytes_for(shape.page_tokens)
     }
 
-    /// Writes page `number` of the cache and brings it to the disk; its name gets there with the folder.
+    /// Writes page `number` of the cache and syncs it to the disk; syncing the folder makes its name durable.
     pub(super) fn write(&self, path: &Path, cache: &KvCache, number: usize) -> Result<(), KvError> {
         let failed = |source| failed("write", path, source);
         let mut out = Hashed::create(path)?;
@@ -93,8 +94,8 @@ impl<'a> Block<'a> {
         Ok(out.finish(path)?)
     }
 
-    /// Appends the page to a cache; false when the file is not this block to the byte. The cache is to be truncated
-    /// when the page did not come whole.
+    /// Appends the page to a cache; returns false if the file is not exactly this block. Truncate the cache if the
+    /// page is incomplete.
     pub(super) fn read_into(&self, path: &Path, cache: &mut KvCache) -> Result<bool, KvError> {
         let shape = *cache.shape();
         let expected = Self::file_bytes(&shape);
@@ -124,7 +125,7 @@ impl<'a> Block<'a> {
     }
 }
 
-/// The key that the first block of a text names as the one before it.
+/// The parent key of the first block of a text.
 pub(super) fn root(shape: &CacheShape, identity: &[u8]) -> u128 {
     let mut root = XxHash3_128::new();
     root.write(&begin(MAGIC));
@@ -135,7 +136,7 @@ pub(super) fn root(shape: &CacheShape, identity: &[u8]) -> u128 {
     root.finish_128()
 }
 
-/// The head of a block's file, before its pages.
+/// The header of a block's file, before its pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Head {
     pub(super) key: u128,
@@ -144,7 +145,8 @@ pub(super) struct Head {
 }
 
 impl Head {
-    /// The head of a file of blocks of `page_tokens` tokens; `None` for other files. The tokens are those that the key is a hash of.
+    /// The header of a file of blocks of `page_tokens` tokens; `None` for other files. The tokens match the hash in
+    /// the key.
     pub(super) fn read(path: &Path, page_tokens: usize) -> Option<Self> {
         let file = open_regular(path, OpenOptions::new().read(true)).ok()?;
         let mut bytes = Vec::new();
@@ -170,7 +172,7 @@ impl Head {
     }
 }
 
-/// Bytes that belong to the pages up to a block's end.
+/// Bytes kept with the pages up to a block's end.
 pub(super) struct Note<'a> {
     pub(super) key: u128,
     block: u128,
@@ -191,7 +193,7 @@ impl<'a> Note<'a> {
         (HEAD_BYTES + self.bytes.len() + HASH_BYTES) as u64
     }
 
-    /// Writes the note and brings it to the disk; its name gets there with the folder.
+    /// Writes the note and syncs it to the disk; syncing the folder makes its name durable.
     pub(super) fn write(&self, path: &Path) -> Result<(), KvError> {
         let mut out = Hashed::create(path)?;
         let head = head(NOTE_MAGIC, self.key, self.block);
@@ -200,7 +202,7 @@ impl<'a> Note<'a> {
         Ok(out.finish(path)?)
     }
 
-    /// The bytes of a block's note; `None` when the file is not that note to the byte.
+    /// The bytes of a block's note; `None` if the file is not exactly this note.
     pub(super) fn read(path: &Path, block: u128) -> Result<Option<Vec<u8>>, KvError> {
         let head = head(NOTE_MAGIC, note_key(block), block);
         let content = read_whole(path, LARGEST_NOTE_BYTES)?.filter(|content| content.starts_with(&head));
@@ -208,7 +210,7 @@ impl<'a> Note<'a> {
     }
 }
 
-/// A file of at most `limit_bytes` without the hash that it ends with; `None` where there is none, and where the hash is another.
+/// A file of at most `limit_bytes` without its final hash; `None` if it does not exist or the hash differs.
 pub(super) fn read_whole(path: &Path, limit_bytes: u64) -> Result<Option<Vec<u8>>, KvError> {
     let mut bytes = match riffle_files::read(path, limit_bytes) {
         Ok(bytes) => bytes,
@@ -232,7 +234,7 @@ pub(crate) fn note_key(block: u128) -> u128 {
     key_beside(NOTE_MAGIC, block)
 }
 
-/// The key of a file that belongs to a block.
+/// The key of a note or tail of a block.
 pub(super) fn key_beside(magic: &[u8; 8], block: u128) -> u128 {
     let mut hash = XxHash3_128::new();
     hash.write(magic);
@@ -240,7 +242,7 @@ pub(super) fn key_beside(magic: &[u8; 8], block: u128) -> u128 {
     hash.finish_128()
 }
 
-/// The first bytes of a file: how all of its kind begin, its key, and the key of the block that it follows or belongs to.
+/// The first bytes of a file: magic, version, byte order, its key, and the key of its parent or block.
 pub(super) fn head(magic: &[u8; 8], key: u128, block: u128) -> Vec<u8> {
     let mut head = begin(magic).to_vec();
     head.extend(key.to_le_bytes());
@@ -260,7 +262,7 @@ pub(super) fn token_bytes(tokens: &[u32]) -> Vec<u8> {
     tokens.iter().flat_map(|token| token.to_le_bytes()).collect()
 }
 
-/// A file that ends with the hash of what is before.
+/// A file that ends with the hash of its content.
 pub(super) struct Hashed {
     file: OutputWriter,
     hash: XxHash3_128,

@@ -1,4 +1,4 @@
-//! The folder of a prefix cache: who may use it, the names of its files, and what dead processes left there.
+//! The folder of a prefix cache: its lock, the names of its files, and leftovers of dead processes.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -16,16 +16,16 @@ use crate::output::{open_regular, remove_leftovers};
 use crate::{KvError, PathLock};
 
 const BLOCK_SUFFIX: &str = "block";
-/// How long another process may take before this one gives up: it holds the lock while it reads or writes pages.
+/// Longest wait for another process, which holds the lock while it reads or writes pages.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 impl PrefixCache {
-    /// Keys of everything that the index names, notes and tails included.
+    /// Keys of everything in the index, including notes and tails.
     pub(super) fn keys(&self) -> Result<HashSet<u128>, KvError> {
         self.locked_index()?.1.keys()
     }
 
-    /// The right to the folder and its index. Where the folder may only be read, it is shared with other readers.
+    /// Locks the folder and opens its index. A read-only folder is shared with other readers.
     pub(super) fn locked_index(&self) -> Result<(Option<PathLock>, Index), KvError> {
         let path = self.folder.join(INDEX_FILE);
         let error = match self.lock() {
@@ -42,7 +42,7 @@ impl PrefixCache {
         Ok((lock, Index::open_to_read(&path)?))
     }
 
-    /// True if an error says that this user may not write to the folder or to its files.
+    /// True if an error means that this user may not write to the folder or its files.
     fn may_only_be_read(&self, error: &KvError) -> bool {
         let is_refused = |source: &io::Error| {
             matches!(
@@ -52,7 +52,7 @@ impl PrefixCache {
         };
         match error {
             KvError::File { source, .. } => is_refused(source),
-            // The index tells the reason as text.
+            // The index reports the reason as text.
             KvError::Index { .. } => {
                 let opened = open_regular(&self.folder.join(INDEX_FILE), OpenOptions::new().write(true));
                 opened.is_err_and(|source| is_refused(&source))
@@ -61,7 +61,7 @@ impl PrefixCache {
         }
     }
 
-    /// Refuses a folder in which no file can be made, before any block has to make room for others.
+    /// Checks that the folder is writable, before any block is removed for room.
     pub(super) fn check_writable(&self) -> Result<(), KvError> {
         let path = self.folder.join(format!(".{INDEX_FILE}.new"));
         let mut options = OpenOptions::new();
@@ -77,7 +77,7 @@ impl PrefixCache {
         Ok(index)
     }
 
-    /// True if a block lies in the folder.
+    /// True if the folder contains a block.
     fn has_blocks(&self) -> bool {
         let mut entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
         entries.any(|entry| key_of(&entry.file_name()).is_some() && is_block(&entry.path()))
@@ -87,7 +87,7 @@ impl PrefixCache {
         self.patiently(|| PathLock::take(self.folder.join(INDEX_FILE)))
     }
 
-    /// Takes a lock, once the process that holds it has ended its work.
+    /// Takes a lock, waiting for the process that holds it.
     fn patiently<T>(&self, take: impl Fn() -> Result<T, KvError>) -> Result<T, KvError> {
         let start = Instant::now();
         loop {
@@ -115,8 +115,8 @@ impl PrefixCache {
         }
     }
 
-    /// Removes leftovers of a process that ended before it wrote the index: unfinished files, and blocks, told by name and
-    /// content, that the index does not list.
+    /// Removes leftovers of a process that ended before it wrote the index: partial files, and blocks that the index
+    /// does not list. Blocks are recognised by name and content.
     pub(super) fn sweep(&self, index: &Index) -> Result<(), KvError> {
         let unread = |source| failed("read", &self.folder, source);
         for entry in fs::read_dir(&self.folder).map_err(unread)? {

@@ -1,4 +1,4 @@
-//! Which blocks there are and when they were used.
+//! The index of blocks, with their last uses.
 
 use std::cell::Cell;
 use std::collections::HashSet;
@@ -14,20 +14,20 @@ use redb::{Builder, Database, ReadOnlyDatabase, ReadableDatabase, ReadableTable,
 use crate::KvError;
 use crate::output::open_regular;
 
-/// Depth in its beginning, bytes, last use.
+/// Depth in its text, bytes, last use.
 type Record = (u32, u64, u64);
 
 const BLOCKS: TableDefinition<'_, u128, Record> = TableDefinition::new("blocks");
-/// Uses are counted, not timed: clocks go back.
+/// Uses are counted, not timed, because clocks can go back.
 const COUNTERS: TableDefinition<'_, &str, u64> = TableDefinition::new("counters");
 const USES: &str = "uses";
-/// How every file of the store begins.
+/// First bytes of every store file.
 const MAGIC: &[u8] = b"redb\x1A\x0A\xA9\x0D\x0A";
 
 /// A block in the index.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Entry {
-    /// Blocks before it.
+    /// Number of blocks before it.
     pub(super) depth: u32,
     pub(super) bytes: u64,
 }
@@ -40,19 +40,20 @@ pub(super) struct Index {
 
 enum Store {
     Whole(Database),
-    /// Of a folder that may only be read: nothing is noted, forgotten or repaired.
+    /// The index of a read-only folder: nothing is recorded, removed or repaired.
     ReadOnly(ReadOnlyDatabase),
-    /// A folder that may only be read and holds nothing.
+    /// A read-only folder without an index.
     None,
 }
 
 impl Index {
-    /// Opens the index. A damaged one is renamed to `index.redb.damaged`, replacing an older one of that name, and an empty one takes its
-    /// place: it only says which blocks are kept. The second value is true then.
+    /// Opens the index. A damaged index is renamed to `index.redb.damaged`, replacing an older file of this name, and
+    /// an empty index replaces it. Only the list of kept blocks is lost. The second value is true then.
     ///
-    /// A file that does not begin as an index does is another program's, and an error, unless `has_blocks` says that blocks lie beside it.
+    /// A file without an index's first bytes belongs to another program and is an error, unless `has_blocks` finds
+    /// blocks beside it.
     pub(super) fn open(path: &Path, has_blocks: impl Fn() -> bool) -> Result<(Self, bool), KvError> {
-        // A file of damaged bytes may make the store panic.
+        // The store may panic on damaged bytes.
         match quietly(|| Self::open_whole(path)) {
             Ok(Ok(index)) => return Ok((index, false)),
             Ok(Err(error)) if !is_damage(&error, &has_blocks) => return Err(index_error(path, error)),
@@ -69,7 +70,7 @@ impl Index {
         Ok((index, true))
     }
 
-    /// Opens the index and reads all of it.
+    /// Opens the index and reads it completely.
     fn open_whole(path: &Path) -> Result<Self, redb::Error> {
         let backend = FileBackend::new(open_file(path)?)?;
         let index = Self {
@@ -81,7 +82,7 @@ impl Index {
         Ok(index)
     }
 
-    /// Opens the index of a folder that may only be read, and reads all of it.
+    /// Opens the index of a read-only folder and reads it completely.
     pub(super) fn open_to_read(path: &Path) -> Result<Self, KvError> {
         let open = || {
             let file = match begun(path, OpenOptions::new().read(true)) {
@@ -109,12 +110,12 @@ impl Index {
         }
     }
 
-    /// True if it can change.
+    /// True if the index is writable.
     pub(super) fn is_writable(&self) -> bool {
         matches!(self.database, Store::Whole(_))
     }
 
-    /// The blocks, as they are now; `None` where there are none.
+    /// The current blocks; `None` if there are none.
     fn blocks(&self) -> Result<Option<redb::ReadOnlyTable<u128, Record>>, redb::Error> {
         let reading = match &self.database {
             Store::Whole(database) => database.begin_read()?,
@@ -137,7 +138,7 @@ impl Index {
         read().map_err(|error| self.error(error))
     }
 
-    /// The keys of everything that it names.
+    /// The keys of all entries.
     pub(super) fn keys(&self) -> Result<HashSet<u128>, KvError> {
         Ok(self.list()?.into_iter().map(|(key, _)| key).collect())
     }
@@ -151,8 +152,8 @@ impl Index {
             .fold(0, u64::saturating_add))
     }
 
-    /// The blocks to remove so that the others take at most `room_bytes`: those used longest ago, and of a beginning the
-    /// last first, because a block is found through those before it.
+    /// The blocks to remove so that the others take at most `room_bytes`: the least recently used first; of one text
+    /// the last blocks first, because a block is found through its parents.
     pub(super) fn oldest_beyond(&self, room_bytes: u64) -> Result<Vec<u128>, KvError> {
         let mut blocks = self.list()?;
         blocks.sort_unstable_by_key(|(key, (depth, _, used))| (*used, u32::MAX - depth, *key));
@@ -168,7 +169,7 @@ impl Index {
         Ok(beyond.map(|(key, _)| *key).collect())
     }
 
-    /// Notes that blocks were used now.
+    /// Records a use of blocks.
     pub(super) fn touch(&mut self, keys: &[u128]) -> Result<(), KvError> {
         if keys.is_empty() {
             return Ok(());
@@ -176,7 +177,7 @@ impl Index {
         self.insert(std::iter::empty(), keys)
     }
 
-    /// Names new blocks, and notes that others, which stand before them, were used with them.
+    /// Adds new blocks, and records a use of the blocks before them.
     pub(super) fn insert(
         &mut self,
         entries: impl Iterator<Item = (u128, Entry)>,
@@ -232,7 +233,8 @@ impl Index {
         self.try_change(work).map_err(|error| self.error(error))
     }
 
-    /// One transaction: `work` gets the blocks and the number of this use. Nothing is done where the index may only be read.
+    /// Runs one transaction: `work` gets the blocks and the number of this use. Does nothing if the index is
+    /// read-only.
     fn try_change(
         &self,
         work: impl FnOnce(&mut redb::Table<'_, u128, Record>, u64) -> Result<(), redb::Error>,
@@ -256,14 +258,14 @@ impl Index {
     }
 }
 
-/// The store's file: new, or one that begins as a store does.
+/// The store's file: a new one, or one with a store's first bytes.
 fn open_file(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);
     begun(path, &mut options)
 }
 
-/// A file that is empty or begins as a store does.
+/// A file that is empty or has a store's first bytes.
 fn begun(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     let mut file = open_regular(path, options)?;
     let mut begin = Vec::new();
@@ -280,11 +282,11 @@ fn begun(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
 }
 
 thread_local! {
-    /// True while a panic of this thread is caught and told in other words.
+    /// True while this thread catches a panic and reports it as an error.
     static IS_QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Does work that may panic, without the lines that a panic writes to standard error.
+/// Runs work that may panic, without a panic message on standard error.
 fn quietly<T>(work: impl FnOnce() -> T + UnwindSafe) -> std::thread::Result<T> {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
@@ -313,7 +315,7 @@ fn is_damage(error: &redb::Error, has_blocks: impl Fn() -> bool) -> bool {
 
 fn index_error(path: &Path, error: redb::Error) -> KvError {
     let problem = match error {
-        // Of the system or of another program's file: nothing here is to be deleted.
+        // An error of the system or of another program's file: delete nothing.
         redb::Error::Io(error) => error.to_string(),
         error => format!(
             "{error}; remove {} and the .block files beside it, or use another folder",

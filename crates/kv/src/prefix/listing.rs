@@ -1,4 +1,4 @@
-//! Which beginnings a prefix cache keeps, for whoever tells others.
+//! Lists the beginnings that a prefix cache keeps, for callers that report them to others.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,13 +10,13 @@ use crate::{CacheShape, KvError, TextBlock};
 #[derive(Debug)]
 pub struct PrefixListing {
     shape: CacheShape,
-    /// The key that blocks at the beginning of a text name as the one before them.
+    /// The parent key of blocks at the beginning of a text.
     root: u128,
-    /// True if a block counts only where it or a block behind it has a note.
+    /// True if a block counts only if it, or a block after it, has a note.
     needs_notes: bool,
-    /// Heads by the keys that the index names: of readable blocks, of whatever identity, and `None` for everything else.
+    /// Headers by the keys of the index: of readable blocks of any identity; `None` for everything else.
     heads: HashMap<u128, Option<Head>>,
-    /// The blocks that were told, by the keys of the cache.
+    /// The blocks reported so far, by their keys in the cache.
     listed: HashMap<u128, Listed>,
 }
 
@@ -30,19 +30,19 @@ struct Listed {
 /// A change of the blocks that a search can find.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ListingChange {
-    /// A block, after the blocks before it.
+    /// A new block; blocks before it are reported first.
     Stored(TextBlock),
-    /// A note of a block that is stored.
+    /// A new note of a stored block.
     NoteStored(TextBlock),
-    /// A block has gone, or one before it.
+    /// A removed block, or a block whose parent was removed.
     Removed(u128),
-    /// The note of a block has gone.
+    /// A removed note.
     NoteRemoved(u128),
 }
 
 impl PrefixListing {
-    /// An empty listing of the blocks that are found under `identity`. Where `needs_notes`, as for models with recurrent layers, these
-    /// are the blocks up to each note.
+    /// An empty listing of the blocks under `identity`. With `needs_notes`, as for models with recurrent layers, it
+    /// lists the blocks up to each note.
     pub fn new(shape: &CacheShape, identity: &[u8], needs_notes: bool) -> Self {
         Self {
             shape: *shape,
@@ -53,11 +53,11 @@ impl PrefixListing {
         }
     }
 
-    /// Looks at what the cache keeps now and says what has changed, whichever process changed it. Reads the heads of new blocks, and no
-    /// page.
+    /// Compares with the cache's current contents and returns the changes of all processes. Reads the headers of new
+    /// blocks, but no pages.
     ///
     /// # Errors
-    /// [`KvError::Busy`], [`KvError::Index`]; nothing has changed then.
+    /// [`KvError::Busy`], [`KvError::Index`]; the listing is then unchanged.
     pub fn refresh(&mut self, cache: &PrefixCache) -> Result<Vec<ListingChange>, KvError> {
         let keys = cache.keys()?;
         self.heads.retain(|key, _| keys.contains(key));
@@ -90,7 +90,7 @@ impl PrefixListing {
         Ok(changes)
     }
 
-    /// Forgets everything, as when the cache cannot be used any more; says what was told of it.
+    /// Removes everything, as when the cache becomes unusable; returns the removals.
     pub fn clear(&mut self) -> Vec<ListingChange> {
         self.heads.clear();
         let listed = std::mem::take(&mut self.listed);
@@ -101,7 +101,7 @@ impl PrefixListing {
         gone.collect()
     }
 
-    /// The blocks that a search finds, each after the block before it.
+    /// The blocks that a search finds, each after its parent.
     fn found(&self, keys: &HashSet<u128>) -> Vec<(u128, Listed)> {
         let mut children: HashMap<u128, Vec<&Head>> = HashMap::new();
         for head in self.heads.values().flatten() {

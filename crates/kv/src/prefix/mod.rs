@@ -1,4 +1,4 @@
-//! Pages of beginnings that were read before, kept on disk for other sequences and other processes.
+//! Keeps pages of earlier texts on disk for other sequences and other processes.
 
 mod block;
 mod folder;
@@ -24,23 +24,23 @@ const INDEX_FILE: &str = "index.redb";
 
 /// A folder of blocks: each a page of tokens with its keys and values of all layers.
 ///
-/// A block's key is a hash of what made it, of its tokens and of the key of the block before it, so a key stands for a
-/// whole beginning. Blocks say what they are and carry a checksum: one that has changed is removed, never used. The
-/// index is a transactional store; blocks are written and brought to the disk before it names them, and removed after it
-/// has forgotten them. Operations of several processes follow each other. The blocks used longest ago make room for new
-/// ones, before these are written: the blocks' files never take more than the budget.
+/// A block's key is a hash of its identity, of its tokens and of its parent's key, so a key identifies a whole
+/// beginning. Blocks name their content and have a checksum: a changed block is removed, never used. The index is a
+/// transactional store. Blocks are synced to the disk before the index lists them, and are deleted after the index
+/// drops them. Operations of several processes are serialised. The least recently used blocks are removed before new
+/// ones are written, so the files never exceed the budget.
 ///
-/// A text seldom ends with a whole page. The tokens behind its last block are kept beside that block, as its *tail*. Another text takes
-/// the first tokens of the tail, as far as they are its own next tokens. A block has one tail. The newest text replaces it, because an
-/// agent's next request continues the last one. An older tail that begins with the new one stays. A new block that begins with a
-/// tail removes it.
+/// A text seldom ends with a whole page. The tokens after its last block are kept as the block's *tail*. Another text
+/// can use the tail's first tokens, as far as they match its own. A block has one tail. The newest text replaces it,
+/// because an agent's next request continues the last one. An older tail that starts with the new one stays. A new
+/// block that contains a tail replaces it.
 ///
-/// A folder that this user may only read is read from: uses are not noted then, what has changed stays there, and nothing is kept.
+/// A read-only folder can be used too: then uses are not recorded, changed blocks stay, and nothing is stored.
 #[derive(Debug)]
 pub struct PrefixCache {
     folder: PathBuf,
     budget_bytes: u64,
-    /// True once a damaged index was set aside, until someone has asked.
+    /// True after a damaged index was set aside, until it is reported.
     lost_index: AtomicBool,
 }
 
@@ -58,7 +58,7 @@ pub struct PrefixFound {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NoteFound {
-    /// Tokens of the beginning; 0 where none has a note.
+    /// Tokens of the beginning; 0 if none has a note.
     pub tokens: usize,
     /// The note.
     pub note: Option<Vec<u8>>,
@@ -66,25 +66,25 @@ pub struct NoteFound {
     pub damaged: usize,
 }
 
-/// The result of keeping a beginning.
+/// The result of storing a beginning.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PrefixStored {
-    /// Tokens of the beginning that are kept now, those of its tail included.
+    /// Tokens of the beginning now stored, including its tail.
     pub tokens: usize,
     /// Blocks of whole pages written.
     pub new_blocks: usize,
-    /// Blocks, notes and tails used longest ago that were removed to make room.
+    /// Least recently used blocks, notes and tails that were removed for room.
     pub removed_blocks: usize,
     /// Bytes of all blocks, notes and tails now.
     pub bytes: u64,
 }
 
 impl PrefixCache {
-    /// The prefix cache in `folder`, which is made if it is not there. Its blocks take at most `budget_bytes`.
+    /// Opens the prefix cache in `folder`, which is created if necessary. Its blocks take at most `budget_bytes`.
     ///
     /// # Errors
-    /// [`KvError::File`] when the folder cannot be made.
+    /// [`KvError::File`] if the folder cannot be created.
     pub fn open(folder: impl AsRef<Path>, budget_bytes: u64) -> Result<Self, KvError> {
         let folder = folder.as_ref().to_owned();
         fs::create_dir_all(&folder).map_err(|source| failed("create", &folder, source))?;
@@ -106,9 +106,10 @@ impl PrefixCache {
         })
     }
 
-    /// How many of the first `tokens` are kept: whole pages, and the equal part of the tail behind them. Reads no page.
+    /// Number of leading `tokens` in the cache: whole pages, and the matching part of the tail after them. Reads no
+    /// page.
     ///
-    /// `identity` names what makes the keys and values; blocks of another identity are never found.
+    /// `identity` names everything that determines keys and values; blocks of another identity are never found.
     ///
     /// # Errors
     /// [`KvError::Busy`], [`KvError::File`], [`KvError::Index`].
@@ -122,12 +123,12 @@ impl PrefixCache {
         Ok(whole + tail.common(&kept.unwrap_or_default()))
     }
 
-    /// Fills a cache with the longest beginning of `tokens` that is kept, to the token. Whole pages of them that the cache holds
-    /// already stay; a page that it holds in part is filled anew. Whoever wants whole pages alone gives as many tokens.
+    /// Fills a cache with the longest stored beginning of `tokens`, to the token. Whole pages that the cache already
+    /// has stay; a partial page is filled again. To get only whole pages, pass the tokens of whole pages.
     ///
     /// # Errors
-    /// As [`known_tokens`](Self::known_tokens); [`KvError::Budget`] and what else an append can meet. The cache holds the whole pages
-    /// that it held before then.
+    /// As [`known_tokens`](Self::known_tokens); [`KvError::Budget`] and other errors of an append. The cache then has
+    /// the whole pages that it had before.
     pub fn fill(&self, cache: &mut KvCache, identity: &[u8], tokens: &[u32]) -> Result<PrefixFound, KvError> {
         let (_lock, mut index) = self.locked_index()?;
         let page_tokens = cache.shape().page_tokens;
@@ -140,7 +141,8 @@ impl PrefixCache {
         filled
     }
 
-    /// Fills in what is kept behind the first `held` tokens, which are whole pages. The cache is to be truncated after an error.
+    /// Fills the stored pages after the first `held` tokens, which are whole pages. Truncate the cache after an
+    /// error.
     fn fill_after(
         &self,
         held: usize,
@@ -185,9 +187,8 @@ impl PrefixCache {
         Ok(found)
     }
 
-    /// The longest beginning of `tokens` that is kept and has a note: its tokens, and what
-    /// [`store_with_note`](Self::store_with_note) was given when exactly these had been read. Reads no page. Damaged notes are
-    /// removed.
+    /// The longest stored beginning of `tokens` with a note: its number of tokens, and the note given to
+    /// [`store_with_note`](Self::store_with_note) for exactly these tokens. Reads no page. Damaged notes are removed.
     ///
     /// # Errors
     /// As [`known_tokens`](Self::known_tokens).
@@ -211,7 +212,7 @@ impl PrefixCache {
         Ok(found)
     }
 
-    /// The tokens of the tail that stands in the place of `tail`, read without its pages; `None` where there is none to be read.
+    /// The tokens of the tail in the file of `tail`, read without its pages; `None` if no tail is readable.
     fn tail_tokens(&self, index: &Index, tail: &Tail<'_>, page_tokens: usize) -> Result<Option<Vec<u32>>, KvError> {
         let is_named = index.get(tail.key)?.is_some();
         Ok(is_named
@@ -219,7 +220,7 @@ impl PrefixCache {
             .flatten())
     }
 
-    /// Removes what has changed on disk; returns how many blocks, notes or tails that was. What may only be read stays.
+    /// Removes changed files; returns the number of blocks, notes or tails. Read-only files stay.
     fn forget(&self, index: &mut Index, key: u128) -> Result<usize, KvError> {
         if !index.is_writable() {
             return Ok(0);
@@ -229,20 +230,20 @@ impl PrefixCache {
         Ok(1)
     }
 
-    /// Keeps the first `tokens.len()` tokens of a cache that holds exactly these tokens first: whole pages as blocks, and those of a
-    /// page that they fill in part as a tail.
+    /// Stores the first `tokens.len()` tokens of a cache, which must be exactly `tokens`: whole pages as blocks, and
+    /// a partly filled page as a tail.
     ///
-    /// If the budget does not allow for all of them, the first pages are kept.
+    /// If the budget is too small for all, the first pages are stored.
     ///
     /// # Errors
-    /// [`KvError::Busy`], [`KvError::File`], also for a folder that may only be read, [`KvError::Index`]; what was kept before is still
-    /// kept, but for blocks that had to make room.
+    /// [`KvError::Busy`], [`KvError::File`], also for a read-only folder, [`KvError::Index`]. Earlier blocks stay,
+    /// except those removed for room.
     pub fn store(&self, cache: &KvCache, identity: &[u8], tokens: &[u32]) -> Result<PrefixStored, KvError> {
         self.keep(cache, identity, tokens, None)
     }
 
-    /// [`store`](Self::store), with a note for whoever finds exactly these tokens, which must be whole pages: what keys
-    /// and values alone do not give back.
+    /// [`store`](Self::store), with a note for a later search that finds exactly these tokens, which must be whole
+    /// pages. The note holds state that keys and values alone cannot restore.
     ///
     /// # Errors
     /// As [`store`](Self::store).
@@ -291,7 +292,7 @@ impl PrefixCache {
             known.push(there.key());
         }
         replaced.extend(behind.iter().map(Behind::key));
-        // Blocks that are used now are the last to be removed.
+        // Blocks in use now are the last to be removed.
         index.touch(&known)?;
         let mut entries: Vec<(u128, Entry)> = new.iter().map(|(block, entry)| (block.key, *entry)).collect();
         entries.extend(behind.iter().map(|behind| {
@@ -304,13 +305,13 @@ impl PrefixCache {
         if !entries.is_empty() {
             self.check_writable()?;
         }
-        // They leave before others are written, so that the budget holds at every moment.
+        // They are removed before others are written, so that the budget holds at every moment.
         replaced.retain(|key| !matches!(index.get(*key), Ok(None)));
         index.remove(&replaced)?;
         replaced.iter().try_for_each(|key| self.remove_block(*key))?;
         stored.removed_blocks = self.make_room(&mut index, entries.iter().map(|(_, entry)| entry.bytes).sum())?;
         for (block, entry) in &new {
-            // If this fails, the next sweep removes the blocks that were written before.
+            // If this fails, the next sweep removes the blocks written before.
             block.write(&self.path_of(block.key), cache, entry.depth as usize)?;
         }
         if let Some(behind) = &behind {
@@ -323,7 +324,7 @@ impl PrefixCache {
         Ok(stored)
     }
 
-    /// True if the index names what is to be written, or a tail that begins with it.
+    /// True if the index lists the file to write, or a tail that starts with it.
     fn has_behind(&self, index: &Index, behind: &Behind<'_>, page_tokens: usize) -> bool {
         match behind {
             Behind::Note(note) => matches!(index.get(note.key), Ok(Some(_))),
@@ -334,7 +335,7 @@ impl PrefixCache {
         }
     }
 
-    /// Keys of the tails that new blocks hold whole, and of those in their places that cannot be read.
+    /// Keys of the tails that new blocks contain completely, and of unreadable files in their place.
     fn covered_tails(
         &self,
         index: &Index,
@@ -355,7 +356,7 @@ impl PrefixCache {
         Ok(covered)
     }
 
-    /// Keys of the blocks of `tokens` that the index names, and the first others, as many as the budget allows.
+    /// Keys of the blocks of `tokens` in the index, and the first new blocks that the budget allows.
     fn known_and_new<'a>(
         &self,
         index: &Index,
@@ -378,7 +379,7 @@ impl PrefixCache {
         Ok(beginning)
     }
 
-    /// Removes the blocks used longest ago until `bytes` more fit; returns how many.
+    /// Removes the least recently used blocks until `bytes` more fit; returns their number.
     fn make_room(&self, index: &mut Index, bytes: u64) -> Result<usize, KvError> {
         let removed = index.oldest_beyond(self.budget_bytes.saturating_sub(bytes))?;
         index.remove(&removed)?;
@@ -392,19 +393,19 @@ impl PrefixCache {
 /// The blocks of a beginning.
 #[derive(Default)]
 struct Beginning<'a> {
-    /// Keys of the blocks that the index lists.
+    /// Keys of the blocks in the index.
     known: Vec<u128>,
     new: Vec<(Block<'a>, Entry)>,
 }
 
-/// The file beside the last block of a beginning.
+/// The file after the last block of a beginning.
 enum Behind<'a> {
     Note(Note<'a>),
     Tail(Tail<'a>),
 }
 
 impl<'a> Behind<'a> {
-    /// The tail of a beginning that does not end with a page, and otherwise its note.
+    /// The tail of a beginning that ends within a page; otherwise its note.
     fn new(last: Option<u128>, rest: &'a [u32], note: Option<&'a [u8]>, root: impl Fn() -> u128) -> Option<Self> {
         if !rest.is_empty() {
             return Some(Self::Tail(Tail::after(last.unwrap_or_else(root), rest)));
@@ -434,7 +435,7 @@ impl<'a> Behind<'a> {
     }
 }
 
-/// The leading blocks of `chain` that the index holds.
+/// The leading blocks of `chain` that the index contains.
 fn known_blocks<'a>(index: &Index, chain: impl Iterator<Item = Block<'a>>) -> Result<Vec<Block<'a>>, KvError> {
     let mut known = Vec::new();
     for block in chain {
@@ -446,7 +447,8 @@ fn known_blocks<'a>(index: &Index, chain: impl Iterator<Item = Block<'a>>) -> Re
     Ok(known)
 }
 
-/// The keys of the whole pages that `tokens` begin with: each is a hash of what made them and of all tokens up to its end.
+/// The keys of the whole pages at the start of `tokens`: each is a hash of the identity and of all tokens up to its
+/// end.
 pub(crate) fn chain(shape: &CacheShape, identity: &[u8], tokens: &[u32]) -> Vec<u128> {
     Block::chain(shape, identity, tokens).map(|block| block.key).collect()
 }

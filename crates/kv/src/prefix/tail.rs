@@ -1,14 +1,14 @@
-//! The tokens of a page that a text fills in part, as a file: a *tail*. It stands behind a block, or at the beginning of a text.
+//! A *tail*: the file of a partly filled page, after a block or at the beginning of a text.
 //!
 //! ```text
 //! "RIFFLEPT"  version u32  byte order u32                             numbers little-endian
 //! key u128, key of the block before it u128
 //! tokens in number u32, tokens: u32 each
-//! for each layer and KV head: K in whole stripes, V in whole stripes, with zeros behind the last token
+//! for each layer and KV head: K in whole stripes, V in whole stripes, with zeros after the last token
 //! hash of all the above: u128
 //! ```
 //!
-//! The key follows from the block before it alone, so a block has one tail at most.
+//! The key depends only on the parent block, so a block has at most one tail.
 
 use std::fs::OpenOptions;
 use std::io::{Read, Write};
@@ -23,7 +23,7 @@ use crate::{CacheShape, KvCache, KvError};
 
 pub(super) const TAIL_MAGIC: &[u8; 8] = b"RIFFLEPT";
 
-/// Tokens behind a block that are to be kept, or that are looked for.
+/// Tokens after a block, to store or to find.
 pub(super) struct Tail<'a> {
     pub(super) key: u128,
     parent: u128,
@@ -31,8 +31,8 @@ pub(super) struct Tail<'a> {
 }
 
 impl<'a> Tail<'a> {
-    /// The tokens after a block; at the beginning of a text `parent` is its [root](super::block::root). A tail that is to be
-    /// [written](Self::write) has at least one token, and fewer than a page.
+    /// The tokens after a block; at the beginning of a text `parent` is its [root](super::block::root). A tail to
+    /// [write](Self::write) has at least one token and less than a page.
     pub(super) fn after(parent: u128, tokens: &'a [u32]) -> Self {
         Self {
             key: key_beside(TAIL_MAGIC, parent),
@@ -47,8 +47,8 @@ impl<'a> Tail<'a> {
         fixed as u64 + tokens.next_multiple_of(LANES) as u64 * shape.bytes_per_token()
     }
 
-    /// Writes the tokens from page `number` of the cache, which holds them first, and brings them to the disk; the file's name gets
-    /// there with the folder.
+    /// Writes the tokens from page `number` of the cache, which starts with them, and syncs the file to the disk;
+    /// syncing the folder makes its name durable.
     pub(super) fn write(&self, path: &Path, cache: &KvCache, number: usize) -> Result<(), KvError> {
         let failed = |source| failed("write", path, source);
         let mut out = Hashed::create(path)?;
@@ -65,7 +65,7 @@ impl<'a> Tail<'a> {
         Ok(out.finish(path)?)
     }
 
-    /// The tokens of the tail in a file, read without its pages; `None` where the file is no tail of this block.
+    /// The tokens of the tail in a file, read without its pages; `None` if the file is not a tail of this block.
     pub(super) fn kept_tokens(&self, path: &Path, page_tokens: usize) -> Option<Vec<u32>> {
         let file = open_regular(path, OpenOptions::new().read(true)).ok()?;
         let mut bytes = Vec::new();
@@ -74,8 +74,8 @@ impl<'a> Tail<'a> {
         self.parse(&bytes, page_tokens)
     }
 
-    /// Appends the tokens that the file's tail and this one begin with to a cache of whole pages, and returns how many these are.
-    /// `None` when the file is not a tail of this block to the byte. The cache is to be truncated after an error.
+    /// Appends the common leading tokens of the file's tail and this one to a cache of whole pages, and returns their
+    /// number. `None` if the file is not an intact tail of this block. Truncate the cache after an error.
     pub(super) fn read_into(&self, path: &Path, cache: &mut KvCache) -> Result<Option<usize>, KvError> {
         let shape = *cache.shape();
         let page = shape.page_tokens;
@@ -105,7 +105,7 @@ impl<'a> Tail<'a> {
         Ok(Some(common))
     }
 
-    /// How many tokens it begins with that a kept tail begins with too.
+    /// Number of leading tokens in common with a stored tail.
     pub(super) fn common(&self, kept: &[u32]) -> usize {
         let pairs = self.tokens.iter().zip(kept);
         pairs.take_while(|(wanted, kept)| wanted == kept).count()

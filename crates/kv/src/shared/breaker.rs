@@ -1,4 +1,4 @@
-//! Leaves a store alone for a while after it failed.
+//! Stops asking a store for a while after a failure.
 
 use std::time::{Duration, Instant};
 
@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
 const LONGEST_PAUSE: Duration = Duration::from_secs(120);
 
-/// Decides if a store may be asked. It is paused by a failure, the longer the more of them follow each other; after a pause one
-/// operation tries, and what becomes of it decides.
+/// Decides if a store may be asked. Failures pause it; successive failures lengthen the pause. After a pause, one
+/// operation tries, and its result decides.
 #[derive(Debug, Default)]
 pub(super) struct Breaker {
     failures: u32,
@@ -15,25 +15,25 @@ pub(super) struct Breaker {
 }
 
 impl Breaker {
-    /// True if the store is left alone now.
+    /// True during a pause.
     pub(super) fn is_paused(&self, now: Instant) -> bool {
         self.paused_until.is_some_and(|until| now < until)
     }
 
-    /// Failures that followed each other.
+    /// Number of successive failures.
     pub(super) fn failures(&self) -> u32 {
         self.failures
     }
 
-    /// When it may be asked again.
+    /// End of the pause.
     pub(super) fn paused_until(&self) -> Option<Instant> {
         self.paused_until
     }
 
-    /// Notes a failure. Returns the pause where this is the first after it worked.
+    /// Records a failure. Returns the pause if this is the first failure after a success.
     pub(super) fn fail(&mut self, now: Instant) -> Option<Duration> {
         if self.is_paused(now) {
-            // Operations that were under way when the pause began.
+            // Operations that began before the pause.
             return None;
         }
         let pause = FIRST_PAUSE
@@ -44,7 +44,7 @@ impl Breaker {
         (self.failures == 1).then_some(pause)
     }
 
-    /// Notes a success. Returns whether it had failed before.
+    /// Records a success. Returns true if the store had failed before.
     pub(super) fn succeed(&mut self) -> bool {
         self.paused_until = None;
         std::mem::take(&mut self.failures) > 0
@@ -64,7 +64,7 @@ mod tests {
         for _ in 0..8 {
             let until = breaker.paused_until().unwrap();
             assert!(breaker.is_paused(until - Duration::from_millis(1)) && !breaker.is_paused(until));
-            // Failures of operations that had begun before change nothing.
+            // Failures of operations that began before the pause change nothing.
             assert_eq!(breaker.fail(now), None);
             assert_eq!(breaker.paused_until(), Some(until));
             pauses.push(until - now);

@@ -1,33 +1,33 @@
-//! The use of a shared store, in numbers.
+//! Counters of a shared store.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The use of a shared store since it was opened.
+/// Counters of a shared store since it was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SharedCounts {
     /// Slices of blocks, and notes, that were fetched and used.
     pub fetched: u64,
-    /// Their bytes in the store.
+    /// Their size in the store.
     pub fetched_bytes: u64,
-    /// Their bytes as pages.
+    /// Their size as pages.
     pub fetched_raw_bytes: u64,
-    /// Slices and notes that were not what they should be: they were not used.
+    /// Slices and notes with wrong contents; they were not used.
     pub bad_blocks: u64,
     /// Operations that failed or took too long.
     pub failures: u64,
-    /// Slices and notes that were written.
+    /// Slices and notes written.
     pub published: u64,
-    /// Their bytes in the store.
+    /// Their size in the store.
     pub published_bytes: u64,
-    /// Their bytes as pages.
+    /// Their size as pages.
     pub published_raw_bytes: u64,
-    /// Blocks that were to be written and were there already.
+    /// Blocks that the store already had.
     pub already_there: u64,
-    /// Blocks and notes that were given up because the store failed.
+    /// Blocks and notes that were dropped because the store failed.
     pub dropped: u64,
-    /// Bytes of pages that wait to be written.
+    /// Bytes of pages waiting to be written.
     pub queued_bytes: u64,
-    /// True if the store is left alone because it failed.
+    /// True if the store is paused after failures.
     pub is_paused: bool,
 }
 
@@ -35,7 +35,7 @@ pub struct SharedCounts {
 pub(super) struct Counter(AtomicU64);
 
 impl Counter {
-    /// Adds; returns what was counted before.
+    /// Adds `count`; returns the earlier value.
     pub(super) fn add(&self, count: u64) -> u64 {
         self.0.fetch_add(count, Ordering::Relaxed)
     }

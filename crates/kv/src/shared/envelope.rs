@@ -1,4 +1,4 @@
-//! Some layers of a block, or a note, as bytes that say what they are.
+//! The stored form of a slice, which is some layers of a block, and of a note.
 //!
 //! ```text
 //! "RIFFLESB"  version u32  byte order u32                            numbers little-endian
@@ -8,7 +8,7 @@
 //! hash of all the above: u128
 //! ```
 //!
-//! A note has `"RIFFLESN"`, the key of its block, no slice, no tokens, and its bytes in place of the planes.
+//! A note has `"RIFFLESN"`, the key of its block, no slice, no tokens, and its bytes instead of planes.
 
 use riffle_attention::Format;
 use twox_hash::XxHash3_128;
@@ -23,12 +23,12 @@ const NOTE_MAGIC: &[u8; 8] = b"RIFFLESN";
 const VERSION: u32 = 1;
 const HEAD_BYTES: usize = 16 + 16 + 8;
 const HASH_BYTES: usize = 16;
-/// A block goes as several slices where it has more bytes than this.
+/// A block with more bytes is split into several slices.
 const SLICE_BYTES: u64 = 512 << 10;
-/// Most bytes of a note: the state of recurrent layers takes some hundreds of megabytes in the largest models.
+/// Largest note: the state of recurrent layers takes some hundreds of megabytes in the largest models.
 pub(super) const MOST_NOTE_BYTES: usize = 1 << 30;
 
-/// A page of tokens after others: its key, its number from the beginning, its tokens.
+/// Identifies a block: hash, index, tokens.
 #[derive(Debug, Clone)]
 pub(super) struct BlockName {
     pub(super) key: u128,
@@ -48,7 +48,8 @@ impl BlockName {
     }
 }
 
-/// Slices of each block: some layers each, so that the first layers can be computed while the last are on their way.
+/// Number of slices per block. Each has some layers, so that the first layers can be computed while the last are
+/// loading.
 pub(super) fn slices(shape: &CacheShape) -> usize {
     let wanted = shape.bytes_for(shape.page_tokens).div_ceil(SLICE_BYTES);
     usize::try_from(wanted)
@@ -67,7 +68,7 @@ pub(super) fn raw_bytes(shape: &CacheShape, slice: usize) -> usize {
     planes_of(shape, slice).iter().map(|(_, bytes)| bytes).sum()
 }
 
-/// The most bytes that a slice has in a store.
+/// The most bytes of a slice in a store.
 pub(super) fn most_bytes(shape: &CacheShape) -> usize {
     let largest = (0..slices(shape)).map(|slice| raw_bytes(shape, slice)).max();
     HEAD_BYTES + 4 * shape.page_tokens + largest.unwrap_or(0) + HASH_BYTES
@@ -86,7 +87,7 @@ fn planes_of(shape: &CacheShape, slice: usize) -> Vec<(Format, usize)> {
     layers_of(shape, slice).flat_map(of_layer).collect()
 }
 
-/// A slice as bytes, packed where that saves enough.
+/// Encodes a slice, packed if that saves enough.
 pub(super) fn seal_slice(shape: &CacheShape, block: &BlockName, slice: usize, planes: &[u8]) -> Vec<u8> {
     let packed = pack(planes, &planes_of(shape, slice));
     let mut bytes = slice_head(block, slice, packed.is_some());
@@ -94,7 +95,7 @@ pub(super) fn seal_slice(shape: &CacheShape, block: &BlockName, slice: usize, pl
     seal(bytes)
 }
 
-/// The planes of a slice; `None` where `bytes` are not exactly this slice.
+/// The planes of a slice; `None` if `bytes` are not exactly this slice.
 pub(super) fn open_slice(shape: &CacheShape, block: &BlockName, slice: usize, bytes: &[u8]) -> Option<Vec<u8>> {
     let content = checked(bytes)?;
     let planes = planes_of(shape, slice);
@@ -104,14 +105,14 @@ pub(super) fn open_slice(shape: &CacheShape, block: &BlockName, slice: usize, by
     unpack(content.strip_prefix(&slice_head(block, slice, true)[..])?, &planes)
 }
 
-/// A note as bytes.
+/// Encodes a note.
 pub(super) fn seal_note(block: &BlockName, note: &[u8]) -> Vec<u8> {
     let mut bytes = head(NOTE_MAGIC, block.key, 0, false);
     bytes.extend_from_slice(note);
     seal(bytes)
 }
 
-/// A block's note; `None` where `bytes` are not exactly this note.
+/// A block's note; `None` if `bytes` are not exactly this note.
 pub(super) fn open_note(block: &BlockName, bytes: &[u8]) -> Option<Vec<u8>> {
     let note = checked(bytes)?.strip_prefix(&head(NOTE_MAGIC, block.key, 0, false)[..])?;
     Some(note.to_vec())
@@ -140,7 +141,7 @@ fn seal(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-/// The content before the hash, where the hash is its.
+/// The content before the hash, if the hash matches.
 fn checked(bytes: &[u8]) -> Option<&[u8]> {
     let (content, hash) = bytes.split_last_chunk::<HASH_BYTES>()?;
     (XxHash3_128::oneshot(content).to_le_bytes() == *hash).then_some(content)

@@ -1,4 +1,4 @@
-//! A beginning on its way from a shared store into a sequence.
+//! Fetches a beginning from a shared store into a sequence.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,19 +11,19 @@ use crate::{CacheShape, KvCache, KvError};
 /// A request to fetch a beginning.
 #[derive(Debug, Clone, Copy)]
 pub struct FetchRequest<'a> {
-    /// The shape of the caches that it fills.
+    /// The shape of the caches to fill.
     pub shape: CacheShape,
-    /// The identity that keys and values are kept under; see [`PrefixCache::known_tokens`](crate::PrefixCache::known_tokens).
+    /// The identity of keys and values; see [`PrefixCache::known_tokens`](crate::PrefixCache::known_tokens).
     pub identity: &'a [u8],
-    /// The beginning, whose whole pages are looked for.
+    /// The text's tokens; the fetch looks for its whole pages.
     pub tokens: &'a [u32],
-    /// Leading tokens that the caller has, in whole pages.
+    /// Leading tokens that the caller already has, in whole pages.
     pub held_tokens: usize,
-    /// True if pages are of use with a note alone ([`SharedBlocks::publish_note`]).
+    /// True if pages are useful only with a note ([`SharedBlocks::publish_note`]).
     pub wants_note: bool,
 }
 
-/// Blocks that threads load while the caller does other things. Dropping it ends them.
+/// Blocks that threads load in the background. Dropping it ends them.
 pub struct SharedFetch {
     loading: Arc<Loading>,
     held_tokens: usize,
@@ -38,7 +38,7 @@ impl std::fmt::Debug for SharedFetch {
 }
 
 impl SharedBlocks {
-    /// Begins to fetch what the store has of a beginning. Waits for nothing.
+    /// Begins to fetch the stored blocks of a beginning, without waiting.
     pub fn fetch(&self, request: &FetchRequest<'_>) -> SharedFetch {
         let page = request.shape.page_tokens;
         let mut blocks = blocks_of(&request.shape, request.identity, request.tokens);
@@ -52,19 +52,19 @@ impl SharedBlocks {
 }
 
 impl SharedFetch {
-    /// Tokens that the beginning has where everything arrives; `None` while the store is being asked. A store may have fewer than it
-    /// seemed to.
+    /// Tokens of the beginning if everything arrives; `None` while the store is being asked. The store may turn out
+    /// to have fewer.
     pub fn expected_tokens(&self) -> Option<usize> {
         let found = self.loading.state().found?;
         Some(self.held_tokens + found * self.loading.shape.page_tokens)
     }
 
-    /// Appends what has arrived to a cache that holds `held_tokens` tokens and what earlier calls appended, some `most_bytes` at most.
-    /// Layers may hold different numbers of tokens until the fetch is over. True when nothing more will come: then the caller is to
-    /// truncate the cache to [`whole_tokens`](Self::whole_tokens).
+    /// Appends about `most_bytes` of the arrived blocks to a cache, which has `held_tokens` tokens and those of
+    /// earlier calls. Layers may have different numbers of tokens until the fetch ends. Returns true at the end; the
+    /// caller must then truncate the cache to [`whole_tokens`](Self::whole_tokens).
     ///
     /// # Errors
-    /// The errors of an append. The cache then holds some of the blocks that arrived.
+    /// The errors of an append. The cache then has some of the arrived blocks.
     pub fn fill(&mut self, cache: &mut KvCache, most_bytes: usize) -> Result<bool, KvError> {
         let mut bytes = 0;
         while bytes < most_bytes {
@@ -89,22 +89,22 @@ impl SharedFetch {
         Ok(false)
     }
 
-    /// True if [`fill`](Self::fill) would do something: a block has arrived, or nothing more will come.
+    /// True if [`fill`](Self::fill) has work: a block has arrived, or the fetch has ended.
     pub fn has_arrived(&self) -> bool {
         self.loading.has_arrived()
     }
 
-    /// True if a block has arrived that no call of [`fill`](Self::fill) has taken.
+    /// True if a block has arrived that [`fill`](Self::fill) has not appended yet.
     pub fn has_block(&self) -> bool {
         self.loading.has_item()
     }
 
-    /// Waits until something has arrived or nothing more will come, at most `time`.
+    /// Waits until a block has arrived or the fetch has ended, at most `time`.
     pub fn wait(&self, time: Duration) {
         self.loading.wait_for_item(time);
     }
 
-    /// Tokens that every layer of the cache holds, in whole pages.
+    /// Tokens that every layer of the cache has, in whole pages.
     pub fn whole_tokens(&self, cache: &KvCache) -> usize {
         let page = self.loading.shape.page_tokens;
         let fewest = (0..self.loading.shape.layers.count())
@@ -113,7 +113,8 @@ impl SharedFetch {
         fewest.unwrap_or(0) / page * page
     }
 
-    /// Leading layers of the cache that hold all of [`expected_tokens`](Self::expected_tokens): they can be read while the others arrive.
+    /// Leading layers of the cache with all of [`expected_tokens`](Self::expected_tokens): they can be read while the
+    /// others arrive.
     pub fn ready_layers(&self, cache: &KvCache) -> usize {
         let Some(expected) = self.expected_tokens() else {
             return 0;
@@ -122,15 +123,15 @@ impl SharedFetch {
         layers.take_while(|layer| cache.tokens(*layer) >= expected).count()
     }
 
-    /// The note that was found, and the tokens of its beginning. Present before blocks arrive, unless the fetch waits for another
-    /// process: then it is there when the fetch is over.
+    /// The note that was found, and the tokens of its beginning. It is available before blocks arrive, unless the
+    /// fetch waits for another process: then it is available at the end.
     pub fn take_note(&mut self) -> Option<(usize, Vec<u8>)> {
         let note = self.loading.state().note.take()?;
         let tokens = self.held_tokens + note.blocks * self.loading.shape.page_tokens;
         Some((tokens, note.bytes))
     }
 
-    /// Parts that a block is sent in, each some layers.
+    /// Number of slices per block.
     pub fn slices(&self) -> usize {
         slices(&self.loading.shape)
     }

@@ -1,26 +1,26 @@
-//! Knowledge of the blocks in the store, so that this process need not ask again.
+//! Remembers which blocks the store has, so that this process need not ask again.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 /// Blocks remembered at most.
 const MOST: usize = 1 << 17;
-/// Time for which knowledge of a block holds: others remove blocks.
+/// Time for which the knowledge of a block is valid, because others remove blocks.
 const FRESH: Duration = Duration::from_secs(600);
 
-/// How a block stands in the store.
+/// State of a block in the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Standing {
-    /// It is there, or waits to be written.
+    /// The store has it, or it waits to be written.
     There,
-    /// The stored block is damaged or incomplete: it is written without asking.
+    /// The stored block is damaged or incomplete: it is overwritten without asking.
     Bad,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct KnownBlocks {
     blocks: HashMap<u128, (Standing, Instant)>,
-    /// In the order in which they came to be known.
+    /// Keys in the order in which they were learned.
     order: VecDeque<u128>,
 }
 

@@ -1,4 +1,4 @@
-//! The threads of a fetch: they look how much the store has, then load slices ahead of the caller.
+//! The threads of a fetch: they find out how much the store has, then load slices ahead of the caller.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -9,41 +9,41 @@ use super::known::Standing;
 use super::{Inner, lock};
 use crate::CacheShape;
 
-/// Pause before a store is asked again for a block that another process is still to publish.
+/// Pause before the store is asked again for a block that another process will publish.
 const POLL: Duration = Duration::from_millis(30);
-/// Blocks before the end that are searched for a note one by one; beyond them only those on a coarse grid are.
+/// Number of last blocks that are each searched for a note; earlier blocks only on a coarse grid.
 const NOTES_NEAR_END: usize = 64;
-/// Tokens between two blocks of that grid.
+/// Tokens between two blocks of this grid.
 const NOTE_GRID_TOKENS: usize = 16 << 10;
-/// A note may take as many times as long as a slice.
+/// Ratio of the time limits of a note and a slice.
 const NOTE_PATIENCE: u32 = 10;
-/// The share of blocks at the end, one in so many, that are loaded layer by layer.
+/// One in this many blocks, at the end, is loaded layer by layer.
 const TAIL: usize = 4;
 
-/// The state that a fetch's threads and its caller share.
+/// The state shared by a fetch's threads and its caller.
 pub(super) struct Loading {
     pub(super) inner: Arc<Inner>,
     pub(super) shape: CacheShape,
-    /// The blocks of the prompt from the first that is missing on.
+    /// The blocks of the prompt, from the first missing one on.
     pub(super) blocks: Vec<BlockName>,
-    /// All blocks up to the end, for notes.
+    /// True if a note is wanted; then all blocks up to the end count.
     pub(super) wants_note: bool,
     pub(super) wait: Duration,
     state: Mutex<State>,
     changed: Condvar,
 }
 
-/// Items are slices in the order in which they are loaded.
+/// Items are slices in loading order.
 pub(super) struct State {
-    /// Blocks that the store is thought to have; `None` while it is being asked.
+    /// Blocks that the store probably has; `None` while it is being asked.
     pub(super) found: Option<usize>,
-    /// The next item to ask for.
+    /// The next item to load.
     next: usize,
-    /// Items that the caller has taken.
+    /// Items taken by the caller.
     taken: usize,
     asked: BTreeSet<usize>,
     arrived: BTreeMap<usize, Vec<u8>>,
-    /// Items from here on do not come.
+    /// Items from here on will not arrive.
     end: usize,
     /// When an item arrived last.
     latest: Instant,
@@ -52,25 +52,25 @@ pub(super) struct State {
     cancelled: bool,
 }
 
-/// A note that was kept with a beginning.
+/// Recurrent state saved at the end of a beginning.
 pub(super) struct Note {
-    /// Blocks of the beginning, among those of the fetch.
+    /// Number of the fetch's blocks in the beginning.
     pub(super) blocks: usize,
     pub(super) bytes: Vec<u8>,
 }
 
-/// The answer to a caller that takes an item.
+/// The result of taking an item.
 pub(super) enum Taken {
     /// An item, by number.
     Item(usize, Vec<u8>),
     /// Nothing yet.
     NotYet,
-    /// There is no more.
+    /// Nothing more.
     Over,
 }
 
 impl Loading {
-    /// Starts the threads. Where none can be started the fetch is over at once.
+    /// Starts the threads. If none can be started, the fetch ends at once.
     pub(super) fn start(
         inner: &Arc<Inner>,
         shape: CacheShape,
@@ -120,7 +120,7 @@ impl Loading {
         lock(&self.state)
     }
 
-    /// Ends the threads after what they are doing now.
+    /// Ends the threads after their current work.
     pub(super) fn cancel(&self) {
         let mut state = self.state();
         state.cancelled = true;
@@ -146,7 +146,7 @@ impl Loading {
         }
     }
 
-    /// Waits until there is an item to take or no more will come, at most `time`.
+    /// Waits until there is an item or the fetch has ended, at most `time`.
     pub(super) fn wait_for_item(&self, time: Duration) {
         let state = self.state();
         let nothing = |state: &mut State| !state.arrived.contains_key(&state.taken) && !self.is_over(state);
@@ -167,18 +167,18 @@ impl Loading {
         state.threads == 0 && !state.arrived.contains_key(&state.taken)
     }
 
-    /// Items of the first so many blocks.
+    /// Number of items of the first `blocks` blocks.
     fn items(&self, blocks: usize) -> usize {
         blocks * slices(&self.shape)
     }
 
-    /// Blocks at the end that are loaded layer by layer, of so many that were found.
+    /// Number of last blocks, of `found`, that are loaded layer by layer.
     fn tail(&self, found: usize) -> usize {
-        // While another process publishes, blocks come one after the other.
+        // While another process publishes, blocks arrive one by one.
         if self.wait.is_zero() { found.div_ceil(TAIL) } else { 0 }
     }
 
-    /// The block and the slice of an item, where so many blocks were found: block by block, and the tail layer by layer.
+    /// The block and the slice of an item, for `found` blocks: block by block, and the tail layer by layer.
     pub(super) fn place_of(&self, item: usize, found: usize) -> (usize, usize) {
         let (slices, tail) = (slices(&self.shape), self.tail(found));
         let before = found - tail;
@@ -221,7 +221,7 @@ impl Loading {
         }
         let is_last = state.threads == 1 && !state.cancelled;
         if let (true, true, false, Some(found)) = (is_last, self.wants_note, self.wait.is_zero(), state.found) {
-            // Blocks that other processes publish come first, then their note is looked for.
+            // Blocks published by other processes come first, then their note.
             let whole = state.end.min(self.items(found)) / slices(&self.shape);
             drop(state);
             let note = self.find_note(whole);
@@ -233,7 +233,7 @@ impl Loading {
         self.changed.notify_all();
     }
 
-    /// The next item to load, once it is known and there is room for it; `None` when there is no more.
+    /// The next item to load, once it is known and there is room for it; `None` at the end.
     fn next_item(&self) -> Option<(usize, usize)> {
         let ahead = (self.inner.options.fetch_bytes / most_bytes(&self.shape)).max(self.inner.options.parallel);
         let mut state = self.state();
@@ -259,7 +259,7 @@ impl Loading {
         }
     }
 
-    /// How many of the blocks the store has, and with a note where one is wanted.
+    /// Number of blocks that the store has, up to a note if one is wanted.
     fn look(&self) -> usize {
         if !self.wait.is_zero() {
             return self.blocks.len();
@@ -274,7 +274,8 @@ impl Loading {
         blocks
     }
 
-    /// Leading blocks that the store has: those between a block that is there and one that is not are asked for in ever finer steps.
+    /// Number of leading blocks that the store has: a search in ever finer steps between a present block and a
+    /// missing one.
     fn count_blocks(&self) -> usize {
         let (mut there, mut absent) = (0, self.blocks.len() + 1);
         let last_slice = slices(&self.shape) - 1;
@@ -292,7 +293,7 @@ impl Loading {
             };
             for (count, is_there) in counts.into_iter().zip(answers).rev() {
                 match is_there {
-                    // Others may have removed a block before one that is there: then the fetch ends there.
+                    // Others may have removed a block before a present one: then the fetch ends there.
                     true => there = there.max(count),
                     false if count > there => absent = absent.min(count),
                     false => {}
@@ -308,7 +309,7 @@ impl Loading {
         let grid = (NOTE_GRID_TOKENS / self.shape.page_tokens).max(1);
         let near = (1..=blocks).rev().take(NOTES_NEAR_END);
         let far = (1..=blocks.saturating_sub(NOTES_NEAR_END)).rev();
-        // Depths count from the beginning of the text, blocks of the fetch from what the caller has.
+        // Depths count from the beginning of the text, the fetch's blocks from the end of the caller's tokens.
         let far = far.filter(|count| (self.blocks[count - 1].depth + 1).is_multiple_of(grid));
         let candidates: Vec<usize> = near.chain(far).collect();
         for counts in candidates.chunks(self.inner.store.names_per_question().max(1)) {
@@ -331,12 +332,12 @@ impl Loading {
         None
     }
 
-    /// Loads a slice; `None` where there is none, or it is not to be used.
+    /// Loads a slice; `None` if it is missing or unusable.
     fn load(&self, item: usize, block: &BlockName, slice: usize) -> Option<Vec<u8>> {
         let (name, most_bytes) = (block.slice(slice), most_bytes(&self.shape));
         loop {
             let get = |store: &dyn super::BlockStore, until| match store.get(&name, most_bytes, until) {
-                // Bytes that cannot be a block's are those of a bad one.
+                // Bytes that cannot be a block count as a bad one.
                 Err(super::StoreError::Wrong(_)) => Ok(Some(Vec::new())),
                 answer => answer,
             };
@@ -351,7 +352,7 @@ impl Loading {
                     return Some(planes);
                 }
                 None if self.wait.is_zero() => {
-                    // The store said before that the block is there.
+                    // The store reported the block before.
                     lock(&self.inner.known).set(block.key, Standing::Bad);
                     return None;
                 }
@@ -361,8 +362,8 @@ impl Loading {
         }
     }
 
-    /// Waits for a moment, and as long as an earlier item is missing, for another process to publish; false when that has taken
-    /// too long.
+    /// Waits briefly for another process to publish, or for as long as an earlier item is missing; false after too
+    /// long a wait.
     fn wait_for_others(&self, item: usize) -> bool {
         let mut state = self.state();
         let mut pause = POLL;

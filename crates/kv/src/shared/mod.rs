@@ -1,12 +1,13 @@
-//! Blocks of beginnings in a store that several processes or machines share.
+//! Shares blocks of beginnings between processes or machines through a store.
 //!
-//! A [`SharedBlocks`] stands between sequences and a [`BlockStore`]. Nothing of it waits for the network where a caller computes:
-//! [`publish`](SharedBlocks::publish) copies pages into a bounded queue that threads write behind, and [`fetch`](SharedBlocks::fetch)
-//! begins a [`SharedFetch`] whose threads read ahead while the caller takes what has arrived.
+//! A [`SharedBlocks`] connects sequences to a [`BlockStore`]. Callers never wait for the network:
+//! [`publish`](SharedBlocks::publish) copies pages into a bounded queue that threads write out, and
+//! [`fetch`](SharedBlocks::fetch) begins a [`SharedFetch`] whose threads read ahead while the caller takes the
+//! arrived blocks.
 //!
-//! Blocks have the keys of [`PrefixCache`](crate::PrefixCache): hashes of what made them and of all tokens up to their end. Each
-//! is checked against its name, its tokens and its checksum before it is used; one that fails is counted, never used, and written
-//! anew when its tokens have been read again. A store that fails is left alone for a while, and told about in one line.
+//! Blocks have the keys of [`PrefixCache`](crate::PrefixCache): hashes of the identity and of all tokens up to their
+//! end. Each is checked against its name, tokens and checksum before use. A bad block is counted, never used, and
+//! written again after its tokens have been computed. A failing store is paused for a while and reported in one line.
 
 mod breaker;
 mod counts;
@@ -36,25 +37,27 @@ pub use sweep::Swept;
 
 use crate::{CacheShape, KvError};
 
-/// A store that gives so many bad blocks one after the other is left alone as one that fails.
+/// Number of successive bad blocks after which a store counts as failing.
 const MOST_BAD_IN_A_ROW: u32 = 3;
 
-/// How a shared store is used.
+/// Options of a shared store.
 #[derive(Debug, Clone)]
 pub struct SharedOptions {
-    /// Operations that a fetch has under way at a time.
+    /// Concurrent operations of a fetch.
     pub parallel: usize,
-    /// The time that one operation may take.
+    /// Time limit of one operation.
     pub operation_time: Duration,
-    /// Bytes that a fetch holds ahead of its caller.
+    /// Bytes that a fetch may load ahead of its caller.
     pub fetch_bytes: usize,
-    /// Bytes of pages that wait to be written.
+    /// Bytes of pages that may wait to be written.
     pub publish_bytes: usize,
-    /// How long a fetch waits for the next block where another process is still publishing; zero takes what is there.
+    /// Longest wait of a fetch for the next block that another process is publishing; zero takes only existing
+    /// blocks.
     pub wait: Duration,
-    /// Bytes that the store may keep: what was used longest ago is removed every few minutes. `None` leaves that to the store.
+    /// Bytes that the store may keep: the least recently used blocks are removed every few minutes. With `None` the
+    /// store decides.
     pub budget_bytes: Option<u64>,
-    /// Age after which blocks are removed. `None` leaves that to the store.
+    /// Age at which blocks are removed. With `None` the store decides.
     pub expiry: Option<Duration>,
 }
 
@@ -72,11 +75,11 @@ impl Default for SharedOptions {
     }
 }
 
-/// Blocks in a shared store: found, fetched and published. Clones are one.
+/// Finds, fetches and publishes blocks in a shared store. Clones share one state.
 #[derive(Clone)]
 pub struct SharedBlocks {
     inner: Arc<Inner>,
-    /// Ends the publishing threads when the last clone goes.
+    /// Ends the publishing threads when the last clone is dropped.
     _publishers: Arc<publish::Publishers>,
 }
 
@@ -89,7 +92,7 @@ impl fmt::Debug for SharedBlocks {
     }
 }
 
-/// The state that fetches and publishing threads share.
+/// The state shared by fetches and publishing threads.
 struct Inner {
     store: Arc<dyn BlockStore>,
     options: SharedOptions,
@@ -102,7 +105,7 @@ struct Inner {
 }
 
 impl SharedBlocks {
-    /// Blocks in `store`. Threads that publish are started; the store is not asked yet.
+    /// Blocks in `store`. Starts the publishing threads; does not ask the store yet.
     ///
     /// # Errors
     /// [`KvError::Thread`].
@@ -128,19 +131,19 @@ impl SharedBlocks {
         self.inner.store.address()
     }
 
-    /// The use of the store so far.
+    /// Counters since the store was opened.
     pub fn counts(&self) -> SharedCounts {
         let is_paused = lock(&self.inner.breaker).is_paused(Instant::now());
         self.inner.counts.read(is_paused, self.inner.queue.bytes() as u64)
     }
 
-    /// Lines for whoever runs the process: that the store failed, that it works again. Each is given once.
+    /// Lines for the operator: that the store failed, that it works again. Each is returned once.
     pub fn take_notices(&self) -> Vec<String> {
         std::mem::take(&mut *lock(&self.inner.notices))
     }
 
-    /// Removes what is older than the expiry, then what was used longest ago until the rest is within the budget. A publishing thread
-    /// does so every few minutes where there is a budget or an expiry.
+    /// Removes blocks older than the expiry, then the least recently used until the rest fits the budget. With a
+    /// budget or an expiry, a publishing thread does this every few minutes.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -150,7 +153,7 @@ impl SharedBlocks {
 }
 
 impl Inner {
-    /// Asks the store, unless it is left alone. `None` where it was not asked or failed, which is noted.
+    /// Asks the store, unless it is paused. `None` if it was not asked or failed; a failure is recorded.
     fn ask<T>(&self, time: Duration, ask: impl FnOnce(&dyn BlockStore, Instant) -> Result<T, StoreError>) -> Option<T> {
         let now = Instant::now();
         if lock(&self.breaker).is_paused(now) {
@@ -181,7 +184,7 @@ impl Inner {
         }
     }
 
-    /// Notes that bytes of a block were not what they should be.
+    /// Records that bytes of a block were wrong.
     fn found_bad(&self, key: u128) {
         if self.counts.bad_blocks.add(1) == 0 {
             self.notice(format!(
@@ -196,11 +199,11 @@ impl Inner {
         }
     }
 
-    /// Notes that bytes of a block were what they should be.
+    /// Records that bytes of a block were right.
     fn found_good(&self, key: u128) {
         self.bad_in_a_row.store(0, Ordering::Relaxed);
         let mut known = lock(&self.known);
-        // Another slice of it may be bad.
+        // Another slice of the block may be bad.
         if known.get(key).is_none() {
             known.set(key, Standing::There);
         }
@@ -208,14 +211,14 @@ impl Inner {
 
     fn notice(&self, line: String) {
         let mut notices = lock(&self.notices);
-        // Whoever takes none needs no more.
+        // A caller that takes no notices needs no more of them.
         if notices.len() < 64 {
             notices.push(line);
         }
     }
 }
 
-/// The whole pages that `tokens` begin with, as blocks.
+/// The whole pages at the start of `tokens`, as blocks.
 fn blocks_of(shape: &CacheShape, identity: &[u8], tokens: &[u32]) -> Vec<BlockName> {
     let keys = crate::prefix::chain(shape, identity, tokens).into_iter().enumerate();
     let blocks = keys.zip(tokens.chunks_exact(shape.page_tokens));
@@ -227,7 +230,7 @@ fn blocks_of(shape: &CacheShape, identity: &[u8], tokens: &[u32]) -> Vec<BlockNa
     blocks.collect()
 }
 
-/// Locks what no holder can leave half changed.
+/// Locks data that no holder can leave half changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! Makes planes smaller without loss: the high bytes of floats repeat, so they are coded by how often each occurs.
+//! Packs planes without loss: the high bytes of floats repeat, so they are coded by frequency.
 
 use std::io::{Read, Write};
 
@@ -7,20 +7,20 @@ use flate2::read::DeflateDecoder;
 use flate2::write::DeflateEncoder;
 use riffle_attention::Format;
 
-/// Bytes saved, of a plane's bytes, from which on packing pays.
+/// Packing pays if it saves at least one in this many bytes.
 const LEAST_SAVING: usize = 12;
 
-/// Bytes of an element whose last byte holds the sign and the exponent; `None` for formats of single bytes, which have
-/// nothing to save.
+/// Bytes of an element whose last byte has the sign and the exponent; `None` for single-byte formats, which cannot be
+/// packed.
 fn element_bytes(format: Format) -> Option<usize> {
     Some(format.element_bytes()).filter(|bytes| *bytes > 1)
 }
 
-/// Planes in an order that both sides know: their formats and lengths.
+/// Planes in an order known to both sides: their formats and lengths.
 pub(super) type Planes<'a> = &'a [(Format, usize)];
 
-/// The planes in `raw`, packed: the length of the coded high bytes (u64), these, then all other bytes. `None` where that saves
-/// too little.
+/// The planes in `raw`, packed: the length of the coded high bytes (u64), these, then all other bytes. `None` if this
+/// saves too little.
 pub(super) fn pack(raw: &[u8], planes: Planes<'_>) -> Option<Vec<u8>> {
     let (mut high, mut low) = (Vec::with_capacity(raw.len() / 2), Vec::with_capacity(raw.len()));
     let mut rest = raw;
@@ -53,7 +53,7 @@ pub(super) fn pack(raw: &[u8], planes: Planes<'_>) -> Option<Vec<u8>> {
     (packed.len() + raw.len() / LEAST_SAVING <= raw.len()).then_some(packed)
 }
 
-/// The bytes that [`pack`] was given, `raw_bytes` of them; `None` where `packed` is not its result.
+/// The bytes given to [`pack`], `raw_bytes` of them; `None` if `packed` is not its result.
 pub(super) fn unpack(packed: &[u8], planes: Planes<'_>) -> Option<Vec<u8>> {
     let raw_bytes: usize = planes.iter().map(|(_, bytes)| bytes).sum();
     let high_bytes: usize = planes
@@ -112,7 +112,7 @@ fn join(plane: &mut [u8], element: usize, high: &[u8], low: &[u8]) {
 mod tests {
     use super::*;
 
-    /// Floats of keys as models make them: around zero, of similar size.
+    /// Floats that resemble a model's keys: around zero, of similar size.
     fn floats(count: usize) -> impl Iterator<Item = f32> {
         let mut state = 7u32;
         (0..count).map(move |_| {

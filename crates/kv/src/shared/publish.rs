@@ -1,4 +1,4 @@
-//! Blocks on their way to the store: copied into a bounded queue, written behind by threads.
+//! Publishes blocks: copies them into a bounded queue, from which threads write them.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -12,18 +12,18 @@ use super::{Inner, SharedBlocks, blocks_of, lock};
 use crate::prefix::note_key;
 use crate::{CacheShape, KvCache, KvError};
 
-/// Threads that write.
+/// Number of writing threads.
 const THREADS: usize = 2;
-/// Times that a block is tried.
+/// Number of tries per block.
 const TRIES: u32 = 3;
-/// Bytes a second that a store has to take at least, beside the time of an operation.
+/// Slowest acceptable write rate of a store, in bytes per second, besides the time of an operation.
 const SLOWEST_BYTES_PER_S: u64 = 1 << 20;
-/// How often whoever waits for the queue looks whether the store works.
+/// Interval at which `flush` checks that the store works.
 const FLUSH_LOOK: Duration = Duration::from_millis(50);
-/// How often an idle thread looks whether something is due.
+/// Interval at which an idle thread checks for due work.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// The jobs that wait to be written.
+/// The jobs waiting to be written.
 #[derive(Default)]
 pub(super) struct Queue {
     state: Mutex<QueueState>,
@@ -42,7 +42,7 @@ struct Job {
     block: BlockName,
     shape: CacheShape,
     content: Content,
-    /// True if the store is asked first if it has the content already.
+    /// True if the store is first asked whether it already has the content.
     asks: bool,
     tries: u32,
 }
@@ -61,7 +61,7 @@ impl Job {
         }
     }
 
-    /// The name that is written last: where it is, all of the job is.
+    /// The name written last: if it exists, so does the whole job.
     fn last_name(&self) -> String {
         match &self.content {
             Content::Slices(slices) => self.block.slice(slices.len() - 1),
@@ -69,7 +69,7 @@ impl Job {
         }
     }
 
-    /// The key under which it is known whether the store has the content.
+    /// The key under which the block's state is remembered.
     fn known_key(&self) -> u128 {
         match &self.content {
             Content::Slices(_) => self.block.key,
@@ -83,7 +83,7 @@ impl Queue {
         lock(&self.state).bytes
     }
 
-    /// True if a job of so many bytes may wait: where nothing does, any may.
+    /// True if a job of `bytes` may wait. An empty queue accepts any job.
     fn has_room(&self, bytes: usize, most_bytes: usize) -> bool {
         let state = lock(&self.state);
         state.bytes == 0 || state.bytes + bytes <= most_bytes
@@ -97,7 +97,7 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// The next job; `None` where there is none for a while, an error where there will be none any more.
+    /// The next job; `None` if there is none for a while, an error if there will be no more.
     fn pop(&self) -> Result<Option<Job>, ()> {
         let state = lock(&self.state);
         let (mut state, _) = self
@@ -127,7 +127,7 @@ impl Queue {
     }
 }
 
-/// Ends the publishing threads when it is dropped.
+/// Ends the publishing threads on drop.
 pub(super) struct Publishers(Arc<Inner>);
 
 impl Publishers {
@@ -152,9 +152,9 @@ impl Drop for Publishers {
 }
 
 impl SharedBlocks {
-    /// Copies whole pages of the first `tokens.len()` tokens of a cache, from the token `from` on, so that they are written to the store
-    /// behind the caller: some `most_bytes` at most, and no more than has room to wait. Returns the tokens up to which pages have
-    /// been taken or are known to be in the store.
+    /// Copies whole pages of the first `tokens.len()` tokens of a cache, from token `from` on, to be written to the
+    /// store in the background. It takes about `most_bytes` at most, and no more than the queue has room for. Returns
+    /// the number of leading tokens whose pages were taken or are known to be in the store.
     ///
     /// # Errors
     /// Any error of reading a page.
@@ -189,8 +189,8 @@ impl SharedBlocks {
         Ok(end)
     }
 
-    /// Takes a note for whoever finds exactly these tokens, which must be whole pages: what keys and values alone do not give back.
-    /// False where it has no room to wait.
+    /// Queues a note for a later fetch that finds exactly these tokens, which must be whole pages. The note holds
+    /// state that keys and values alone cannot restore. False if the queue has no room.
     pub fn publish_note(&self, shape: &CacheShape, identity: &[u8], tokens: &[u32], note: Vec<u8>) -> bool {
         let Some(block) = blocks_of(shape, identity, tokens).pop() else {
             return true;
@@ -202,15 +202,15 @@ impl SharedBlocks {
         has_room
     }
 
-    /// True if pages can be published now: there is room for them to wait, and the store is not left alone.
+    /// True if pages can be published now: the queue has room, and the store is not paused.
     pub fn can_publish(&self, shape: &CacheShape) -> bool {
         let block_bytes = usize::try_from(shape.bytes_for(shape.page_tokens)).unwrap_or(usize::MAX);
         let has_room = self.inner.queue.has_room(block_bytes, self.inner.options.publish_bytes);
         has_room && !lock(&self.inner.breaker).is_paused(Instant::now())
     }
 
-    /// Waits until everything that was published is in the store, or given up; false when that takes longer than `time`, or the store
-    /// keeps failing.
+    /// Waits until everything published is in the store or dropped. False if this takes longer than `time`, or the
+    /// store keeps failing.
     pub fn flush(&self, time: Duration) -> bool {
         let until = Instant::now() + time;
         let mut state = lock(&self.inner.queue.state);
@@ -270,13 +270,13 @@ fn publish_all(inner: &Inner, sweeps: bool) {
             publish(inner, job);
         }
         if sweeps && clock.is_due(&inner.options) {
-            // Blocks that cannot be listed now are swept later; the store's other uses tell of its failure.
+            // Blocks that cannot be listed now are swept later; other uses of the store report its failure.
             drop(super::sweep::sweep(&*inner.store, &inner.options));
         }
     }
 }
 
-/// Writes a job, or leaves it for later, or gives it up.
+/// Writes a job, postpones it, or drops it.
 fn publish(inner: &Inner, mut job: Job) {
     let paused_until = lock(&inner.breaker).paused_until();
     if let Some(pause) = paused_until.and_then(|until| until.checked_duration_since(Instant::now())) {
@@ -295,7 +295,7 @@ fn publish(inner: &Inner, mut job: Job) {
     inner.queue.done(bytes);
 }
 
-/// Writes what the store does not have; `None` where it failed.
+/// Writes the content that the store lacks; `None` on failure.
 fn write(inner: &Inner, job: &Job) -> Option<()> {
     let time = |bytes: usize| inner.options.operation_time + Duration::from_secs(bytes as u64 / SLOWEST_BYTES_PER_S);
     if job.asks && job.tries == 0 {

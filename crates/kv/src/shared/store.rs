@@ -1,44 +1,45 @@
-//! The duty of a store beyond this process: to keep bytes under names.
+//! The interface of a store outside this process: it keeps bytes under names.
 
 use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
-/// A store of bytes under names that several processes or machines reach, such as a bucket or a key-value server.
+/// A store of named bytes that several processes or machines can reach, such as a bucket or a key-value server.
 ///
-/// Names are lowercase hexadecimal digits, `.` and `-`. Every operation ends by `until`, at the latest a moment after it; threads call
-/// operations at the same time. Nothing that a store returns is trusted: its bytes are checked before they are used.
+/// Names are lowercase hexadecimal digits, `.` and `-`. Every operation ends by `until` or shortly after it; threads
+/// call operations concurrently. Returned bytes are checked before use.
 pub trait BlockStore: Debug + Send + Sync {
     /// The store's address for messages, without passwords.
     fn address(&self) -> &str;
 
-    /// Names that [`contains`](Self::contains) asks for in about the time of one.
+    /// Number of names that [`contains`](Self::contains) checks in about the time of one.
     fn names_per_question(&self) -> usize;
 
-    /// For each of these names, true if there are bytes under it.
+    /// For each of these names, true if the store has it.
     ///
     /// # Errors
     /// [`StoreError`].
     fn contains(&self, names: &[String], until: Instant) -> Result<Vec<bool>, StoreError>;
 
-    /// The bytes under a name; `None` where there are none. Before memory is taken for them, more than `most_bytes` are refused.
+    /// The bytes of a name; `None` if the store does not have it. More than `most_bytes` are refused before
+    /// allocation.
     ///
     /// # Errors
     /// [`StoreError`].
     fn get(&self, name: &str, most_bytes: usize, until: Instant) -> Result<Option<Vec<u8>>, StoreError>;
 
-    /// Keeps bytes under a name, in place of what was there.
+    /// Stores bytes under a name, replacing earlier ones.
     ///
     /// # Errors
     /// [`StoreError`].
     fn put(&self, name: &str, bytes: Vec<u8>, until: Instant) -> Result<(), StoreError>;
 
-    /// Tells everything the store keeps, in any order.
+    /// Lists everything in the store, in any order.
     ///
     /// # Errors
     /// [`StoreError`].
     fn list(&self, until: Instant, each: &mut dyn FnMut(StoredItem)) -> Result<(), StoreError>;
 
-    /// Removes what is kept under these names; names without bytes are fine.
+    /// Removes these names; missing names are ignored.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -52,11 +53,11 @@ pub struct StoredItem {
     pub name: String,
     /// Its bytes.
     pub bytes: u64,
-    /// Time since it was written or, where the store knows, last read.
+    /// Time since it was written or, if the store knows, last read.
     pub age: Duration,
 }
 
-/// Why a store did not do what it was asked for.
+/// The reason a store operation failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
     /// It took too long.
@@ -65,10 +66,10 @@ pub enum StoreError {
     /// It cannot be reached, or the connection broke.
     #[error("it cannot be reached: {0}")]
     Unreachable(String),
-    /// It refused: a wrong password, no room, no permission.
+    /// The store refused: a wrong password, no room, no permission.
     #[error("it refused: {0}")]
     Refused(String),
-    /// It answered something that it should not.
+    /// The store gave an unexpected answer.
     #[error("it gave a wrong answer: {0}")]
     Wrong(String),
 }

@@ -1,28 +1,28 @@
-//! Keeps a store within its budget and free of what is old.
+//! Keeps a store within its budget and removes expired blocks.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use super::{BlockStore, SharedOptions, StoreError, StoredItem};
 
-/// Time between two sweeps of a process that publishes.
+/// Time between two sweeps of a publishing process.
 const EVERY: Duration = Duration::from_secs(300);
-/// The time that listing and removing may take.
+/// Time limit of listing and removing.
 const MOST_TIME: Duration = Duration::from_secs(120);
-/// Blocks that were used within the same time count as used together: of these the last of a text go first, because a block is found
-/// through those before it.
+/// Blocks used within this time count as used together. Of these, the last of a text are removed first, because a
+/// block is found through its parents.
 const TOGETHER: Duration = Duration::from_secs(3600);
-/// Names that are removed at a time.
+/// Names removed per request.
 const AT_A_TIME: usize = 256;
 
 /// The result of a sweep.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Swept {
-    /// Bytes of all blocks and notes that stay.
+    /// Bytes of all remaining blocks and notes.
     pub bytes: u64,
-    /// Bytes that were removed.
+    /// Bytes removed.
     pub removed_bytes: u64,
-    /// Blocks that were removed, with their notes.
+    /// Blocks removed, with their notes.
     pub removed_blocks: usize,
 }
 
@@ -38,7 +38,7 @@ impl SweepClock {
         self.since.get_or_insert_with(Instant::now);
     }
 
-    /// True if it is time; then the clock begins anew.
+    /// True if a sweep is due; this restarts the clock.
     pub(super) fn is_due(&mut self, options: &SharedOptions) -> bool {
         let wanted = options.budget_bytes.is_some() || options.expiry.is_some();
         let due = wanted && self.since.is_some_and(|since| since.elapsed() >= EVERY);
@@ -49,7 +49,7 @@ impl SweepClock {
     }
 }
 
-/// All that a store has of a block.
+/// All entries of a block in a store.
 #[derive(Default)]
 struct Kept {
     names: Vec<String>,
@@ -62,7 +62,7 @@ pub(super) fn sweep(store: &dyn BlockStore, options: &SharedOptions) -> Result<S
     let until = Instant::now() + MOST_TIME;
     let mut blocks: HashMap<u128, Kept> = HashMap::new();
     store.list(until, &mut |item: StoredItem| {
-        // Items that others keep in the same place are not touched.
+        // Leaves other programs' items in the same store alone.
         let Some((key, depth)) = parsed(&item.name) else {
             return;
         };

@@ -1,1 +1,1 @@
-//! Holds nothing: `tests/candle.rs` compares `riffle-linear` with candle.
+//! An empty library: `tests/candle.rs` compares `riffle-linear` with candle.

@@ -1,5 +1,5 @@
-//! `[outputs / 64][steps][64]` with the weights of a step together, the last group narrowed to the 16-output blocks it
-//! needs; outputs and inputs that are not there are zeros.
+//! `[outputs / 64][steps][64]`: the weights of a step are adjacent. The last group is narrowed to the 16-output
+//! blocks it needs; missing outputs and inputs are zeros.
 
 use rayon::prelude::*;
 
@@ -7,16 +7,16 @@ use super::scales::{self, Scales, scale_bytes};
 use super::{Element, GROUP, GROUP_BLOCKS, PANEL};
 use crate::LANES;
 
-/// A group of the matrix: where it starts in the packed bytes and how many blocks wide it is.
+/// A group of the matrix: its offset in the packed bytes, and its width in blocks.
 pub(crate) struct Group<'a, E: Element> {
     /// `[steps, blocks]`
     pub(crate) weights: &'a [[E::Bits; LANES]],
     pub(crate) blocks: usize,
-    /// Of this group's outputs.
+    /// Scales of this group's outputs.
     pub(super) scales: Scales<'a>,
 }
 
-/// The group that holds output `first`, a multiple of [`GROUP`].
+/// The group that contains output `first`, a multiple of [`GROUP`].
 pub(crate) fn group<E: Element>(packed: &[u8], outputs: usize, inputs: usize, first: usize) -> Group<'_, E> {
     let blocks = (outputs - first).div_ceil(LANES).min(GROUP_BLOCKS);
     let steps = inputs.div_ceil(E::INPUTS);
@@ -39,7 +39,7 @@ pub(crate) fn pack<E: Element>(source: &[u8], outputs: usize, inputs: usize, pac
         .zip(source.par_chunks(GROUP * row_bytes))
         .for_each(|(group, source)| {
             let width = group.len() / (padded * bytes);
-            // A few inputs of all rows at a time: both sides stay in cache.
+            // A few inputs of all rows at a time, so that source and target stay in cache.
             for start in (0..inputs).step_by(32) {
                 let end = (start + 32).min(inputs);
                 for (row, values) in source.chunks_exact(row_bytes).enumerate() {
@@ -56,7 +56,7 @@ pub(crate) fn pack<E: Element>(source: &[u8], outputs: usize, inputs: usize, pac
         });
 }
 
-/// Writes the rows back as the file had them: row-major, little-endian.
+/// Writes the rows in the file's order: row-major, little-endian.
 pub(crate) fn unpack<E: Element>(packed: &[u8], outputs: usize, inputs: usize, rows: &mut [u8]) {
     let bytes = size_of::<E::Bits>() / E::INPUTS;
     rows.par_chunks_mut(inputs * bytes + scale_bytes::<E>(inputs))

@@ -1,4 +1,4 @@
-//! Weights that are floats: f32, f16, bf16, and of 8 bits with scales.
+//! Float weights: f32, f16, bf16, and 8-bit floats with scales.
 
 mod layout;
 mod multiply;
@@ -16,25 +16,24 @@ use bytemuck::Pod;
 use crate::LANES;
 use crate::half::{bf16_to_f32, f8_to_f16, f16_to_f32};
 
-/// Blocks of [`LANES`] outputs that lie together, so that a matrix times one token is one stream through memory.
+/// Blocks of [`LANES`] outputs stored together, so that a product with one token is one stream through memory.
 pub(crate) const GROUP_BLOCKS: usize = 4;
 /// Outputs of a group.
 pub(crate) const GROUP: usize = GROUP_BLOCKS * LANES;
-/// Steps summed by themselves before they are added to the total: the order every kernel keeps. Also the steps for which a
-/// group's weights, of four bytes each, fit the first cache.
+/// Steps that are summed separately before they are added to the total; all kernels keep this order. Panels of a
+/// group's weights, with four bytes each, fit the first-level cache.
 pub(crate) const PANEL: usize = 128;
-/// Most tokens a tile takes at once.
+/// The most tokens of a tile.
 pub(crate) const TILE_TOKENS: usize = 8;
-/// Tokens of the tiles many tokens are cut into.
+/// Tokens per tile when there are many.
 const BEST_TILE_TOKENS: usize = 6;
 
-/// The sums of one token over a group's outputs.
+/// The sums of one token for a group's outputs.
 pub(crate) type GroupSums = [[f32; LANES]; GROUP_BLOCKS];
 
-/// An element type, by the bits it is stored in. A step of a product takes one weight of each output, or two where they
-/// lie in pairs.
+/// A stored element type. A step of a product takes one weight per output, or two if they are stored in pairs.
 pub(crate) trait Element: Copy + Send + Sync + 'static {
-    /// The weights of a step, of one output.
+    /// The weights of one step, for one output.
     type Bits: Pod + Send + Sync;
     /// The activations of a step.
     type Value: Pod + Send + Sync;
@@ -43,11 +42,11 @@ pub(crate) trait Element: Copy + Send + Sync + 'static {
     const INPUTS: usize;
     /// True if kernels widen panels of weights once for many tokens.
     const WIDENS: bool = matches!(Self::KIND, FloatKind::F16 | FloatKind::F8);
-    /// True if the inputs of a panel share a scale, one for each output.
+    /// True if the inputs of a panel share one scale per output.
     const SCALED: bool = matches!(Self::KIND, FloatKind::F8);
     /// Weight `index` of a step.
     fn widen(bits: Self::Bits, index: usize) -> f32;
-    /// The sum after a step.
+    /// Returns the sum after a step.
     fn multiply_add(bits: Self::Bits, value: Self::Value, sum: f32) -> f32;
 }
 
@@ -65,12 +64,13 @@ pub(crate) enum FloatKind {
 pub(crate) struct F32;
 #[derive(Clone, Copy)]
 pub(crate) struct F16;
-/// Of 8 bits: 4 of exponent, 3 of mantissa. It is widened to 1/256 of its value, which its scale makes up for.
+/// 8-bit floats: 4 bits of exponent, 3 of mantissa. They are widened to 1/256 of their value; the scale corrects
+/// this.
 #[derive(Clone, Copy)]
 pub(crate) struct F8;
 #[derive(Clone, Copy)]
 pub(crate) struct Bf16;
-/// [`Bf16`] times activations that are rounded to it.
+/// [`Bf16`] weights times activations rounded to bfloat16.
 #[derive(Clone, Copy)]
 pub(crate) struct RoundedBf16;
 
@@ -143,7 +143,7 @@ impl Element for Bf16 {
     }
 }
 
-/// The second of a pair is added first, as the instruction for pairs does.
+/// The second of a pair is added first, in the order of the pair instruction.
 impl Element for RoundedBf16 {
     type Bits = [u16; 2];
     type Value = [u16; 2];

@@ -11,17 +11,17 @@ use crate::LANES;
 use crate::machine::Isa;
 use crate::tasks::{Product, RowsPiece, for_pieces};
 
-/// Tokens whose sums are kept at hand while the weights of a group pass by.
+/// Tokens whose sums stay in cache while a group's weights are read.
 const CHUNK_TOKENS: usize = 96;
-/// Activations below which one thread rounds them all.
+/// Number of activations below which one thread rounds them all.
 const SERIAL_ACTIVATIONS: usize = 1 << 16;
 
 thread_local! {
-    /// Rounded activations, kept from call to call.
+    /// Rounded activations, kept between calls.
     static ROUNDED: RefCell<Vec<[u16; 2]>> = const { RefCell::new(Vec::new()) };
 }
 
-/// As [`multiply`], for activations that are taken in pairs: `input` is `[tokens, inputs]`.
+/// As [`multiply`], for activations in pairs: `input` is `[tokens, inputs]`.
 pub(crate) fn multiply_pairs<E: Element<Value = [f32; 2]>>(
     isa: Isa,
     products: Vec<Product<'_>>,
@@ -40,9 +40,9 @@ pub(crate) fn multiply_pairs<E: Element<Value = [f32; 2]>>(
     multiply::<E>(isa, products, inputs, bytemuck::cast_slice(&rows));
 }
 
-/// As [`multiply`], for activations that are rounded to bfloat16 first: `input` is `[tokens, inputs]`.
+/// As [`multiply`], with activations rounded to bfloat16 first: `input` is `[tokens, inputs]`.
 pub(crate) fn multiply_rounded(isa: Isa, products: Vec<Product<'_>>, inputs: usize, input: &[f32]) {
-    // Taken, not borrowed: while this thread waits for others it may start another product.
+    // Taken, not borrowed: while this thread waits for others, it may start another product.
     let mut rounded = ROUNDED.take();
     let steps = inputs.div_ceil(RoundedBf16::INPUTS);
     rounded.resize(input.len() / inputs * steps, [0; 2]);
@@ -63,7 +63,7 @@ pub(crate) fn multiply_rounded(isa: Isa, products: Vec<Product<'_>>, inputs: usi
     ROUNDED.set(rounded);
 }
 
-/// `output[token, out] = Σ input[token, in] · weight[out, in]` for every product and `input` `[tokens, steps]`.
+/// `output[token, out] = Σ input[token, in] · weight[out, in]` for every product; `input` is `[tokens, steps]`.
 pub(crate) fn multiply<E: Element>(isa: Isa, products: Vec<Product<'_>>, inputs: usize, input: &[E::Value]) {
     let steps = inputs.div_ceil(E::INPUTS);
     for_pieces(products, inputs, GROUP, |piece| {
@@ -101,7 +101,7 @@ pub(crate) fn multiply<E: Element>(isa: Isa, products: Vec<Product<'_>>, inputs:
     });
 }
 
-/// At most [`TILE_TOKENS`] tokens, all panels at once unless each has scales.
+/// At most [`TILE_TOKENS`] tokens: all panels in one pass, unless each has scales.
 fn few<E: Element>(isa: Isa, group: &Group<'_, E>, input: &[E::Value], steps: usize, sums: &mut [GroupSums]) {
     if !E::SCALED {
         return tile(isa, group, input, steps, 0..steps, sums);
@@ -115,7 +115,8 @@ fn few<E: Element>(isa: Isa, group: &Group<'_, E>, input: &[E::Value], steps: us
     }
 }
 
-/// Many tokens: a panel of weights, those that must be widened once, stays in the first cache while all tokens pass.
+/// Many tokens: a panel of weights, widened once if necessary, stays in the first-level cache while all tokens use
+/// it.
 fn panels<E: Element>(
     isa: Isa,
     group: &Group<'_, E>,
@@ -137,7 +138,7 @@ fn panels<E: Element>(
         if E::WIDENS {
             isa.widen::<E>(panel, &mut widened[..panel.len()]);
         }
-        // Tiles of nearly equal height, so that none is too low to keep the multipliers busy.
+        // Tiles of nearly equal height, so that all keep the multipliers busy.
         let following: &[u8] = bytemuck::cast_slice(&weights[end * blocks..panel_end(end) * blocks]);
         let mut shares = following.chunks(following.len().div_ceil(tiles).max(1));
         let mut first = 0;
@@ -169,7 +170,7 @@ fn panels<E: Element>(
     }
 }
 
-/// At most [`TILE_TOKENS`] tokens; the group's weights are those of the steps in `range`.
+/// At most [`TILE_TOKENS`] tokens, with the group's weights for the steps in `range`.
 fn tile<E: Element>(
     isa: Isa,
     group: &Group<'_, E>,

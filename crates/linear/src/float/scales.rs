@@ -1,12 +1,12 @@
-//! Scales of elements of 8 bits: each multiplies the sum of a panel of inputs of one output.
+//! Scales of 8-bit floats: each multiplies one output's sum over a panel of inputs.
 //!
-//! A file's row is its elements, then the binary32 scales of its panels. Packed, all scales stand behind all elements, as
-//! `[panel][outputs]`.
+//! A row in a file is its elements, then the binary32 scales of its panels. In packed form all scales follow all
+//! elements, as `[panel][outputs]`.
 
 use super::{Element, GroupSums, PANEL, TILE_TOKENS};
 use crate::LANES;
 
-/// An element is widened to 1/256 of its value, so a packed scale is so many times the file's.
+/// Ratio of a packed scale to the file's scale: elements are widened to 1/256 of their value.
 const FACTOR: f32 = 256.0;
 
 /// Bytes of the scales of a row of `inputs` elements.
@@ -18,7 +18,7 @@ pub(crate) const fn scale_bytes<E: Element>(inputs: usize) -> usize {
     }
 }
 
-/// The packed scales of the outputs from `first` on, none where elements have none.
+/// The packed scales of the outputs from `first` on; empty if elements have none.
 #[derive(Clone, Copy)]
 pub(super) struct Scales<'a> {
     /// `[panel][padded]`
@@ -43,12 +43,12 @@ impl<'a> Scales<'a> {
         &self.all[panel * self.padded..][self.first..self.padded]
     }
 
-    /// The first scale of a panel as the file has it.
+    /// The first scale of a panel, as in the file.
     pub(super) fn stored(self, panel: usize) -> f32 {
         self.of(panel)[0] / FACTOR
     }
 
-    /// Adds to `sums` what `add` adds, times the scales of the panel where elements have some.
+    /// Adds the sums that `add` computes to `sums`, times the panel's scales if elements have some.
     pub(super) fn add<E: Element>(self, panel: usize, sums: &mut [GroupSums], add: impl FnOnce(&mut [GroupSums])) {
         if !E::SCALED {
             return add(sums);
@@ -66,12 +66,12 @@ impl<'a> Scales<'a> {
     }
 }
 
-/// A scale of the file as it multiplies widened elements.
+/// Converts a scale of the file to the scale of widened elements.
 pub(super) fn packed(stored: f32) -> f32 {
     FACTOR * stored
 }
 
-/// Writes the scales of the file's rows, `source`, behind the packed elements.
+/// Writes the scales of the file's rows, `source`, after the packed elements.
 pub(super) fn pack<E: Element>(source: &[u8], outputs: usize, inputs: usize, packed: &mut [u8]) {
     let bytes = scale_bytes::<E>(inputs);
     if bytes == 0 {

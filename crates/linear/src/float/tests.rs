@@ -10,7 +10,7 @@ fn matrix(format: WeightFormat, outputs: usize, inputs: usize) -> (PackedMatrix,
     (packed, weights.iter().map(|&w| rounded(format, w)).collect())
 }
 
-/// Every way a float format is multiplied.
+/// Every way of multiplying a float format.
 const WAYS: [(WeightFormat, Activations); 4] = [
     (WeightFormat::F32, Activations::Exact),
     (WeightFormat::F16, Activations::Exact),
@@ -54,7 +54,7 @@ fn products_equal_f64_within_rounding_on_odd_shapes() {
                     WeightFormat::Bf16 => 2 * super::PANEL,
                     _ => super::PANEL,
                 };
-                // Each term passes through at most a panel's additions and one for each panel.
+                // Each term is rounded by at most a panel's additions, and one addition per panel.
                 let roundings = (panel.min(inputs) + inputs.div_ceil(panel)) as f64;
                 for (index, &found) in output.iter().enumerate() {
                     let (token, out) = (index / outputs, index % outputs);
@@ -277,7 +277,7 @@ fn weights_are_held_once_with_at_most_fifteen_rows_of_padding() {
     assert_eq!(packed.bytes(), 1024 * 1024 * 4);
 }
 
-/// Random codes, none of them NaN, under a scale for each 128 of a row, with their weights.
+/// Random codes without NaN, with a scale for each 128 of a row, and their weights.
 fn scaled(outputs: usize, inputs: usize) -> (Vec<u8>, Vec<f32>) {
     let (mut bytes, mut weights) = (Vec::new(), Vec::new());
     let mut state = 7u32;
@@ -343,7 +343,7 @@ fn floats_of_eight_bits_are_multiplied_and_read_back_with_their_scales() {
                 "{isa:?} {outputs}x{inputs}x{tokens}: a token alone"
             );
         }
-        // A panel's additions, one for each panel, a scale, and the rounding of the weight that is compared with.
+        // A panel's additions, one per panel, a scale, and the rounding of the expected weight.
         let roundings = (super::PANEL.min(inputs) + 2 * inputs.div_ceil(super::PANEL) + 2) as f64;
         for (index, &found) in plain.iter().enumerate() {
             let (token, out) = (index / outputs, index % outputs);
@@ -368,7 +368,7 @@ fn a_factor_and_an_order_of_inputs_belong_to_products_and_rows() {
         .with_factor(0.5);
     assert!(plain.is_plain() && !turned.is_plain());
     let input = values(3 * inputs, 5);
-    // Column i of the turned matrix is that of input order[i].
+    // Column i of the reordered matrix is the column of input order[i].
     let moved: Vec<f32> = input
         .chunks(inputs)
         .flat_map(|row| order.iter().map(|at| row[*at as usize]))

@@ -1,7 +1,7 @@
-//! Memory for packed weights: aligned to cache lines, in huge pages where the system grants them.
+//! Memory for packed weights: aligned to cache lines, in huge pages if the system grants them.
 //!
-//! Most matrices of a model are smaller than a huge page or end within one, so buffers are cut one after the other from
-//! mappings that are much larger. [`pages`](super::pages) decides which of them get huge pages at once.
+//! Most matrices of a model are smaller than a huge page or end within one. Buffers are therefore consecutive slices
+//! of much larger mappings. [`pages`](super::pages) decides which mappings get huge pages at once.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -12,18 +12,18 @@ use super::pages::{HUGE_PAGE_BYTES, prepare};
 use crate::LinearError;
 
 const LINE_BYTES: usize = 64;
-/// Address space that buffers share. Memory is taken only for what is written.
+/// Address space that buffers share. The system takes memory only for written pages.
 const SHARED_BYTES: usize = if MAPPINGS_ARE_LAZY { 128 << 20 } else { 0 };
-/// Longest buffer that is cut from shared space: what is left over when one does not fit stays unused.
+/// The longest buffer in shared space. The rest of a mapping is wasted when a buffer does not fit.
 const LARGEST_SHARED_BYTES: usize = SHARED_BYTES / 8;
 
-/// The shared mapping that new buffers are cut from.
+/// The shared mapping for new buffers.
 struct Open {
-    /// It lives as long as any of its buffers.
+    /// The mapping, which lives as long as any of its buffers.
     mapping: Weak<MmapRaw>,
-    /// How far it is used.
+    /// Offset up to which it is used.
     used: usize,
-    /// How far its pages are [prepared](prepare).
+    /// Offset up to which its pages are [prepared](prepare).
     prepared: usize,
     /// The end of its last huge page.
     end: usize,
@@ -36,7 +36,7 @@ static OPEN: Mutex<Open> = Mutex::new(Open {
     end: 0,
 });
 
-/// Zeroed bytes that start on a cache line.
+/// Zeroed bytes, aligned to a cache line.
 pub(crate) struct Buffer {
     mapping: Arc<MmapRaw>,
     start: usize,
@@ -51,13 +51,13 @@ impl Buffer {
             return Ok(buffer);
         }
         let (mapping, start) = map(len).ok_or(LinearError::OutOfMemory { bytes: len })?;
-        // Only whole huge pages, so that the last one does not cost memory the weights do not need.
+        // Only whole huge pages, so that the last one takes no memory that the weights do not need.
         let end = start + len - len % HUGE_PAGE_BYTES;
         prepare(&mapping, start, end, end);
         Ok(Buffer { mapping, start, len })
     }
 
-    /// The next bytes of the open mapping, or of a new one; `None` where the system gives no such address space.
+    /// The next bytes of the open mapping, or of a new one; `None` if the system grants no such address space.
     fn cut(len: usize) -> Option<Buffer> {
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         let same = open.mapping.upgrade();
@@ -86,7 +86,7 @@ impl Buffer {
     }
 }
 
-/// A mapping of zeros with room for `len` bytes behind the first place in it where a huge page begins, and that place.
+/// A mapping of zeros with `len` bytes after its first huge-page boundary, and the offset of this boundary.
 fn map(len: usize) -> Option<(Arc<MmapRaw>, usize)> {
     let mapping = MmapMut::map_anon(len.checked_add(HUGE_PAGE_BYTES)?).ok()?;
     let address = mapping.as_ptr().addr();
@@ -119,7 +119,7 @@ mod tests {
             assert!(buffer.bytes().iter().all(|byte| *byte == 0));
             buffer.bytes_mut().fill(index as u8 + 1);
         }
-        // A freed one leaves the others alone, and its bytes are not given out again as if they were zero.
+        // Freeing a buffer leaves the others unchanged, and its bytes are not reused as if they were zero.
         buffers.remove(4);
         let again = Buffer::zeroed(100_000).unwrap();
         assert!(again.bytes().iter().all(|byte| *byte == 0));

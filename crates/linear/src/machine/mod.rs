@@ -1,4 +1,4 @@
-//! Code that depends on the machine: its instruction sets and its pages of memory. All `unsafe` of the crate is here.
+//! Machine-dependent code: instruction sets and memory pages. All `unsafe` of the crate is here.
 
 mod buffer;
 mod isa;

@@ -1,9 +1,10 @@
-//! Huge pages for weights, at once or later.
+//! Huge pages for weights, immediately or later.
 //!
-//! Products read weights a tenth faster from huge pages. Most systems give a huge page within 0.3 ms. A virtual machine that has given its
-//! free memory back to its host takes 5 ms for one, fifteen times as long as for the same memory in small pages, and loading a
-//! model would wait for that. So each part of a mapping is tried with one huge page ([`prepare`]). Where that page took long, the
-//! part is written in small pages, and [`gather_pages`] turns these into huge ones when the model is loaded.
+//! Products read weights a tenth faster from huge pages. Most systems give a huge page within 0.3 ms. A virtual
+//! machine that has returned its free memory to the host takes 5 ms, fifteen times as long as for the same memory in
+//! small pages, and model loading would wait. [`prepare`] therefore times one huge page in each part of a mapping. If
+//! this page is slow, the part is written in small pages, and [`gather_pages`] turns these into huge ones after the
+//! model is loaded.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -14,34 +15,34 @@ use riffle_system::memory::{gather_huge_page, prefer_huge_pages_in};
 
 pub(super) const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Bytes that one tried page speaks for.
+/// Bytes of a part, for which one page is timed.
 const PART_BYTES: usize = 32 << 20;
 
-/// A huge page that takes longer to get is not worth waiting for: its small pages take about 1 ms.
+/// Time above which a huge page is not worth waiting for: its small pages take about 1 ms.
 const SLOW: Duration = Duration::from_micros(1500);
 
-/// Parts that are taken for slow, untried, behind a slow one.
+/// Number of parts after a slow one that count as slow without a test.
 const UNTRIED_PARTS: usize = 3;
 
-/// Pages of a mapping that are small ones and should be huge.
+/// Small pages of a mapping that should become huge.
 struct SmallPages {
     mapping: Weak<MmapRaw>,
-    /// Bytes of the mapping, from where a huge page begins to where one ends.
+    /// Bytes of the mapping, between huge-page boundaries.
     part: Range<usize>,
 }
 
-/// The results of the tries so far.
+/// Results of the timings so far.
 struct Tried {
-    /// Parts that are still taken for slow.
+    /// Number of parts that still count as slow.
     untried_parts: usize,
     small: Vec<SmallPages>,
 }
 
 static TRIED: Mutex<Tried> = Mutex::new(Tried::new());
 
-/// Asks for huge pages in the parts from `start`, where one begins, up to the part that holds `end`, in no case beyond `most`. Where they
-/// come slowly, notes the part for [`gather_pages`]. Returns where the next part begins. A refusal by the system costs speed, not
-/// correctness.
+/// Requests huge pages in the parts from `start`, a huge-page boundary, up to the part that contains `end`, but never
+/// beyond `most`. If they are slow, notes the part for [`gather_pages`]. Returns the start of the next part. A
+/// refusal by the system costs speed, not correctness.
 pub(super) fn prepare(mapping: &Arc<MmapRaw>, start: usize, end: usize, most: usize) -> usize {
     let mut tried = TRIED.lock().unwrap_or_else(PoisonError::into_inner);
     tried.prepare(mapping, start..end, most, SLOW)
@@ -79,7 +80,7 @@ impl Tried {
     }
 }
 
-/// How long the system takes for the huge page that begins at `at`.
+/// Time that the system takes for the huge page at `at`.
 fn first_page_time(mapping: &MmapRaw, at: usize) -> Duration {
     prefer_huge_pages_in(mapping, at..at + HUGE_PAGE_BYTES);
     let began = Instant::now();
@@ -88,9 +89,9 @@ fn first_page_time(mapping: &MmapRaw, at: usize) -> Duration {
     began.elapsed()
 }
 
-/// Turns the small pages that weights were written to for speed into huge ones: on a thread of its own, which begins after a while and
-/// rests most of the time, so that computing hardly waits for it. Call it when a model is loaded; it does nothing where all weights
-/// lie in huge pages.
+/// Turns small pages of weights into huge ones. Loading used small pages for speed. A thread does this after a delay
+/// and rests most of the time, so that computing hardly waits for it. Call it after a model is loaded; it does
+/// nothing if all weights are in huge pages.
 pub fn gather_pages() {
     const DELAY: Duration = Duration::from_secs(2);
     let small = {
@@ -105,18 +106,18 @@ pub fn gather_pages() {
         std::thread::sleep(DELAY);
         small.iter().for_each(gather);
     };
-    // Without the thread weights stay where they are.
+    // Without the thread, weights stay in small pages.
     let _ = std::thread::Builder::new()
         .name("riffle-pages".to_owned())
         .spawn(gather_all);
 }
 
-/// Gathers the pages of a part, one huge page after the other.
+/// Converts the pages of a part, one huge page at a time.
 fn gather(small: &SmallPages) {
-    /// The thread rests so many times as long as it worked.
+    /// Ratio of the thread's rest to its work.
     const REST: u32 = 4;
     for at in small.part.clone().step_by(HUGE_PAGE_BYTES) {
-        // The model may be gone.
+        // The model may have been dropped.
         let Some(mapping) = small.mapping.upgrade() else {
             return;
         };
@@ -139,14 +140,14 @@ mod tests {
         let mut mapping = MmapMut::map_anon(len + HUGE_PAGE_BYTES).unwrap();
         let address = mapping.as_ptr().addr();
         let start = address.next_multiple_of(HUGE_PAGE_BYTES) - address;
-        // The tried page is written to before there are weights: its first byte stays zero here.
+        // The timed page is written before there are weights: its first byte stays zero here.
         let byte = |at: usize| if at == start { 0 } else { (at / 4096 * 31 + at) as u8 };
         for at in (start..start + len).step_by(64) {
             mapping[at] = byte(at);
         }
         let mapping = Arc::new(MmapRaw::from(mapping));
         let mut tried = Tried::new();
-        // No page comes within no time: every part counts as slow.
+        // With a limit of zero time, every part counts as slow.
         assert_eq!(
             tried.prepare(&mapping, start..start + len, start + len, Duration::ZERO),
             start + len

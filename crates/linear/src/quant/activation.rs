@@ -1,43 +1,43 @@
-//! Activations rounded to 8 bits, a scale for each 32.
+//! Activations rounded to 8 bits, with one scale per 32.
 
 use super::{STRETCH, Shape};
 
-/// Largest magnitude that rounds to nothing: below it the reciprocal of the scale would overflow.
+/// Magnitude below which an activation becomes zero: the reciprocal of the scale would overflow.
 const LEAST_MAGNITUDE: f32 = 1e-36;
-/// Adding 1.5 · 2^23 rounds to an integer, ties to even, and leaves it in the low bits.
+/// Adding 1.5 · 2^23 rounds to an integer, ties to even, in the low bits.
 const ROUNDER: f32 = 12_582_912.0;
 
 /// 32 activations of a token: value ≈ scale · quant, quant in ±127.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
 pub(crate) struct ActivationBlock {
-    /// Four quants each, as dot-product instructions take them.
+    /// Four quants each, in the order of dot-product instructions.
     pub(crate) words: [u32; STRETCH / 4],
-    /// − center · (sum of quants), `[half]`, or over both in the first: what a sum of products of uncentered weights starts
-    /// from, in a [`BiasForm`].
+    /// − center · (sum of quants), per half, or over both in the first: the initial sum of products with uncentered
+    /// weights, in a [`BiasForm`].
     pub(crate) bias: [i32; 2],
-    /// NaN if any of the 32 is not finite: the whole stretch then is NaN in every output.
+    /// Scale; NaN if any of the 32 is not finite, so that every output becomes NaN.
     pub(crate) scale: f32,
-    /// − scale · (sum of quants), `[half]`, or over both in the first: what a minimum is multiplied with.
+    /// − scale · (sum of quants), per half, or over both in the first: the factor of a minimum.
     pub(crate) negative_sums: [f32; 2],
 }
 
-/// How an instruction set adds up products, and so takes their biases.
+/// How an instruction set adds products, and so the form of its biases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BiasForm {
     /// In 32 bits.
     Whole,
-    /// Two sums of 16 bits: of places 0 and 1 of each word, in the low half, and of places 2 and 3. With centers up to 32
-    /// both fit, and so do the sums of products of centered quants; formats of 8 bits have no bias.
+    /// Two 16-bit sums: bytes 0 and 1 of each word in the low half, bytes 2 and 3 in the high half. With centers up
+    /// to 32 both fit, and so do sums of centered products. 8-bit formats have no bias.
     #[cfg(target_arch = "x86_64")]
     Pairs,
 }
 
-/// Rounds rows of activations; `values` is a multiple of 32 long.
+/// Rounds rows of activations; the length of `values` is a multiple of 32.
 #[inline(always)]
 pub(crate) fn quantise(values: &[f32], shape: Shape, form: BiasForm, blocks: &mut [ActivationBlock]) {
     for (values, block) in values.as_chunks::<STRETCH>().0.iter().zip(blocks) {
-        // As integers the magnitudes order like the floats, infinity and NaN above every finite one.
+        // As integers, magnitudes have the order of the floats, with infinity and NaN above every finite one.
         let mut largest = 0;
         for value in values {
             largest = largest.max(value.to_bits() & 0x7fff_ffff);

@@ -1,4 +1,4 @@
-//! A format of blocks as data, for code that is compiled once for all of them.
+//! A block format as data, for code that is compiled once for all formats.
 
 use super::{ActivationBlock, Field, Quant, Shape};
 use crate::LANES;
@@ -10,7 +10,7 @@ type MultiplyBand = fn(Isa, &[u8], &[ActivationBlock], &mut [[f32; LANES]]);
 /// The scale and the minimum of a block.
 type Numbers = fn(&[u8]) -> [f32; 2];
 
-/// The parts of a [`Quant`] that packing and the drivers of products need.
+/// The facts of a [`Quant`] that packing and the drivers of products need.
 pub(crate) struct BlockFormat {
     /// Weights of a block.
     pub(crate) weights: usize,
@@ -18,13 +18,13 @@ pub(crate) struct BlockFormat {
     pub(crate) bytes: usize,
     pub(crate) fields: &'static [Field],
     pub(crate) shape: Shape,
-    /// True if unpacked weights are shared by many tokens: see [`Codes::is_costly`](super::Codes::is_costly).
+    /// True if many tokens share unpacked weights: see [`Codes::is_costly`](super::Codes::is_costly).
     #[cfg_attr(
         not(target_arch = "x86_64"),
         allow(dead_code, reason = "tiles differ on x86-64 alone")
     )]
     pub(crate) is_costly: bool,
-    /// The scale and the minimum of an arranged block, where these may be other than finite.
+    /// Scale and minimum of an arranged block, for formats in which they may be non-finite.
     pub(crate) numbers: Option<Numbers>,
     pub(crate) arranges_halves: bool,
     pub(crate) arrange: fn(&mut [u8]),

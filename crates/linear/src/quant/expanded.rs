@@ -1,4 +1,4 @@
-//! A stretch of 16 rows unpacked to bytes: the one form every tile reads.
+//! A stretch of 16 rows unpacked to bytes, the form that every tile reads.
 
 use super::STRETCH;
 use crate::LANES;
@@ -8,9 +8,9 @@ use crate::half::f16_to_f32;
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct Expanded {
-    /// `[weight / 4, row, weight % 4]`: a word holds four weights of a row, as dot-product instructions take them.
+    /// `[weight / 4, row, weight % 4]`: a word holds four weights of a row, in the order of dot-product instructions.
     pub(crate) quants: [[u8; 4 * LANES]; STRETCH / 4],
-    /// `[half, row]`; formats with one scale for 32 weights use the first.
+    /// `[half, row]`; formats with one scale per 32 weights use the first.
     pub(crate) scales: [[f32; LANES]; 2],
     /// `[half, row]`, unused by formats without minimums.
     pub(crate) minimums: [[f32; LANES]; 2],
@@ -36,7 +36,7 @@ impl Expanded {
     }
 }
 
-/// Four weights of 16 rows: word `index` of the field that begins at byte `offset` of a row's block.
+/// Four weights of 16 rows: word `index` of the field at byte `offset` of a row's block.
 #[inline(always)]
 pub(crate) fn words(block: &[u8], offset: usize, index: usize) -> &[u8; 4 * LANES] {
     array(&block[LANES * offset + 4 * LANES * index..])
@@ -49,7 +49,7 @@ pub(crate) fn row_words(block: &[u8], offset: usize, index: usize) -> [u32; LANE
     rows(|row| u32::from_le_bytes(words[row]))
 }
 
-/// A number for each of 16 rows. A loop, since the compiler keeps calls of [`core::array::from_fn`].
+/// A number for each of 16 rows. A loop, because the compiler does not inline [`core::array::from_fn`].
 #[inline(always)]
 pub(crate) fn rows(number: impl Fn(usize) -> u32) -> [u32; LANES] {
     let mut numbers = [0; LANES];
@@ -65,10 +65,10 @@ pub(crate) fn bytes(block: &[u8], offset: usize, index: usize) -> &[u8; LANES] {
     array(&block[LANES * (offset + index)..])
 }
 
-/// The binary16 numbers of a block of 16 rows, widened: its scales, and its minimums or the scales again.
+/// The widened binary16 numbers of a block of 16 rows: scales, and minimums or the scales again.
 pub(crate) type Halves = [[f32; LANES]; 2];
 
-/// A binary16 of 16 rows, as bits.
+/// The bits of a binary16 for each of 16 rows.
 #[inline(always)]
 pub(crate) fn half_bits(block: &[u8], offset: usize) -> [u16; LANES] {
     let pairs: &[u8; 2 * LANES] = array(&block[LANES * offset..]);

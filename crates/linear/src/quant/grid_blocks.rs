@@ -1,4 +1,4 @@
-//! Blocks of 256 weights whose codes are places in a grid, with a sign for each weight: IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S.
+//! Blocks of 256 weights with codes that index a grid, and a sign per weight: IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S.
 
 use super::expanded::{Expanded, Halves, bytes, half, row_words, rows};
 use super::grids::{self, IQ3_S_CENTER};
@@ -31,7 +31,7 @@ const fn signed(largest: u32, halves: bool) -> Shape {
 impl Quant for Iq2Xxs {
     const WEIGHTS: usize = 256;
     const BYTES: usize = 66;
-    /// For each stretch four codes, then four signs of seven bits and a scale.
+    /// For each stretch, four codes, then four groups of seven sign bits, and a scale.
     const FIELDS: &[Field] = &[field(0, 2, 2), field(2, 64, 4)];
     const HALVES: [usize; 2] = [0, 0];
     const SHAPE: Shape = signed(43, false);
@@ -155,7 +155,7 @@ impl Quant for Iq2S {
 impl Quant for Iq3Xxs {
     const WEIGHTS: usize = 256;
     const BYTES: usize = 98;
-    /// The scale, codes, then for each stretch four signs of seven bits and a scale.
+    /// The scale, codes, then for each stretch four groups of seven sign bits, and a scale.
     const FIELDS: &[Field] = &[field(0, 2, 2), field(2, 64, 4), field(66, 32, 4)];
     const HALVES: [usize; 2] = [0, 0];
     const SHAPE: Shape = signed(62, false);
@@ -250,13 +250,13 @@ impl Quant for Iq3S {
     }
 }
 
-/// The odd number 2 · `bits` + 1 that bits of a scale stand for.
+/// The odd number 2 · `bits` + 1 of a scale's bits.
 #[inline(always)]
 fn odd(bits: u32) -> f32 {
     (2 * bits + 1) as f32
 }
 
-/// Four times eight signs from four times seven: the eighth makes their number even.
+/// Expands four groups of seven signs to eight each: the eighth makes the count of set signs even.
 #[inline(always)]
 fn signs_of_sevens(word: u32) -> u32 {
     let sevens = word & 0x7f | (word << 1) & 0x7f00 | (word << 2) & 0x7f_0000 | (word << 3) & 0x7f00_0000;
@@ -277,7 +277,7 @@ fn scales_of_halves(pairs: &[u8; LANES], halves: &Halves, expanded: &mut Expande
     }
 }
 
-/// The same for 16 weights of a row's block, whose scales begin at `offset`.
+/// The scale of 16 weights of a row's block; the scales begin at `offset`.
 fn scale_of_half(block: &[u8], offset: usize, part: usize) -> f32 {
     let bits = block[offset + part / 2] >> (4 * (part % 2)) & 15;
     half(block, 0) * odd(u32::from(bits)) * 0.125

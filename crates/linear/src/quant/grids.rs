@@ -9,17 +9,17 @@ use super::grid_codes;
     allow(dead_code, reason = "entries are permuted on x86-64 alone")
 )]
 pub(crate) struct Grid<Entry: 'static, Places> {
-    /// The bytes of an entry are its quants, the first in the low bits. The length is a power of two.
+    /// The bytes of an entry are its quants, the first in the low bits. The number of entries is a power of two.
     pub(crate) entries: &'static [Entry],
-    /// The place of each quant of an entry among `values`.
+    /// For each quant of an entry, its index in `values`.
     pub(crate) places: Places,
-    /// Quants by place; grids of four values hold these twice.
+    /// Quants by index; grids of four values hold these twice.
     pub(crate) values: [u8; 8],
 }
 
-/// Entries of four quants, whose places have three bits each.
+/// Entries of four quants, with indices of three bits.
 pub(crate) type FourGrid = Grid<u32, &'static [u16]>;
-/// Entries of eight quants, whose places have two bits each: bytes for the first four, and for the last four.
+/// Entries of eight quants, with indices of two bits: bytes for the first four, and for the last four.
 pub(crate) type EightGrid = Grid<u64, [&'static [u8]; 2]>;
 
 /// IQ3_XXS: quants around 128.
@@ -52,7 +52,7 @@ pub(crate) static IQ2_S: EightGrid = Grid {
     places: [&bytes(grid_codes::IQ2_S, 0), &bytes(grid_codes::IQ2_S, 8)],
     values: IQ2_VALUES,
 };
-/// IQ1_S and IQ1_M: eighths around [`IQ1_CENTER`], each plus one.
+/// IQ1_S and IQ1_M: in eighths around [`IQ1_CENTER`], each plus one.
 pub(crate) static IQ1: EightGrid = Grid {
     entries: &eights(grid_codes::IQ1_S, IQ1_VALUES),
     places: [&bytes(grid_codes::IQ1_S, 0), &bytes(grid_codes::IQ1_S, 8)],
@@ -111,7 +111,7 @@ const fn eights<const COUNT: usize>(codes: [u16; COUNT], quants: [u8; 8]) -> [u6
     grid
 }
 
-/// Eight bits of each entry's places.
+/// Eight bits of the indices of each entry.
 const fn bytes<const COUNT: usize>(codes: [u16; COUNT], shift: u32) -> [u8; COUNT] {
     let mut places = [0; COUNT];
     let mut index = 0;

@@ -1,4 +1,4 @@
-//! Blocks of quants under one scale and one minimum, both binary32: what groups of other programs become.
+//! Blocks of quants with one binary32 scale and minimum: the form of other programs' groups after conversion.
 
 use super::expanded::{Expanded, Halves, row_words, words};
 use super::plain_blocks::{nibble, nibbles};

@@ -276,13 +276,13 @@ fn six_bit_pair(index: usize, byte: impl Fn(usize) -> u8) -> (u8, u8) {
     }
 }
 
-/// Scale `index` of the sixteen of Q3_K, plus 32: four bits from one byte of the file's block, two from another.
+/// Scale `index` of sixteen of Q3_K, plus 32: four bits from one byte of the file's block, two from another.
 fn three_k_bits(low: u8, high: u8, index: usize) -> u8 {
     low >> (4 * (index / 8)) & 15 | (high >> (2 * (index / 4)) & 3) << 4
 }
 
-/// The same of arranged blocks, for some rows: twelve scales lie in the low bits of a byte each, the other four in the
-/// high bits of three.
+/// As [`three_k_bits`], for arranged blocks and some rows: twelve scales are in the low bits of a byte each, the
+/// other four in the high bits of three bytes.
 #[inline(always)]
 fn arranged_scale<const ROWS: usize>(index: usize, byte: impl Fn(usize) -> [u8; ROWS]) -> [u8; ROWS] {
     if index < 12 {
@@ -292,7 +292,7 @@ fn arranged_scale<const ROWS: usize>(index: usize, byte: impl Fn(usize) -> [u8; 
     core::array::from_fn(|row| a[row] >> 6 | b[row] >> 6 << 2 | c[row] >> 6 << 4)
 }
 
-/// The byte that holds the two bits of weight `index`: 128 weights share 32 bytes.
+/// The byte with the two bits of weight `index`: 128 weights share 32 bytes.
 fn two_bits_at(index: usize) -> usize {
     32 * (index / 128) + index % 32
 }
@@ -301,7 +301,7 @@ fn two_bits_shift(index: usize) -> usize {
     2 * (index / 32 % 4)
 }
 
-/// The byte that holds the four bits of weight `index`: 64 weights share 32 bytes.
+/// The byte with the four bits of weight `index`: 64 weights share 32 bytes.
 fn four_bits_at(index: usize) -> usize {
     32 * (index / 64) + index % 32
 }

@@ -1,4 +1,4 @@
-//! `[outputs / 16][inputs / block][field][unit][16]`: the bytes of a GGUF block, interleaved over 16 rows.
+//! `[outputs / 16][inputs / block][field][unit][16]`: the bytes of GGUF blocks, interleaved over 16 rows.
 
 use rayon::prelude::*;
 
@@ -36,8 +36,8 @@ pub(crate) fn pack(format: &BlockFormat, source: &[u8], outputs: usize, inputs: 
     debug_assert_eq!(source.len(), outputs * row_bytes);
 }
 
-/// Writes the units of row `row` to their places among those of 16 rows. The size is a constant, so that a unit is moved
-/// by one instruction: loading a model spends most of its time here.
+/// Writes the units of row `row` to their offsets among 16 rows. The unit size is a constant, so that one instruction
+/// moves a unit: model loading spends most of its time here.
 fn interleave<const UNIT: usize>(from: &[u8], to: &mut [u8], row: usize) {
     let to = to.as_chunks_mut::<UNIT>().0.chunks_exact_mut(LANES);
     for (from, to) in from.as_chunks::<UNIT>().0.iter().zip(to) {
@@ -70,7 +70,7 @@ pub(crate) fn row_into(format: &BlockFormat, packed: &[u8], row: usize, output: 
     }
 }
 
-/// Writes the rows back as the file had them; `rows` is `[outputs][inputs / block]` of blocks.
+/// Writes the rows in the file's order; `rows` is `[outputs][inputs / block]` of blocks.
 pub(crate) fn unpack(format: &BlockFormat, packed: &[u8], inputs: usize, rows: &mut [u8]) {
     let row_bytes = inputs / format.weights * format.bytes;
     rows.par_chunks_mut(row_bytes).enumerate().for_each(|(row, blocks)| {
@@ -85,7 +85,7 @@ pub(crate) fn unpack(format: &BlockFormat, packed: &[u8], inputs: usize, rows: &
     });
 }
 
-/// The first block of a file with a scale or minimum that is not finite, and that number.
+/// The first block of a file with a scale or minimum that is not finite, and this number.
 pub(crate) fn first_not_finite(format: &BlockFormat, blocks: &[u8]) -> Option<(usize, f32)> {
     let numbers = format.numbers?;
     let mut arranged = vec![0; format.bytes];
@@ -102,7 +102,7 @@ pub(crate) fn first_not_finite(format: &BlockFormat, blocks: &[u8]) -> Option<(u
         })
 }
 
-/// Every unit of a row's block: where it lies in the block, where among 16 rows, and its bytes.
+/// Every unit of a row's block: its offset in the block, its offset among 16 rows, and its bytes.
 fn units(format: &BlockFormat, row: usize) -> impl Iterator<Item = (usize, usize, usize)> {
     format.fields.iter().flat_map(move |field| {
         (0..field.bytes / field.unit).map(move |index| {

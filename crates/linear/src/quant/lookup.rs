@@ -1,15 +1,15 @@
-//! Formats whose blocks hold codes: a table says which quants a code stands for.
+//! Formats with codes: a table maps each code to quants.
 
 use super::expanded::Expanded;
 use super::grids::{EightGrid, FourGrid, IQ1_CENTER};
 use super::{Quant, STRETCH};
 
-/// How the bits of a block become quants.
+/// How a block's bits become quants.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Codes {
     /// The bits are the quants.
     Quants,
-    /// Each quant has a code of four bits, its place in the table.
+    /// Each quant is a four-bit code, an index into the table.
     Values(&'static [u8; 16]),
     /// Four quants share a code, the number of an entry.
     Fours(&'static FourGrid, Mark),
@@ -18,32 +18,32 @@ pub(crate) enum Codes {
 }
 
 impl Codes {
-    /// True if reading the tables costs more than writing unpacked weights to the first cache and reading them back.
+    /// True if looking up tables costs more than writing unpacked weights to the first-level cache and reading them
+    /// back.
     pub(crate) const fn is_costly(&self) -> bool {
         matches!(self, Codes::Fours(..) | Codes::Eights(..))
     }
 }
 
-/// The change that a mark makes to a quant of a grid.
+/// The change of a grid's quant by a mark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mark {
-    /// The quant is negated around its center, half of this number modulo 256.
+    /// Negates the quant around its center, which is half of this number modulo 256.
     NegatedAround(u8),
     /// The quant is two less.
     TwoLess,
 }
 
 impl Codes {
-    /// The values that the entries of a grid stand for before a block's scales, entry after entry; `None` for formats without
-    /// a grid.
+    /// The values of a grid's entries before a block's scales, entry after entry; `None` for formats without a grid.
     pub(crate) fn grid(&self) -> Option<Vec<f32>> {
         let values = |bytes: &[u8], mark: Mark| match mark {
-            // A quant and its negative lie around half of the number, modulo 256.
+            // A quant and its negative are symmetric around half of the number, modulo 256.
             Mark::NegatedAround(twice) => {
                 let center = if twice == 0 { 128.0 } else { f32::from(twice) / 2.0 };
                 Some(bytes.iter().map(|quant| f32::from(*quant) - center).collect())
             }
-            // Quants are shifted up by one of their eighths; marked ones by as much down.
+            // Quants are shifted up by one eighth; marked ones down by one eighth.
             Mark::TwoLess => {
                 let middle = f32::from(IQ1_CENTER) + 1.0;
                 Some(bytes.iter().map(|quant| f32::from(*quant) - middle).collect())
@@ -80,7 +80,7 @@ impl Mark {
     }
 }
 
-/// Unpacks the quants of a stretch of 16 rows. Instruction sets with shuffles or gathers have code of their own.
+/// Unpacks the quants of a stretch of 16 rows. Instruction sets with shuffles or gathers have their own code.
 #[inline(always)]
 pub(crate) fn look_up<Q: Quant>(block: &[u8], stretch: usize, expanded: &mut Expanded) {
     match Q::CODES {

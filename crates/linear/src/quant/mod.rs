@@ -1,4 +1,4 @@
-//! Weights quantised in blocks, as GGUF files hold them, times activations rounded to 8 bits.
+//! Block-quantised weights, in the formats of GGUF files, times activations rounded to 8 bits.
 
 mod activation;
 mod block_format;
@@ -41,9 +41,9 @@ pub(crate) use value_blocks::{Iq4Nl, Iq4Xs, Mxfp4, Nvfp4};
 
 use crate::LANES;
 
-/// Weights that share a scale with the activations: every block is a whole number of these.
+/// Weights per scale of the activations. Every block is a whole number of stretches.
 pub(crate) const STRETCH: usize = 32;
-/// Most tokens a tile takes at once.
+/// The most tokens of a tile.
 pub(crate) const TILE_TOKENS: usize = 8;
 
 /// The stretches in `range` of a tile's tokens; `activations` is `[tokens, stretches]`.
@@ -60,7 +60,7 @@ pub(crate) fn tile_rows(
     rows
 }
 
-/// A part of a block that is interleaved by itself: units of 1, 2 or 4 bytes, one of each row in turn.
+/// A separately interleaved part of a block: units of 1, 2 or 4 bytes, from each row in turn.
 pub(crate) struct Field {
     pub(crate) offset: usize,
     pub(crate) bytes: usize,
@@ -80,18 +80,18 @@ const fn field(offset: usize, bytes: usize, unit: usize) -> Field {
 pub(crate) struct Shape {
     /// Bits of a quant.
     pub(crate) bits: u32,
-    /// Subtracted from a quant to make it signed.
+    /// Subtracted from a quant to centre it.
     pub(crate) center: i32,
     /// Largest magnitude of a quant less the center.
     pub(crate) largest: u32,
-    /// A scale for each 16 weights, not for each 32.
+    /// True for a scale per 16 weights, false for one per 32.
     pub(crate) halves: bool,
     /// The format has minimums.
     pub(crate) minimums: bool,
 }
 
 impl Shape {
-    /// Bits around half their range, one scale for 32.
+    /// Bits around half their range, one scale per 32 weights.
     const fn centered(bits: u32) -> Shape {
         Shape {
             bits,
@@ -102,7 +102,7 @@ impl Shape {
         }
     }
 
-    /// Bits above a minimum, one scale for 32.
+    /// Bits above a minimum, one scale per 32 weights.
     const fn with_minimums(bits: u32) -> Shape {
         Shape {
             bits,
@@ -113,7 +113,7 @@ impl Shape {
         }
     }
 
-    /// Signed bytes plus 128, one scale for 32.
+    /// Signed bytes plus 128, one scale per 32 weights.
     const fn bytes() -> Shape {
         Shape::centered(8)
     }
@@ -127,38 +127,39 @@ pub(crate) trait Quant: Copy + Send + Sync + 'static {
     const BYTES: usize;
     /// All bytes of a block, in order.
     const FIELDS: &[Field];
-    /// Offsets of an arranged block's scale and minimum, both binary16; the scale's twice if there is no minimum.
+    /// Offsets of an arranged block's binary16 scale and minimum; the scale's twice if there is no minimum.
     const HALVES: [usize; 2];
-    /// False if scales have a form of their own, in which each is finite.
+    /// False if scales have another form, which is always finite.
     const HAS_HALVES: bool = true;
-    /// True if a block of the file does not have its scale in one piece.
+    /// True if a block of the file stores its scale in several pieces.
     const ARRANGES_HALVES: bool = false;
     const SHAPE: Shape;
-    /// The places of the planes of a block of 256, and what they hold of each stretch.
+    /// Offset of the planes in a block of 256. The pieces give the bits of each stretch in the planes.
     const PLANES: usize = 0;
     const PIECES: Pieces = planes::NONE;
-    /// How `quants` become those of `SHAPE`; formats with a grid have `entries` and `marks` instead.
+    /// Mapping from `quants` to the quants of `SHAPE`. Formats with a grid have `entries` and `marks` instead.
     const CODES: Codes = Codes::Quants;
 
     /// The format as data.
     const FORMAT: &'static BlockFormat = &BlockFormat::new::<Self>();
 
-    /// The scales and minimums of stretch `stretch` of 16 rows, from their interleaved block.
+    /// The scales and minimums of stretch `stretch` of 16 rows, from the interleaved block.
     fn scales(block: &[u8], stretch: usize, halves: &Halves, expanded: &mut Expanded);
 
-    /// Unpacks the quants of that stretch, or their codes.
+    /// Unpacks the quants or codes of this stretch.
     #[inline(always)]
     fn quants(block: &[u8], stretch: usize, expanded: &mut Expanded) {
         planes::quants::<Self>(block, stretch, expanded);
     }
 
-    /// Code `code` of that stretch, a number of an entry, for each row: of eight codes in grids of four quants, of four in grids of eight.
+    /// Entry number `code` of this stretch, for each row: eight codes in grids of four quants, four in grids of
+    /// eight.
     #[inline(always)]
     fn entries(_block: &[u8], _stretch: usize, _code: usize) -> [u32; LANES] {
         [0; LANES]
     }
 
-    /// A bit for each weight of each row's stretch: a mark, which changes the quant of the entry.
+    /// A mark bit for each weight of each row's stretch. A mark changes the quant of the entry.
     #[inline(always)]
     fn marks(_block: &[u8], _stretch: usize) -> [u32; LANES] {
         [0; LANES]
@@ -171,13 +172,13 @@ pub(crate) trait Quant: Copy + Send + Sync + 'static {
         look_up::<Self>(block, stretch, expanded);
     }
 
-    /// The weights of one block as the file holds it, each operation rounded as in ggml.
+    /// The weights of one block of a file, with each operation rounded as in ggml.
     fn dequantise(block: &[u8], weights: &mut [f32]);
 
-    /// Rearranges bits inside a row's block before it is interleaved, where bytes alone do not do.
+    /// Rearranges bits inside a row's block before interleaving, for formats in which bytes are not enough.
     fn arrange(_block: &mut [u8]) {}
 
-    /// The numbers of an arranged block that a file may have as infinite or NaN.
+    /// The numbers of an arranged block that can be infinite or NaN in a file.
     fn numbers(block: &[u8]) -> [f32; 2] {
         Self::HALVES.map(|offset| expanded::half(block, offset))
     }

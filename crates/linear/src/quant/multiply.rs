@@ -9,13 +9,13 @@ use crate::LANES;
 use crate::machine::Isa;
 use crate::tasks::{Product, RowsPiece, for_pieces};
 
-/// Bytes of weights that stay in the second cache while all tokens pass by.
+/// Bytes of weights that stay in the second-level cache while all tokens use them.
 const GROUP_BYTES: usize = 256 << 10;
-/// Most bands that a panel of activations is multiplied with before the next panel.
+/// The most bands that are multiplied with a panel of activations before the next panel.
 const PASS_BANDS: usize = 16;
 
 thread_local! {
-    /// Rounded activations, kept from call to call.
+    /// Rounded activations, kept between calls.
     static ACTIVATIONS: RefCell<Vec<ActivationBlock>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -24,7 +24,7 @@ pub(crate) fn multiply(format: &BlockFormat, isa: Isa, products: Vec<Product<'_>
     if input.is_empty() {
         return;
     }
-    // Taken, not borrowed: while this thread waits for others it may start another product.
+    // Taken, not borrowed: while this thread waits for others, it may start another product.
     let mut activations = ACTIVATIONS.take();
     activations.resize(input.len() / STRETCH, ActivationBlock::default());
     let most_tokens = products.iter().map(Product::tokens).max().unwrap_or(0);
@@ -78,7 +78,8 @@ pub(crate) fn multiply(format: &BlockFormat, isa: Isa, products: Vec<Product<'_>
     ACTIVATIONS.set(activations);
 }
 
-/// Adds the products of some stretches of all `bands` with their activations, `[tokens, stretches]`, to `sums`, `[band][tokens]`.
+/// Adds the products of some stretches of all `bands` with their activations, `[tokens, stretches]`, to `sums`,
+/// `[band][tokens]`.
 fn multiply_panel(
     format: &BlockFormat,
     isa: Isa,

@@ -7,9 +7,9 @@ use rayon::prelude::*;
 use super::{ActivationBlock, STRETCH, Shape};
 use crate::machine::Isa;
 
-/// Activations below which one thread rounds them all.
+/// Number of activations below which one thread rounds them all.
 const SERIAL_ACTIVATIONS: usize = 1 << 16;
-/// Stretches that a thread rounds at once.
+/// Stretches that a thread rounds per task.
 const TASK_STRETCHES: usize = 128;
 
 /// The layout `[panel][token][stretch of the panel]`.
@@ -17,7 +17,7 @@ const TASK_STRETCHES: usize = 128;
 pub(crate) struct Panels {
     tokens: usize,
     stretches: usize,
-    /// Stretches of a panel; the last may have fewer.
+    /// Stretches per panel; the last may have fewer.
     width: usize,
 }
 

@@ -162,7 +162,7 @@ impl Quant for Q8_0 {
     }
 }
 
-/// 16 bytes of a row hold weights 0 to 15 in their low and 16 to 31 in their high halves.
+/// 16 bytes of a row hold weights 0 to 15 in their low halves and 16 to 31 in their high halves.
 #[inline(always)]
 pub(super) fn nibbles(block: &[u8], offset: usize, expanded: &mut Expanded) {
     for group in 0..4 {
@@ -172,7 +172,7 @@ pub(super) fn nibbles(block: &[u8], offset: usize, expanded: &mut Expanded) {
     }
 }
 
-/// As [`nibbles`], with a fifth bit from an arranged word: bit g of byte p is that of weight 4 g + p.
+/// As [`nibbles`], with a fifth bit from an arranged word: bit g of byte p belongs to weight 4 g + p.
 #[inline(always)]
 fn nibbles_and_bits(block: &[u8], offset: usize, bits_offset: usize, expanded: &mut Expanded) {
     let bits = words(block, bits_offset, 0);

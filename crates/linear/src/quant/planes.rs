@@ -1,4 +1,4 @@
-//! Quants of 256 weights in planes of 32 bytes: byte `p` of a plane holds bits of weight `p` of some stretches.
+//! Quants of 256 weights in planes of 32 bytes: byte `p` of a plane holds bits of weight `p` of several stretches.
 
 use super::expanded::{Expanded, words};
 use super::{Quant, STRETCH};
@@ -30,7 +30,7 @@ impl PlanePiece {
         }
     }
 
-    /// The byte of which these are the bits of `quant`.
+    /// The byte whose bits of this piece give `quant`.
     #[inline(always)]
     fn back(self, quant: u8) -> u8 {
         let bits = if self.shift < 0 {
@@ -46,7 +46,7 @@ pub(crate) const fn piece(plane: usize, mask: u8, shift: i32) -> Option<PlanePie
     Some(PlanePiece { plane, mask, shift })
 }
 
-/// Quants of 2 or 4 bits side by side in the planes from `first` on, those of earlier stretches lower.
+/// Quants of 2 or 4 bits side by side in the planes from `first` on; earlier stretches have the lower bits.
 pub(crate) const fn side_by_side(first: usize, bits: usize) -> Pieces {
     let mut pieces = NONE;
     let mut stretch = 0;

@@ -1,4 +1,4 @@
-//! Blocks of one and two bits a weight: IQ1_S, IQ1_M, TQ1_0, TQ2_0, Q1_0, Q2_0.
+//! Blocks with one or two bits per weight: IQ1_S, IQ1_M, TQ1_0, TQ2_0, Q1_0, Q2_0.
 
 use super::expanded::{Expanded, Halves, bytes, half, half_bits, row_words, rows, words};
 use super::grids::{self, IQ1_CENTER};
@@ -28,7 +28,7 @@ const IQ1_SHAPE: Shape = Shape {
     halves: false,
     minimums: false,
 };
-/// Two bits, less one.
+/// Two bits, minus one.
 const TWO_BITS: Shape = Shape {
     bits: 2,
     center: 1,
@@ -40,7 +40,8 @@ const TWO_BITS: Shape = Shape {
 impl Quant for Iq1S {
     const WEIGHTS: usize = 256;
     const BYTES: usize = 50;
-    /// The scale, low bits of codes, then for each stretch high bits of four codes, a scale and the direction of its shift.
+    /// The scale, low bits of codes, then for each stretch the high bits of four codes, a scale and the direction of
+    /// its shift.
     const FIELDS: &[Field] = &[field(0, 2, 2), field(2, 32, 1), field(34, 16, 2)];
     const HALVES: [usize; 2] = [0, 0];
     const SHAPE: Shape = IQ1_SHAPE;
@@ -115,7 +116,7 @@ impl Quant for Iq1M {
         rows(|row| {
             let word = two[row] >> (16 * (stretch % 2));
             let bits = word >> 3 & 1 | (word >> 7 & 1) << 8 | (word >> 11 & 1) << 16 | (word >> 15 & 1) << 24;
-            // Each bit eight times.
+            // Each bit, eight times.
             (bits << 8).wrapping_sub(bits)
         })
     }
@@ -132,7 +133,8 @@ impl Quant for Iq1M {
         }
     }
 
-    /// The scale comes together from the top four bits of four words. Scales of the first word take their places in the others.
+    /// Joins the scale from the top four bits of four words. Scales of the first word move to the free bits of the
+    /// others.
     fn arrange(block: &mut [u8]) {
         let words = words_of(block);
         let scale = (0..4).fold(0, |scale, word| scale | words[word] >> 12 << (4 * word));
@@ -203,7 +205,7 @@ impl Quant for Tq2_0 {
 impl Quant for Q1_0 {
     const WEIGHTS: usize = 128;
     const BYTES: usize = 18;
-    /// Arranged: bit `b` of byte `p` is that of weight 16 `b` + `p`.
+    /// Arranged: bit `b` of byte `p` belongs to weight 16 `b` + `p`.
     const FIELDS: &[Field] = &[field(0, 2, 2), field(2, 16, 4)];
     const HALVES: [usize; 2] = [0, 0];
     const SHAPE: Shape = TWO_BITS;
@@ -243,7 +245,7 @@ impl Quant for Q1_0 {
 impl Quant for Q2_0 {
     const WEIGHTS: usize = 64;
     const BYTES: usize = 18;
-    /// Arranged: bits 2 `b` and on of byte `p` are those of weight 16 `b` + `p`.
+    /// Arranged: bits from 2 `b` on of byte `p` belong to weight 16 `b` + `p`.
     const FIELDS: &[Field] = &[field(0, 2, 2), field(2, 16, 4)];
     const HALVES: [usize; 2] = [0, 0];
     const SHAPE: Shape = TWO_BITS;
@@ -294,7 +296,7 @@ fn write_shifted(scale: f32, entry: usize, is_down: bool, weights: &mut [f32]) {
     }
 }
 
-/// Scale `index` of sixteen in an arranged block of IQ1_M: the first four lie in the top bits of the words.
+/// Scale `index` of sixteen in an arranged block of IQ1_M: the first four are in the top bits of the words.
 #[inline(always)]
 fn arranged_scale(index: usize, words: [u16; 3]) -> u16 {
     match index / 4 {
@@ -314,7 +316,7 @@ fn set_words(block: &mut [u8], words: [u16; 4]) {
     }
 }
 
-/// The byte and the digit that hold weight `index` of TQ1_0.
+/// The byte and the digit of weight `index` of TQ1_0.
 #[inline(always)]
 fn trit_at(index: usize) -> (usize, usize) {
     match index {
@@ -324,7 +326,7 @@ fn trit_at(index: usize) -> (usize, usize) {
     }
 }
 
-/// Digit `digit` to base 3 of a byte, which holds 256/243 of the number, the first digit on top.
+/// Base-3 digit `digit` of a byte, which holds 256/243 of the number, first digit on top.
 #[inline(always)]
 fn trit(byte: u8, digit: usize) -> u8 {
     const POWERS: [u8; 5] = [1, 3, 9, 27, 81];
@@ -333,7 +335,7 @@ fn trit(byte: u8, digit: usize) -> u8 {
     u8::from(rest >= 86) + u8::from(rest >= 171)
 }
 
-/// Moves parts of `bits` bits of 16 bytes from the order of the file to that of the arranged block.
+/// Moves fields of `bits` bits in 16 bytes from the file's order to the order of the arranged block.
 fn arrange_parts(block: &mut [u8], bits: usize) {
     move_parts(block, bits, |index| (in_file(bits, index), arranged(index)));
 }
@@ -343,7 +345,7 @@ fn restore_parts(block: &mut [u8], bits: usize) {
     move_parts(block, bits, |index| (arranged(index), in_file(bits, index)));
 }
 
-/// The byte of a weight's part, and its place in the byte.
+/// The byte of a weight's field, and the field's index in the byte.
 type Place = (usize, usize);
 
 fn in_file(bits: usize, index: usize) -> Place {

@@ -3,7 +3,8 @@ use crate::machine::Isa;
 use crate::testing::{bits, exact, on_threads, values};
 use crate::{LinearError, PackedMatrix, WeightFormat};
 
-/// Raw blocks of two rows of 512 weights and, as little-endian f32, what the gguf package makes of them, or numpy by definition.
+/// Raw blocks of two rows of 512 weights and their weights as little-endian f32, by the gguf package or by definition
+/// in numpy.
 fn vector(format: WeightFormat) -> (&'static [u8], Vec<f32>) {
     let file: &'static [u8] = match format {
         WeightFormat::Q4_0 => include_bytes!("../../vectors/q4_0.bin"),
@@ -55,7 +56,7 @@ fn formats() -> impl Iterator<Item = WeightFormat> {
         .filter(|format| format.block_weights() > 1)
 }
 
-/// A matrix of blocks drawn from the vector's, and its weights.
+/// A matrix of blocks drawn from the vector, and its weights.
 fn matrix(format: WeightFormat, outputs: usize, inputs: usize) -> (PackedMatrix, Vec<f32>) {
     let (blocks, known) = vector(format);
     let (weights, bytes) = (format.block_weights(), format.block_bytes());
@@ -78,7 +79,7 @@ fn product(isa: Isa, matrix: &PackedMatrix, input: &[f32]) -> Vec<f32> {
     output
 }
 
-/// Odd numbers of outputs, rows of one block and of several panels, whole and not.
+/// Odd numbers of outputs; rows of one block, and of several whole or partial panels.
 fn shapes(format: WeightFormat) -> [(usize, usize, usize); 7] {
     let block = format.block_weights();
     [
@@ -145,8 +146,8 @@ fn rows_beyond_the_first_sixteen_come_back_too() {
     }
 }
 
-/// Integers up to 127 in magnitude, 127 in every stretch, survive rounding to 8 bits: what is left is the rounding of
-/// f32 sums.
+/// Integers up to 127 in magnitude, with 127 in every stretch, survive rounding to 8 bits: only the rounding of f32
+/// sums remains.
 #[test]
 fn products_with_exact_activations_equal_f64_within_f32_rounding() {
     for isa in Isa::available() {
@@ -163,8 +164,8 @@ fn products_with_exact_activations_equal_f64_within_f32_rounding() {
                     let row = &weights[out * inputs..][..inputs];
                     let values = &input[token * inputs..][..inputs];
                     let (sum, _) = exact(row, values);
-                    // A scaled sum and its minimum can each be larger than their difference, but not than four times
-                    // the largest weight of their block allows: the quants of the vectors span their range.
+                    // A scaled sum and its minimum can each be larger than their difference. Four times the largest
+                    // weight of their block bounds both, because the quants of the vectors span their range.
                     let magnitude: f64 = row
                         .chunks(STRETCH)
                         .zip(values.chunks(STRETCH))
@@ -262,7 +263,7 @@ fn several_products_of_one_input_have_the_bits_of_each_alone() {
     }
 }
 
-/// −128 does not come from ggml's own quantiser, but a file may hold it.
+/// ggml's own quantiser never writes −128, but a file may contain it.
 #[test]
 fn extreme_bytes_of_q8_0_do_not_overflow() {
     let mut block = vec![0x80u8; Q8_0::BYTES];
@@ -315,7 +316,7 @@ fn a_token_gets_the_same_bits_alone_as_among_512_and_on_any_thread_count() {
     }
 }
 
-/// The bytes of a block's scales of scales, and a value of them that makes none zero.
+/// The bytes of a block's inner scales, and a byte value that makes none of them zero.
 fn inner_scales(format: WeightFormat) -> (core::ops::Range<usize>, u8) {
     match format {
         WeightFormat::Q2K => (0..16, 0x11),
@@ -324,7 +325,7 @@ fn inner_scales(format: WeightFormat) -> (core::ops::Range<usize>, u8) {
         WeightFormat::Q6K => (192..208, 1),
         WeightFormat::Mxfp4 => (0..1, 128),
         WeightFormat::Nvfp4 => (0..4, 64),
-        // Its scale of scales is among them.
+        // The outer scale is among them.
         WeightFormat::Iq1M => (48..56, 0x33),
         _ => (0..0, 0),
     }
@@ -345,7 +346,7 @@ fn halves(format: WeightFormat) -> &'static [usize] {
     }
 }
 
-/// Kernels that add up products in 16 bits must stop where the largest of all would not fit.
+/// Kernels that add products in 16 bits must stop before the largest sum would overflow.
 #[test]
 fn the_largest_sums_of_products_do_not_overflow() {
     for format in formats() {

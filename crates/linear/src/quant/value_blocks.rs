@@ -1,4 +1,4 @@
-//! Blocks of four-bit codes for values of a short table: IQ4_NL, IQ4_XS, MXFP4, NVFP4.
+//! Blocks of four-bit codes that index a short table of values: IQ4_NL, IQ4_XS, MXFP4, NVFP4.
 
 use super::expanded::{Expanded, Halves, bytes, half, words};
 use super::lookup::Codes;
@@ -192,10 +192,10 @@ fn half_of_e8m0(byte: u8) -> f32 {
     })
 }
 
-/// Half of an unsigned E4M3, whose largest code stands for zero. The top bit has no meaning.
+/// Half of an unsigned E4M3. Its largest code means zero; the top bit is ignored.
 #[inline(always)]
 fn half_of_ue4m3(byte: u8) -> f32 {
-    // 2^119 moves the exponent to binary32's bias, less one, and normalises subnormals.
+    // 2^119 changes the exponent to binary32's bias, minus one, and normalises subnormals.
     let number = f32::from_bits(u32::from(byte & 0x7f) << 20) * f32::from_bits(0x7b00_0000);
     if byte == 0x7f { 0.0 } else { number }
 }

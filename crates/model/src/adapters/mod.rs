@@ -14,26 +14,26 @@ use crate::weights::{Checkpoint, RowOrder};
 
 pub use scales::{AdapterScales, MOST_ADAPTERS};
 
-/// An adapter that is loaded beside a model.
+/// An adapter to load beside a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AdapterSpec {
-    /// A folder as PEFT writes it, or a GGUF file.
+    /// A PEFT folder or a GGUF file.
     pub path: PathBuf,
-    /// Factor on what it adds, for sequences that give none of their own; 1 is as it was trained.
+    /// Default factor on the adapter's part, for sequences without their own; 1 is the trained strength.
     pub scale: f32,
 }
 
-/// Facts of an adapter that is beside a model.
+/// Facts of a loaded adapter.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct AdapterInfo {
-    /// The path that it was read from.
+    /// The path of its file or folder.
     pub path: PathBuf,
     /// Number of projections that it adapts.
     pub modules: usize,
     /// The largest rank of its parts.
     pub rank: usize,
-    /// Bytes that its parts take in memory.
+    /// Bytes of its parts in memory.
     pub bytes: u64,
     /// A hash of its settings and of every byte of its weights.
     pub fingerprint: u128,
@@ -54,7 +54,7 @@ struct Module {
     rank: usize,
     inputs: usize,
     outputs: usize,
-    /// alpha / rank, or as the settings say.
+    /// alpha / rank, unless the settings give another factor.
     scale: f32,
 }
 
@@ -65,7 +65,7 @@ pub(crate) type ScaleOf = dyn Fn(&str, usize) -> Result<f32, ModelError>;
 pub(crate) struct AdapterFiles {
     /// The folder or the file.
     pub(crate) path: PathBuf,
-    /// The tensors, `{module}.lora_A` and `{module}.lora_B`, modules as families name them.
+    /// The tensors, `{module}.lora_A` and `{module}.lora_B`; modules have the family's names.
     pub(crate) weights: Checkpoint,
     /// A hash of the settings.
     pub(crate) settings: u128,
@@ -75,11 +75,11 @@ pub(crate) struct AdapterFiles {
     pub(crate) is_gguf: bool,
 }
 
-/// The model that an adapter is to be put beside.
+/// The model beside which an adapter is loaded.
 pub(crate) struct Base<'a> {
     pub(crate) weights: &'a Checkpoint,
     pub(crate) config: &'a crate::ModelConfig,
-    /// The name of a tensor as its family knows it.
+    /// Maps a tensor's name to the name in its family.
     pub(crate) known_name: &'a dyn Fn(&str) -> String,
     /// True for a GGUF file.
     pub(crate) is_gguf: bool,
@@ -97,9 +97,9 @@ pub(crate) struct LowRankWeights {
     pub(crate) scale: f32,
 }
 
-/// Rows that matrices are padded to in memory.
+/// Multiple to which rows of matrices are padded in memory.
 const PADDED_ROWS: usize = 16;
-/// Parts that a fused projection is taken as, at most.
+/// The most parts of a fused projection.
 const MOST_FUSED: usize = 3;
 /// Ends of the names of the two parts.
 pub(crate) const DOWN: &str = ".lora_A";
@@ -114,10 +114,11 @@ pub(crate) fn unusable(path: &Path, problem: impl Into<String>) -> ModelError {
 }
 
 impl Adapter {
-    /// Opens the adapter at `path` and checks it against its model. Of its weights only a hash is taken.
+    /// Opens the adapter at `path` and checks it against its model. The weights are only hashed.
     ///
     /// # Errors
-    /// [`ModelError::AdapterRefused`] by name for what is not supported or does not belong to the model; errors of its files.
+    /// [`ModelError::AdapterRefused`] names the part that is not supported or does not belong to the model; errors of
+    /// its files.
     pub(crate) fn open(path: &Path, base: &Base<'_>) -> Result<Self, ModelError> {
         if !path.exists() {
             return Err(unusable(path, "no such file or folder; check the path"));
@@ -150,7 +151,7 @@ impl Adapter {
         }
     }
 
-    /// Takes the part for the projection `name`, whose own rows lie in `order` in the model's file.
+    /// Takes the part for the projection `name`; `order` is the order of the projection's rows in the model's file.
     pub(crate) fn take(&mut self, name: &str, order: Option<RowOrder>) -> Result<Option<LowRankWeights>, ModelError> {
         let Some(module) = self.modules.get(name) else {
             return Ok(None);
@@ -169,7 +170,7 @@ impl Adapter {
         }))
     }
 
-    /// Refuses an adapter of which a part was not taken.
+    /// Refuses an adapter if one of its parts was not used.
     pub(crate) fn check_taken(&self) -> Result<(), ModelError> {
         match self.modules.keys().find(|name| !self.taken.contains(*name)) {
             None => Ok(()),
@@ -182,7 +183,7 @@ impl Adapter {
 }
 
 impl Module {
-    /// Bytes in memory at most, padding included: a fused projection is taken as its parts, and each is padded.
+    /// The most bytes in memory, including padding. A fused projection is split into its parts, and each is padded.
     fn bytes(&self) -> u64 {
         let down = self.rank.next_multiple_of(PADDED_ROWS) * self.inputs;
         let up = (self.outputs + MOST_FUSED * PADDED_ROWS) * self.rank;
@@ -238,7 +239,7 @@ fn modules(files: &AdapterFiles, base: &Base<'_>) -> Result<BTreeMap<String, Mod
     Ok(modules)
 }
 
-/// Refuses parts of a model that adapters may not change here.
+/// Refuses parts for modules that adapters may not change here.
 fn check_module(module: &str, files: &AdapterFiles, base: &Base<'_>) -> Result<(), ModelError> {
     if module.ends_with("embed_tokens") || module == "lm_head" {
         return Err(unusable(

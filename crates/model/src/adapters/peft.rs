@@ -1,4 +1,4 @@
-//! Adapters as PEFT writes them: `adapter_config.json` and `adapter_model.safetensors`.
+//! Adapters of PEFT: `adapter_config.json` and `adapter_model.safetensors`.
 
 use std::path::Path;
 
@@ -12,17 +12,17 @@ use crate::place::ADAPTER_FILE;
 use crate::weights::{Checkpoint, RowOrder, read_header, text_name};
 
 const WEIGHTS: &str = "adapter_model.safetensors";
-/// The beginning of all names.
+/// The prefix of all names.
 const PREFIX: &str = "base_model.model.";
 
-/// Settings that change the computation and are not computed, where they are on.
+/// Unsupported settings that change the computation if they are true.
 const FLAGS: [(&str, &str); 4] = [
     ("use_dora", "DoRA (use_dora)"),
     ("lora_bias", "biases of the low-rank parts (lora_bias)"),
     ("fan_in_fan_out", "weights that lie transposed (fan_in_fan_out)"),
     ("use_qalora", "QA-LoRA (use_qalora)"),
 ];
-/// Settings that change the computation and are not computed, where they hold anything.
+/// Unsupported settings that change the computation if they are not empty.
 const LISTS: [(&str, &str); 4] = [
     ("modules_to_save", "whole modules (modules_to_save)"),
     (
@@ -38,10 +38,10 @@ const LISTS: [(&str, &str); 4] = [
         "activation by tokens (alora_invocation_tokens)",
     ),
 ];
-/// Beginnings of adapters whose base model was changed with them.
+/// Prefixes of initialisation methods that also changed the base model.
 const CHANGED_BASE: [&str; 5] = ["pissa", "olora", "corda", "loftq", "lora_ga"];
 
-/// Reads everything of an adapter but its weights' data.
+/// Reads everything of an adapter except its weights' data.
 pub(super) fn open(folder: &Path, base: &Base<'_>) -> Result<AdapterFiles, ModelError> {
     let path = folder.join(ADAPTER_FILE);
     let Some(value) = read_json(&path)? else {
@@ -65,7 +65,7 @@ pub(super) fn open(folder: &Path, base: &Base<'_>) -> Result<AdapterFiles, Model
     })
 }
 
-/// Refuses what is not computed, by name.
+/// Refuses unsupported settings, by name.
 fn check(fields: &Fields, folder: &Path) -> Result<(), ModelError> {
     let refused = |what: &str| Err(unusable(folder, format!("it has {what}, which is not supported")));
     let kind = fields.text("peft_type")?.unwrap_or("LORA");
@@ -101,7 +101,7 @@ fn check(fields: &Fields, folder: &Path) -> Result<(), ModelError> {
     Ok(())
 }
 
-/// Adds the tensors under the names of their modules in the family.
+/// Adds the tensors under the family's names of their modules.
 fn add_weights(weights: &mut Checkpoint, folder: &Path, base: &Base<'_>) -> Result<(), ModelError> {
     let path = folder.join(WEIGHTS);
     if !path.exists() {
@@ -122,7 +122,7 @@ fn add_weights(weights: &mut Checkpoint, folder: &Path, base: &Base<'_>) -> Resu
     weights.add_file(path, file, named)
 }
 
-/// The name of a tensor here: `model.layers.0.self_attn.q_proj.lora_A`.
+/// The family's name of a tensor: `model.layers.0.self_attn.q_proj.lora_A`.
 fn known(name: &str, folder: &Path, base: &Base<'_>) -> Result<String, ModelError> {
     let refused = |what: &str| {
         Err(unusable(
@@ -150,7 +150,7 @@ fn known(name: &str, folder: &Path, base: &Base<'_>) -> Result<String, ModelErro
 struct Scale {
     path: std::path::PathBuf,
     alpha: f64,
-    /// Modules with an alpha of their own.
+    /// Modules with their own alpha.
     patterns: Vec<(Regex, f64)>,
     by_square_root: bool,
 }

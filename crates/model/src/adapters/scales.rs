@@ -2,10 +2,10 @@
 
 use std::fmt::{self, Display};
 
-/// Adapters that may be loaded beside one model.
+/// The most adapters beside one model.
 pub const MOST_ADAPTERS: usize = 8;
 
-/// Factors on what the adapters of a model add, for one sequence; 0 is without the adapter.
+/// Factors on the parts of a model's adapters, for one sequence; 0 disables the adapter.
 ///
 /// ```
 /// let scales = riffle_model::AdapterScales::new(&[0.0, 0.5]);
@@ -13,16 +13,16 @@ pub const MOST_ADAPTERS: usize = 8;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct AdapterScales {
-    /// As bits, so that equal scales are equal to the bit.
+    /// Stored as bits, so that equal scales compare equal.
     bits: [u32; MOST_ADAPTERS],
 }
 
 impl AdapterScales {
-    /// The factors of the first adapters, in order; those behind [`MOST_ADAPTERS`] are left out.
+    /// The factors of the first adapters, in order; entries beyond [`MOST_ADAPTERS`] are ignored.
     pub fn new(scales: &[f32]) -> Self {
         let mut bits = [0; MOST_ADAPTERS];
         for (bits, scale) in bits.iter_mut().zip(scales) {
-            // Zero has one form, whatever its sign.
+            // Positive and negative zero get the same bits.
             *bits = if *scale == 0.0 { 0 } else { scale.to_bits() };
         }
         Self { bits }

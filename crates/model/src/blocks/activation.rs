@@ -18,7 +18,7 @@ pub enum Activation {
     Relu,
     /// max(x, 0)².
     ReluSquared,
-    /// xIELU (arXiv:2411.13010): a parabola above zero, an exponential below, both with a learned curvature.
+    /// xIELU (arXiv:2411.13010): a parabola above zero, an exponential below, both with learned curvature.
     Xielu {
         /// Factor on x² above zero.
         above: f32,
@@ -26,10 +26,11 @@ pub enum Activation {
         below: f32,
         /// Factor on x.
         slope: f32,
-        /// The exponential takes min(x, `limit`).
+        /// The exponential's argument is min(x, `limit`).
         limit: f32,
     },
-    /// x · sigmoid(`alpha` · x) of x up to `limit`. A gated block multiplies by one more than the other branch, which is cut to ±`limit`.
+    /// x · sigmoid(`alpha` · x) for x clamped to at most `limit`. A gated block multiplies by one plus the other
+    /// branch, which is clamped to ±`limit`.
     ClampedSilu {
         /// Factor below the sigmoid.
         alpha: f32,
@@ -39,7 +40,7 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// The activation a setting names, `default` where it is absent or null.
+    /// The activation that a setting names; `default` if it is absent or null.
     pub fn from_fields(fields: &Fields, setting: &str, default: &str) -> Result<Activation, ModelError> {
         match fields.text(setting)?.unwrap_or(default) {
             "silu" | "swish" => Ok(Activation::Silu),
@@ -61,7 +62,7 @@ impl Activation {
         super::rows::for_rows(values, 1, |_, value| value[0] = self.value(value[0]));
     }
 
-    /// Its name, where no device computes it.
+    /// Its name, if no device computes it.
     pub(crate) fn host_only(self) -> Option<&'static str> {
         match self {
             Activation::Silu | Activation::GeluTanh => None,
@@ -125,7 +126,7 @@ pub(crate) fn sigmoid_gate(values: &mut [f32], gate: &[f32]) {
     });
 }
 
-/// Multiplies every `width` neighbours by ln(1 + e^gate) of their gate.
+/// Multiplies every `width` neighbours by ln(1 + e^gate), with one gate for them.
 pub(crate) fn softplus_gate_heads(values: &mut [f32], gate: &[f32], width: usize) {
     super::rows::for_rows(values, width, |head, values| {
         let opening = softplus(gate[head]);
@@ -133,7 +134,7 @@ pub(crate) fn softplus_gate_heads(values: &mut [f32], gate: &[f32], width: usize
     });
 }
 
-/// As [`sigmoid_gate`] with a gate for every `width` neighbours.
+/// As [`sigmoid_gate`], with one gate for every `width` neighbours.
 pub(crate) fn sigmoid_gate_heads(values: &mut [f32], gate: &[f32], width: usize) {
     super::rows::for_rows(values, width, |head, values| {
         let opening = sigmoid(gate[head]);
@@ -159,13 +160,13 @@ fn clamped_silu(x: f32, alpha: f32, limit: f32) -> f32 {
 
 /// ln(1 + e^x).
 pub(crate) fn softplus(x: f32) -> f32 {
-    // Beyond 20 the one is lost in rounding.
+    // Beyond 20 the added one is lost in rounding.
     if x > 20.0 { x } else { x.exp().ln_1p() }
 }
 
 #[inline(always)]
 fn gelu_tanh(x: f32) -> f32 {
-    // 0.5 (1 + tanh u) = sigmoid(2u), which spares the cancellation in 1 + tanh u.
+    // 0.5 (1 + tanh u) = sigmoid(2u), which avoids the cancellation in 1 + tanh u.
     let u = 0.797_884_6 * (x + 0.044_715 * x * x * x);
     x / (1.0 + exp(-2.0 * u))
 }
@@ -181,7 +182,7 @@ fn relu_squared(x: f32) -> f32 {
     positive * positive
 }
 
-/// x · Φ(x), with the error function of Abramowitz and Stegun 7.1.26, which is right to 1.5e-7.
+/// x · Φ(x), with the error function of Abramowitz and Stegun 7.1.26, accurate to 1.5e-7.
 #[inline(always)]
 fn gelu(x: f32) -> f32 {
     let scaled = x.abs() * std::f32::consts::FRAC_1_SQRT_2;
@@ -191,7 +192,7 @@ fn gelu(x: f32) -> f32 {
     let series = series * t + 1.421_413_8;
     let series = series * t - 0.284_496_72;
     let series = series * t + 0.254_829_6;
-    // Φ(-|x|), which does not cancel.
+    // Φ(-|x|), without cancellation.
     let tail = 0.5 * series * t * exp(-scaled * scaled);
     if x < 0.0 { x * tail } else { x - x * tail }
 }
@@ -199,12 +200,12 @@ fn gelu(x: f32) -> f32 {
 /// e^x to about one unit in the last place, without branches or calls.
 #[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
-    // Adding 1.5 · 2^23 rounds to a whole number and leaves it in the low bits.
+    // Adding 1.5 · 2^23 rounds to an integer in the low bits.
     const ROUND: f32 = 12_582_912.0;
     let x = x.clamp(-87.0, 88.0);
     let shifted = x * std::f32::consts::LOG2_E + ROUND;
     let whole = shifted - ROUND;
-    // ln 2 in two parts, the first exact in products with small whole numbers.
+    // ln 2 in two terms; products of the first with small integers are exact.
     let r = x - whole * 0.693_359_4 - whole * -2.121_944_4e-4;
     let power = 1.987_569_1e-4;
     let power = power * r + 1.398_199_9e-3;

@@ -1,4 +1,4 @@
-//! The input of attention from the hidden states: projections, head norms, rotation.
+//! Computes the input of attention from the hidden states: projections, head norms, rotation.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,28 +7,28 @@ use super::{Indexer, LatentQuery, Norm, Projection, Rotary};
 use crate::workspace::{CUT_GRID, ROW_BLOCK, Workspace};
 use crate::{AttentionShape, Batch, ModelConfig, SegmentPart};
 
-/// The input of attention: projections of the normalised rows and what happens to heads then. The result lies in
+/// The input of attention: projections of the normalised rows, norms of heads and rotation. The result is in
 /// [`Rows::Attended`](crate::Rows::Attended).
 pub struct Attention {
     /// The norm before the projections.
     pub norm: Arc<Norm>,
     /// Its heads and their widths.
     pub shape: AttentionShape,
-    /// To `[heads, key_width]`, or as [`latent_query`](Self::latent_query) says.
+    /// To `[heads, key_width]`, or to the input of [`latent_query`](Self::latent_query).
     pub query: Projection,
-    /// How queries come to read latents, in a latent layer whose weights are those of keys and values of every head.
+    /// Converts queries to latent width, in a latent layer whose weights hold keys and values of every head.
     pub latent_query: Option<Box<LatentQuery>>,
-    /// Chooses the tokens that queries read, in a latent layer with narrow queries that was trained so.
+    /// Selects the tokens that queries read, in a latent layer with narrow queries that was trained with an indexer.
     pub indexer: Option<Box<Indexer>>,
-    /// Norm of query heads before the rotation: of each by itself, or of all together if it is as wide as they are.
+    /// Norm of query heads before the rotation: of each head, or of all together if it is as wide as all of them.
     pub query_norm: Option<Norm>,
-    /// Its own keys and values; `None` for a layer that reads those of another.
+    /// Its own keys and values; `None` for a layer that reads another layer's.
     pub key_value: Option<KeyValue>,
-    /// A logit of each query head that takes part in its softmax and has no value, where [`AttentionShape::has_sinks`] says so.
+    /// For each query head, a logit that takes part in its softmax without a value, if [`AttentionShape::has_sinks`].
     pub sinks: Option<Arc<[f32]>>,
-    /// How queries and keys carry their positions.
+    /// The position encoding of queries and keys.
     pub rotary: Arc<Rotary>,
-    /// Which of the model's rotations that is, below [`ModelConfig::rotary_tables`].
+    /// Index of this rotation, below [`ModelConfig::rotary_tables`].
     pub rotary_table: usize,
 }
 
@@ -36,17 +36,17 @@ pub struct Attention {
 pub struct KeyValue {
     /// To `[kv_heads, key_width]`.
     pub key: Projection,
-    /// To `[kv_heads, value_width]`. `None` for a latent layer, whose values are the beginning of its keys, and for a layer whose
-    /// values are its projected keys, before their norm and their rotation.
+    /// To `[kv_heads, value_width]`. `None` for a latent layer, whose values are prefixes of its keys, and for a
+    /// layer whose values are its projected keys before norm and rotation.
     pub value: Option<Projection>,
     /// Norm of each value head, `[value_width]`.
     pub value_norm: Option<Norm>,
-    /// Norm of key heads before the rotation, as that of queries; in a latent layer, of their values.
+    /// Norm of key heads before the rotation, as for queries; in a latent layer, of the latents.
     pub key_norm: Option<Norm>,
 }
 
 impl Attention {
-    /// Normalises some rows of `hidden`, `[batch rows, hidden_size]`, projects and turns them.
+    /// Normalises some rows of `hidden`, `[batch rows, hidden_size]`, then projects and rotates them.
     pub(crate) fn project(
         &self,
         config: &ModelConfig,
@@ -116,7 +116,7 @@ impl Attention {
         }
     }
 
-    /// Normalises and turns the heads of queries and of keys, each with the width of a row.
+    /// Normalises and rotates the heads of queries and keys; each comes with the width of a row.
     fn finish_rows(&self, queries: (&mut [f32], usize), keys: (&mut [f32], usize), angles: (&[f32], usize)) {
         let key_norm = self.key_value.as_ref().map(|own| own.key_norm.as_ref());
         for ((heads, width), norm) in [(queries, Some(self.query_norm.as_ref())), (keys, key_norm)] {
@@ -126,7 +126,7 @@ impl Attention {
         }
     }
 
-    /// Bytes in memory, without the norm that other parts may share.
+    /// Bytes in memory, without the norm, which other parts may share.
     pub(crate) fn bytes(&self) -> u64 {
         let query_norm = self.query_norm.as_ref().map_or(0, Norm::bytes);
         let latent_query = self.latent_query.as_ref().map_or(0, |latent| latent.bytes());
@@ -144,7 +144,7 @@ impl KeyValue {
     }
 }
 
-/// Multiplies the queries of some rows of a batch, `[rows, width]`, by the factors of their positions.
+/// Multiplies the queries of some rows of a batch, `[rows, width]`, by the factors for their positions.
 fn scale_queries(rotary: &Rotary, batch: &Batch, rows: Range<usize>, queries: &mut [f32], width: usize) {
     let positions = batch
         .parts(rows)
@@ -154,7 +154,7 @@ fn scale_queries(rotary: &Rotary, batch: &Batch, rows: Range<usize>, queries: &m
     }
 }
 
-/// Normalises and turns every head of `[rows, width]`.
+/// Normalises and rotates every head of `[rows, width]`.
 fn finish_heads(
     data: &mut [f32],
     width: usize,

@@ -1,8 +1,8 @@
-//! Gated DeltaNet (Yang, Kautz, Hatamizadeh, "Gated Delta Networks", 2024): attention whose memory of the past is one
-//! matrix for each head, renewed by the delta rule under a decay.
+//! Gated DeltaNet (Yang, Kautz, Hatamizadeh, "Gated Delta Networks", 2024): attention with one memory matrix per
+//! head, which decays and is updated by the delta rule.
 //!
-//! Queries, keys and values pass a short causal convolution, the delta rule reads and renews the memories, and the result is normalised
-//! by head and gated.
+//! Queries, keys and values pass a short causal convolution, the delta rule updates and reads the memories, and the
+//! result is normalised per head and gated.
 
 use super::Projection;
 use super::activation::{sigmoid, silu, softplus};
@@ -14,14 +14,14 @@ use crate::recurrent::LayerState;
 use crate::weights::Checkpoint;
 use crate::{GatedDeltaNetShape, ModelError, SegmentPart};
 
-/// How a file holds the parameters of the recurrence.
+/// Storage of the recurrence's parameters in a file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DeltaNetStorage {
-    /// True if value heads that share a key head are as many key heads apart, instead of side by side.
+    /// True if value heads of one key head are `key_heads` apart, instead of adjacent.
     pub heads_tiled: bool,
     /// True if decay rates are stored as `-exp(A_log)` under the name `A`.
     pub decay_rates: bool,
-    /// True if each projection is a tensor of its own, under the names of attention (OLMo-hybrid).
+    /// True if each projection is a separate tensor, named as in attention (OLMo-hybrid).
     pub is_apart: bool,
 }
 
@@ -29,30 +29,30 @@ pub struct DeltaNetStorage {
 pub struct GatedDeltaNet {
     pub(super) shape: GatedDeltaNetShape,
     recurrence: Recurrence,
-    /// To queries, keys and values of all heads, before the convolution.
+    /// To queries, keys and values of all heads, for the convolution.
     pub mixed: Projection,
-    /// To `[value_heads, value_dim]`, which opens what was read.
+    /// To `[value_heads, value_dim]`: the gate of the reads.
     pub gate: Projection,
-    /// To `[value_heads]`, how much of a value is written.
+    /// To `[value_heads]`: the write strength.
     pub strength: Projection,
     /// The largest strength.
     strength_limit: f32,
-    /// To `[value_heads]`, how fast the memory decays.
+    /// To `[value_heads]`: the decay rate of the memory.
     pub decay: Projection,
-    /// From what was read to `[hidden_size]`.
+    /// From the reads to `[hidden_size]`.
     pub output: Projection,
     /// `[value_heads]`, below zero.
     pub decay_rates: Vec<f32>,
     /// `[value_heads]`.
     pub decay_biases: Vec<f32>,
-    /// Weights `[value_dim]` of the root-mean-square norm of what each head read.
+    /// Weights `[value_dim]` of the root-mean-square norm of each head's reads.
     pub norm: Vec<f32>,
     /// The term that this norm adds to the mean square.
     pub norm_epsilon: f32,
 }
 
 impl GatedDeltaNet {
-    /// Takes the tensors below `name`.
+    /// Loads the tensors below `name`.
     ///
     /// # Errors
     /// [`ModelError`] for tensors that are missing or of another shape.
@@ -101,7 +101,7 @@ impl GatedDeltaNet {
         })
     }
 
-    /// The same with strengths up to `limit`: above one, what a memory held for a key changes its sign.
+    /// Sets the largest write strength: above one, a write flips the sign of the memory's value for a key.
     pub(crate) fn with_strength_limit(self, limit: f32) -> GatedDeltaNet {
         GatedDeltaNet {
             strength_limit: limit,
@@ -114,13 +114,13 @@ impl GatedDeltaNet {
         self.recurrence.convolution.taps()
     }
 
-    /// True if value heads that share a key head are as many key heads apart, instead of side by side.
+    /// True if value heads of one key head are `key_heads` apart, instead of adjacent.
     pub fn heads_tiled(&self) -> bool {
         self.recurrence.rule.heads_tiled()
     }
 
-    /// Mixes rows, `input` and `output` `[rows, hidden]`, which the `parts` of segments share out; `states` are those of all
-    /// segments.
+    /// Mixes rows; `input` and `output` are `[rows, hidden]`. `parts` assigns the rows to segments, and `states` has
+    /// the state of each segment.
     pub(super) fn apply(
         &self,
         parts: &[SegmentPart],
@@ -154,7 +154,7 @@ impl GatedDeltaNet {
         self.output.apply(block.gated, output, parts);
     }
 
-    /// Takes recorded rows into the state.
+    /// Applies recorded rows to the state.
     pub(super) fn replay(&self, state: &mut LayerState, rows: RecordedRows<'_>) {
         self.recurrence.replay(state, rows);
     }
@@ -169,8 +169,8 @@ impl GatedDeltaNet {
     }
 }
 
-/// `gated[row, head] = norm(read[head, row]) · open(gated[row, head])`, with `width` values of all heads in a row; the norm has its weights
-/// `[value_dim]` and the term that it adds to the mean square.
+/// `gated[row, head] = norm(read[head, row]) · open(gated[row, head])`, with `width` values of all heads per row. The
+/// norm has weights `[value_dim]` and an epsilon.
 pub(super) fn gate_heads(
     rows: ReadRows<'_>,
     width: usize,
@@ -190,7 +190,7 @@ pub(super) fn gate_heads(
     });
 }
 
-/// The convolution of all channels, which files of OLMo-hybrid hold as those of queries, of keys and of values.
+/// The convolution of all channels. Files of OLMo-hybrid store it separately for queries, keys and values.
 pub(super) fn convolution(
     weights: &mut Checkpoint,
     part: impl Fn(&str) -> String,
@@ -201,7 +201,7 @@ pub(super) fn convolution(
     if weights.info(&names[0]).is_none() {
         return Convolution::load(weights, &part("conv1d"), channels, kernel, false);
     }
-    // transformers cuts the channels in three wherever it likes.
+    // transformers may split the channels at any two points.
     let mut taps = Vec::new();
     for name in &names {
         let count = weights.info(name).map_or(0, |info| info.shape.iter().product());
@@ -214,8 +214,7 @@ pub(super) fn convolution(
     }
 }
 
-/// The projections to queries, keys and values, and to the gate. Qwen3-Next has one tensor, in which those of each key head follow each
-/// other.
+/// The projections to queries, keys and values, and to the gate. Qwen3-Next has one tensor, grouped by key head.
 fn inputs(
     weights: &mut Checkpoint,
     part: impl Fn(&str) -> String,
@@ -257,7 +256,7 @@ fn inputs(
     )
 }
 
-/// The projections to strengths and to decays, in one tensor in Qwen3-Next.
+/// The projections to strengths and to decays; one tensor in Qwen3-Next.
 fn decays(
     weights: &mut Checkpoint,
     part: impl Fn(&str) -> String,

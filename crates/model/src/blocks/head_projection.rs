@@ -1,4 +1,4 @@
-//! A linear layer with a matrix of its own for every head.
+//! A linear layer with a separate matrix for each head.
 
 use rayon::prelude::*;
 use riffle_linear::{PackedMatrix, WeightFormat};
@@ -9,12 +9,12 @@ use crate::weights::Checkpoint;
 
 /// `output[head] = weight[head] · input[head]`, without a bias.
 pub struct HeadProjection {
-    /// At least one; all of one shape.
+    /// At least one; all have the same shape.
     heads: Vec<PackedMatrix>,
 }
 
 impl HeadProjection {
-    /// Takes `{name}.weight`, `[heads, outputs, inputs]` or with the heads on top of each other.
+    /// Loads `{name}.weight`, `[heads, outputs, inputs]` or with the heads stacked.
     ///
     /// # Errors
     /// [`ModelError`] for a tensor that is missing or of another shape.
@@ -29,7 +29,7 @@ impl HeadProjection {
         Ok(HeadProjection { heads })
     }
 
-    /// Takes `{name}.weight` as two projections whose rows, `outputs` of each, stand on top of each other in each head.
+    /// Loads `{name}.weight` as two projections, whose `outputs` rows are stacked within each head.
     ///
     /// # Errors
     /// As [`load`](Self::load).
@@ -44,10 +44,10 @@ impl HeadProjection {
         Ok(parts.map(|heads| HeadProjection { heads }))
     }
 
-    /// The projections from outputs to inputs, by the transposed matrices. Formats that hold blocks of weights become f32.
+    /// The projections from outputs to inputs, with transposed matrices. Block formats become f32.
     ///
     /// # Errors
-    /// [`ModelError::Pack`] for matrices that are too large; `name` is that of their tensor.
+    /// [`ModelError::Pack`] for matrices that are too large; `name` is the name of their tensor.
     pub fn transposed(&self, name: &str) -> Result<HeadProjection, ModelError> {
         let heads = self.heads.iter().map(|matrix| {
             let transposed = transposed(matrix).map_err(|source| ModelError::Pack {
@@ -61,34 +61,34 @@ impl HeadProjection {
         })
     }
 
-    /// Values that a head reads.
+    /// Input values of a head.
     pub fn inputs(&self) -> usize {
         self.heads[0].in_features()
     }
 
-    /// Values that a head writes.
+    /// Output values of a head.
     pub fn outputs(&self) -> usize {
         self.heads[0].out_features()
     }
 
-    /// Values that all heads of a token read.
+    /// Input values of all heads per token.
     pub fn input_width(&self) -> usize {
         self.heads.len() * self.inputs()
     }
 
-    /// Values that all heads of a token write.
+    /// Output values of all heads per token.
     pub fn output_width(&self) -> usize {
         self.heads.len() * self.outputs()
     }
 
-    /// Values of scratch that a token takes.
+    /// Scratch values per token.
     pub fn scratch_width(&self) -> usize {
         self.input_width() + self.output_width()
     }
 
-    /// Multiplies rows. `input` holds `[rows, heads, stride]`, of which each head reads the first values; `output` holds as many rows
-    /// `[heads, stride]`, of which each head writes the first values and leaves the others. `scratch` holds at least
-    /// [`scratch_width`](Self::scratch_width) values for each row.
+    /// Multiplies rows. `input` is `[rows, heads, stride]`; each head reads its first values. `output` is `[rows,
+    /// heads, stride]`; each head writes its first values and leaves the others. `scratch` has at least
+    /// [`scratch_width`](Self::scratch_width) values per row.
     pub(crate) fn apply(
         &self,
         (input, input_stride): (&[f32], usize),

@@ -1,10 +1,12 @@
-//! The indexer of DeepSeek sparse attention (arXiv:2512.02556): small queries and keys whose products rank the tokens that a layer reads.
+//! The indexer of DeepSeek sparse attention (arXiv:2512.02556): small queries and keys, whose products rank the
+//! tokens that a layer reads.
 
 use super::{Norm, Projection, Rotary};
 use crate::SegmentPart;
 use crate::config::IndexerShape;
 
-/// The weights of a layer's own indexer. The caller computes scores and chooses, as [`IndexerShape`] says.
+/// The weights of a layer's own indexer. The caller computes scores and chooses tokens as described in
+/// [`IndexerShape`].
 pub struct Indexer {
     /// Its sizes.
     pub shape: IndexerShape,
@@ -14,11 +16,11 @@ pub struct Indexer {
     pub key: Projection,
     /// The norm of keys.
     pub key_norm: Norm,
-    /// From the layer's normalised input to a weight for each head, `[heads]`.
+    /// From the layer's normalised input to one weight per head, `[heads]`.
     pub weights: Projection,
 }
 
-/// Room for what the indexer computes of some rows.
+/// Output buffers of the indexer for some rows.
 pub(crate) struct IndexedRows<'a> {
     /// `[rows, heads, width]`.
     pub(crate) queries: &'a mut [f32],
@@ -29,8 +31,8 @@ pub(crate) struct IndexedRows<'a> {
 }
 
 impl Indexer {
-    /// Writes queries, weights and keys of normalised rows, `[rows, hidden]`, whose narrow queries are `[rows, rank]`. The first
-    /// elements of queries and keys are turned by `angles`, `[rows, 2, rotary_dim / 2]`.
+    /// Writes queries, weights and keys of normalised rows, `[rows, hidden]`, whose narrow queries are `[rows,
+    /// rank]`. Rotates the first elements of queries and keys by `angles`, `[rows, 2, rotary_dim / 2]`.
     pub(super) fn apply(
         &self,
         (input, narrow, parts): (&[f32], &[f32], &[SegmentPart]),

@@ -1,7 +1,7 @@
-//! Kimi Delta Attention (Kimi Linear, arXiv:2510.26692): the gated delta rule with a decay for each element of a key.
+//! Kimi Delta Attention (Kimi Linear, arXiv:2510.26692): the gated delta rule with a decay per element of a key.
 //!
-//! Queries, keys and values pass a short causal convolution, the rule reads and renews the memories, and the result is normalised by head
-//! and gated. Decays and gates come from projections through a narrow layer.
+//! Queries, keys and values pass a short causal convolution, the rule updates and reads the memories, and the result
+//! is normalised per head and gated. Decays and gates are projected through a narrow layer.
 
 use super::Projection;
 use super::activation::{sigmoid, softplus};
@@ -17,28 +17,28 @@ use crate::{KimiDeltaShape, ModelError, SegmentPart};
 pub struct KimiDeltaAttention {
     pub(super) shape: KimiDeltaShape,
     recurrence: Recurrence,
-    /// To queries, keys and values of all heads, before the convolution.
+    /// To queries, keys and values of all heads, for the convolution.
     pub mixed: Projection,
-    /// To `[heads]`, how much of a value is written.
+    /// To `[heads]`: the write strength.
     pub strength: Projection,
-    /// To `[head_dim]` and from there to `[heads, head_dim]`, how fast rows of the memory decay.
+    /// To `[head_dim]` and then to `[heads, head_dim]`: the decay rates of the memory's rows.
     pub decay: [Projection; 2],
-    /// To `[head_dim]` and from there to `[heads, head_dim]`, which opens what was read.
+    /// To `[head_dim]` and then to `[heads, head_dim]`: the gate of the reads.
     pub gate: [Projection; 2],
-    /// From what was read to `[hidden_size]`.
+    /// From the reads to `[hidden_size]`.
     pub output: Projection,
     /// `[heads]`, below zero.
     pub decay_rates: Vec<f32>,
     /// `[heads, head_dim]`.
     pub decay_biases: Vec<f32>,
-    /// Weights `[head_dim]` of the root-mean-square norm of what each head read.
+    /// Weights `[head_dim]` of the root-mean-square norm of each head's reads.
     pub norm: Vec<f32>,
     /// The term that this norm adds to the mean square.
     pub norm_epsilon: f32,
 }
 
 impl KimiDeltaAttention {
-    /// Takes the tensors below `name`, under the names of transformers or those of the released files.
+    /// Loads the tensors below `name`, named as in transformers or in the released files.
     ///
     /// # Errors
     /// [`ModelError`] for tensors that are missing or of another shape.
@@ -93,8 +93,8 @@ impl KimiDeltaAttention {
         })
     }
 
-    /// Mixes rows, `input` and `output` `[rows, hidden]`, which the `parts` of segments share out; `states` are those of all
-    /// segments.
+    /// Mixes rows; `input` and `output` are `[rows, hidden]`. `parts` assigns the rows to segments, and `states` has
+    /// the state of each segment.
     pub(super) fn apply(
         &self,
         parts: &[SegmentPart],
@@ -106,7 +106,7 @@ impl KimiDeltaAttention {
         let rows: usize = parts.iter().map(|part| part.rows.len()).sum();
         let head_dim = self.shape.head_dim;
         let mut block = self.recurrence.scratch(rows, scratch);
-        // Nothing has been read yet, so the narrow layers have room where reads will lie.
+        // There are no reads yet, so their buffer holds the narrow layers.
         let [narrow_decay, narrow_gate] =
             [&mut *block.read, &mut *block.mixed].map(|values| &mut values[..rows * head_dim]);
         let projections = [&self.mixed, &self.strength, &self.decay[0], &self.gate[0]];
@@ -137,7 +137,7 @@ impl KimiDeltaAttention {
         self.output.apply(block.gated, output, parts);
     }
 
-    /// Takes recorded rows into the state.
+    /// Applies recorded rows to the state.
     pub(super) fn replay(&self, state: &mut LayerState, rows: RecordedRows<'_>) {
         self.recurrence.replay(state, rows);
     }

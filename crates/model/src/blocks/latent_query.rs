@@ -1,29 +1,31 @@
 //! The queries of multi-head latent attention (DeepSeek-V2, arXiv:2405.04434) in the space of latents.
 //!
-//! A key of a head is a matrix times the token's latent, so the product of a query and such a key is that of the latent and the
-//! transposed matrix times the query. With it all heads read the latents themselves, and no keys are computed.
+//! A head's key is a matrix times the token's latent. The product of query and key therefore equals the product of
+//! the latent with the transposed matrix times the query. So all heads read the latents directly, and no keys are
+//! computed.
 
 use super::{HeadProjection, Norm, Projection};
 use crate::SegmentPart;
 
-/// How the queries of a latent layer are computed. [`Attention::query`](super::Attention::query) gives `[heads, plain + rotated]`, of
-/// which the first part carries no position; that part is taken to the width of a latent.
+/// The query computation of a latent layer. [`Attention::query`](super::Attention::query) gives `[heads, plain +
+/// rotated]`. The plain part has no position and is projected to latent width.
 pub struct LatentQuery {
-    /// A narrower projection of the layer's input with a norm behind it, which `query` reads; `None` where `query` reads the input.
+    /// A narrow projection of the layer's input with a norm, which is the input of `query`; `None` if `query` reads
+    /// the layer's input.
     pub narrow: Option<(Projection, Norm)>,
-    /// From the part of a query without a position to the width of a latent: the transposed matrices of keys.
+    /// From the plain part of a query to latent width: the transposed key matrices.
     pub absorb: HeadProjection,
 }
 
 impl LatentQuery {
-    /// Values of scratch that a token takes, where heads have `rotated` elements that carry positions.
+    /// Scratch values per token, for heads with `rotated` elements with positions.
     pub fn scratch_width(&self, heads: usize, rotated: usize) -> usize {
         let narrow = self.narrow.as_ref().map_or(0, |(_, norm)| norm.width());
         narrow + heads * (self.absorb.inputs() + rotated) + self.absorb.scratch_width()
     }
 
-    /// Writes the queries of normalised rows, `input` `[rows, hidden]`, to `queries`, `[rows, heads, key_width]`. Returns the narrow
-    /// queries, `[rows, rank]`, as part of `scratch`; nothing where there are none.
+    /// Writes the queries of normalised rows, `input` `[rows, hidden]`, to `queries`, `[rows, heads, key_width]`.
+    /// Returns the narrow queries, `[rows, rank]`, as a part of `scratch`; `None` if there are none.
     pub(super) fn apply<'s>(
         &self,
         query: &Projection,

@@ -1,4 +1,5 @@
-//! Inputs of layers that follow from a token alone, beside the residual stream (per-layer embeddings of Gemma 4).
+//! Inputs of layers that depend only on the token, in addition to the residual stream (per-layer embeddings of Gemma
+//! 4).
 
 use riffle_linear::PackedMatrix;
 
@@ -9,13 +10,13 @@ use crate::workspace::RowBlock;
 
 /// The inputs of all layers for a token: `scale * (norm(projection(embedding)) + table_scale * table[token])`.
 pub struct LayerInputs {
-    /// `[vocab_size, layers * width]`, held as stored and read by row.
+    /// `[vocab_size, layers * width]`, in the file's format and read by row.
     pub table: PackedMatrix,
     /// Factor on rows of the table.
     pub table_scale: f32,
     /// From the embedding of a token, `[hidden_size]`, to `[layers, width]`.
     pub projection: Projection,
-    /// Norm of each layer's part of the projection, `[width]`.
+    /// Norm of each layer's slice of the projection, `[width]`.
     pub norm: Norm,
     /// Factor on the sum.
     pub scale: f32,
@@ -27,12 +28,13 @@ impl LayerInputs {
         self.table.in_features()
     }
 
-    /// Writes the inputs of all layers for some tokens, `[tokens, layers, width]`, whose embeddings are `[tokens, hidden_size]`.
+    /// Writes the inputs of all layers for some tokens, `[tokens, layers, width]`; their embeddings are `[tokens,
+    /// hidden_size]`.
     pub(crate) fn prepare(&self, (tokens, parts): (&[u32], &[SegmentPart]), embedded: &[f32], output: &mut [f32]) {
         self.projection.apply(embedded, output, parts);
         for_rows(output, self.width(), |row, output| {
             let mut stored = vec![0.0; output.len()];
-            // Tokens of pictures and sound lie behind the table, and have the input of the first.
+            // Tokens of pictures and sound are beyond the table and use the input of token 0.
             let token = tokens[row] as usize;
             let stands_in_table = token < self.table.out_features();
             self.table
@@ -52,9 +54,9 @@ impl LayerInputs {
     }
 }
 
-/// The part of a layer that reads its input: `projection(activation(gate(hidden)) * input)`.
+/// A layer's use of its input: `projection(activation(gate(hidden)) * input)`.
 pub struct LayerInput {
-    /// The layer, which tells its part of [`LayerInputs`].
+    /// The layer, which selects its slice of [`LayerInputs`].
     pub layer: usize,
     /// From `[hidden_size]` to `[width]`.
     pub gate: Projection,

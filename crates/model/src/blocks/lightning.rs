@@ -1,7 +1,8 @@
-//! Lightning attention (MiniMax-01, arXiv:2501.08313): linear attention whose memory decays by a fixed rate of each head.
+//! Lightning attention (MiniMax-01, arXiv:2501.08313): linear attention with a memory that decays at a fixed rate per
+//! head.
 //!
-//! Queries, keys and values pass an activation, the additive rule reads and renews the memories, and the result of all heads is normalised
-//! together and gated.
+//! Queries, keys and values pass an activation, the additive rule updates and reads the memories, and the results of
+//! all heads are normalised together and gated.
 
 use super::norm::rms_scale;
 use super::recurrence::{Convolution, ReadRows, Recurrence, Rule};
@@ -12,7 +13,7 @@ use crate::recurrent::LayerState;
 use crate::weights::Checkpoint;
 use crate::{LightningShape, ModelError, SegmentPart};
 
-/// Added to the mean of squares in the norm, whatever the settings say of other norms.
+/// Epsilon of the norm, independent of the settings for other norms.
 const EPSILON: f32 = 1e-6;
 
 /// The weights of one layer's token mixer.
@@ -20,21 +21,21 @@ pub struct LightningAttention {
     pub(super) shape: LightningShape,
     recurrence: Recurrence,
     activation: Activation,
-    /// To queries, keys and values of all heads, before the activation.
+    /// To queries, keys and values of all heads, for the activation.
     pub mixed: Projection,
     /// To `[heads, head_dim]`, the gate of the result.
     pub gate: Projection,
     /// From the result to `[hidden_size]`.
     pub output: Projection,
-    /// `[heads]`, the logarithm of what remains of a memory behind a token.
+    /// `[heads]`: the logarithm of the memory's decay factor per token.
     pub decays: Vec<f32>,
     /// Weights of the norm, `[heads, head_dim]`.
     pub norm: Vec<f32>,
 }
 
 impl LightningAttention {
-    /// Takes the tensors below `name`: `qkv_proj`, for each head its query, its key and its value, `norm`, `output_gate` and
-    /// `out_proj`. The layer is number `layer` of `layers`: memories of later layers decay more slowly.
+    /// Loads the tensors below `name`: `qkv_proj` (query, key and value for each head), `norm`, `output_gate` and
+    /// `out_proj`. This is layer `layer` of `layers`: later layers decay more slowly.
     ///
     /// # Errors
     /// [`ModelError`] for tensors that are missing or of another shape.
@@ -47,7 +48,7 @@ impl LightningAttention {
         activation: Activation,
     ) -> Result<LightningAttention, ModelError> {
         let part = |part: &str| format!("{name}.{part}");
-        // Files hold factors that follow from the settings.
+        // Files contain factors that are computed from the settings.
         let factors = ["slope_rate", "query_decay", "key_decay", "diagonal_decay"].map(part);
         weights.forget(|name| factors.iter().any(|factor| factor == name));
         let (heads, head_dim, width) = (shape.heads, shape.head_dim, shape.width());
@@ -73,8 +74,8 @@ impl LightningAttention {
         })
     }
 
-    /// Mixes rows, `input` and `output` `[rows, hidden]`, which the `parts` of segments share out; `states` are those of all
-    /// segments.
+    /// Mixes rows; `input` and `output` are `[rows, hidden]`. `parts` assigns the rows to segments, and `states` has
+    /// the state of each segment.
     pub(super) fn apply(
         &self,
         parts: &[SegmentPart],
@@ -97,7 +98,7 @@ impl LightningAttention {
         self.output.apply(block.gated, output, parts);
     }
 
-    /// Takes recorded rows into the state.
+    /// Applies recorded rows to the state.
     pub(super) fn replay(&self, state: &mut LayerState, rows: RecordedRows<'_>) {
         self.recurrence.replay(state, rows);
     }

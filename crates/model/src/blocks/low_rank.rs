@@ -1,4 +1,4 @@
-//! The part that an adapter adds to a projection.
+//! The part that an adapter adds to a projection's output.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::adapters::LowRankWeights;
 pub(crate) struct LowRank {
     /// Number of the adapter.
     pub(crate) adapter: usize,
-    /// `[rank, inputs]`, which the parts of a fused projection share.
+    /// `[rank, inputs]`, shared by the parts of a fused projection.
     down: Arc<PackedMatrix>,
     /// True for the part that counts the bytes of `down`.
     counts_down: bool,
@@ -21,16 +21,16 @@ pub(crate) struct LowRank {
     pub(super) scale: f32,
 }
 
-/// Values of the product that are computed at a time: scratch of 256 KiB.
+/// Values of the product computed at a time: scratch of 256 KiB.
 const BLOCK_VALUES: usize = 1 << 16;
 
 impl LowRank {
-    /// The matrix that the parts of a projection share.
+    /// The matrix shared by the parts of a projection.
     pub(crate) fn shared(weights: &LowRankWeights) -> Result<Arc<PackedMatrix>, LinearError> {
         Ok(Arc::new(packed(&weights.down, weights.down.len() / weights.rank)?))
     }
 
-    /// The part for the rows `own` of each of the heads, which have `stride` rows in the adapter.
+    /// The part for the rows `own` of each head; a head has `stride` rows in the adapter.
     pub(crate) fn new(
         weights: &LowRankWeights,
         down: &Arc<PackedMatrix>,
@@ -51,8 +51,8 @@ impl LowRank {
         })
     }
 
-    /// Adds the part, `scale` times as strong, to `output`, `[rows, outputs]`, of `input`, `[rows, inputs]`. A row has the same bits
-    /// whatever other rows there are.
+    /// Adds the part, times `scale`, for `input`, `[rows, inputs]`, to `output`, `[rows, outputs]`. A row's bits do
+    /// not depend on other rows.
     pub(crate) fn add(&self, scale: f32, input: &[f32], output: &mut [f32]) {
         let (rank, inputs, outputs) = (
             self.down.out_features(),
@@ -79,7 +79,7 @@ impl LowRank {
     }
 }
 
-/// A matrix of f32 with so many columns.
+/// A matrix of f32 with `columns` columns.
 fn packed(values: &[f32], columns: usize) -> Result<PackedMatrix, LinearError> {
     let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
     PackedMatrix::pack(WeightFormat::F32, values.len() / columns, columns, &bytes)

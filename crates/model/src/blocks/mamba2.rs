@@ -1,8 +1,9 @@
-//! Mamba-2 (Dao, Gu, "Transformers are SSMs", 2024): attention whose memory of the past is one matrix for each head, which decays and takes
+//! Mamba-2 (Dao, Gu, "Transformers are SSMs", 2024): attention with one memory matrix per head, which decays and adds
 //! each token's value under its key.
 //!
-//! Values, keys (`B`) and queries (`C`) pass a short causal convolution, the additive rule reads and renews the memories, and the result
-//! is gated and normalised by groups. The names in brackets are those of the paper and of `transformers`.
+//! Values, keys (`B`) and queries (`C`) pass a short causal convolution, the additive rule updates and reads the
+//! memories, and the result is gated and normalised per group. Names in brackets are from the paper and
+//! `transformers`.
 
 use super::Projection;
 use super::activation::{silu, softplus};
@@ -14,7 +15,7 @@ use crate::recurrent::LayerState;
 use crate::weights::Checkpoint;
 use crate::{Mamba2Shape, ModelError, SegmentPart};
 
-/// Settings in which families with Mamba2 layers differ.
+/// Settings that differ between families with Mamba2 layers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Mamba2Settings {
     /// True if `in_proj` has a bias.
@@ -25,22 +26,22 @@ pub struct Mamba2Settings {
     pub output_bias: bool,
     /// The least and the largest time step (`time_step_limit`).
     pub time_step_limits: [f32; 2],
-    /// The norm of the result; `None` where the result is gated alone.
+    /// The norm of the result; `None` if the result is only gated.
     pub norm: Option<Mamba2Norm>,
 }
 
 /// The root-mean-square norm beside the gate of a [`Mamba2`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Mamba2Norm {
-    /// Groups of values that are normalised by themselves.
+    /// Groups of values that are normalised separately.
     pub groups: usize,
     /// Added to the mean of squares.
     pub epsilon: f32,
-    /// True if the norm comes before the gate, false if it comes behind.
+    /// True if the norm comes before the gate, false if after.
     pub before_gate: bool,
 }
 
-/// Factors on what the projections of a [`Mamba2`] give.
+/// Factors on the outputs of a [`Mamba2`]'s projections.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Mamba2Factors {
     /// On the input of all projections.
@@ -68,7 +69,7 @@ pub struct Mamba2 {
     recurrence: Recurrence,
     /// To `[heads, head_dim]`, the gate of the result (`z`).
     pub gate: Projection,
-    /// To values, keys and queries, before the convolution (`xBC`).
+    /// To values, keys and queries, for the convolution (`xBC`).
     pub mixed: Projection,
     /// To `[heads]`, the time step (`dt`).
     pub time_step: Projection,
@@ -78,7 +79,7 @@ pub struct Mamba2 {
     pub decay_rates: Vec<f32>,
     /// `[heads]`, added to the time step.
     pub time_step_biases: Vec<f32>,
-    /// `[heads]`, the part of a value that goes straight to the result (`D`).
+    /// `[heads]`: the factor of a value that is added directly to the result (`D`).
     pub skips: Vec<f32>,
     /// Weights of the norm, `[heads, head_dim]`; empty without one.
     pub norm: Vec<f32>,
@@ -103,8 +104,8 @@ impl Default for Mamba2Settings {
 }
 
 impl Mamba2 {
-    /// Takes the tensors below `name`: `in_proj` (gate, values, keys, queries and time step on top of each other), `conv1d`, `dt_bias`,
-    /// `A_log`, `D`, `norm.weight` and `out_proj`.
+    /// Loads the tensors below `name`: `in_proj` (gate, values, keys, queries and time step, stacked), `conv1d`,
+    /// `dt_bias`, `A_log`, `D`, `norm.weight` and `out_proj`.
     ///
     /// # Errors
     /// [`ModelError`] for tensors that are missing or of another shape.
@@ -148,13 +149,13 @@ impl Mamba2 {
         })
     }
 
-    /// The same with factors.
+    /// Applies factors.
     pub(crate) fn scaled(mut self, factors: &Mamba2Factors) -> Mamba2 {
         let [gate, values, keys, queries, time_step] = factors.parts;
         self.gate = self.gate.scaled(factors.input * gate, gate);
         self.time_step = self.time_step.scaled(factors.input * time_step, time_step);
         self.output = self.output.scaled(factors.output, factors.output);
-        // The convolution takes the factors of the channels that pass it.
+        // The convolution includes the factors of its channels.
         self.mixed = self.mixed.scaled(factors.input, 1.0);
         let (inner, shared) = (self.shape.inner_width(), self.shape.groups * self.shape.state_width);
         let ends = [(inner, values), (inner + shared, keys), (inner + 2 * shared, queries)];
@@ -168,8 +169,8 @@ impl Mamba2 {
         self
     }
 
-    /// Mixes rows, `input` and `output` `[rows, hidden]`, which the `parts` of segments share out; `states` are those of all
-    /// segments.
+    /// Mixes rows; `input` and `output` are `[rows, hidden]`. `parts` assigns the rows to segments, and `states` has
+    /// the state of each segment.
     pub(super) fn apply(
         &self,
         parts: &[SegmentPart],
@@ -201,7 +202,7 @@ impl Mamba2 {
         self.output.apply(block.gated, output, parts);
     }
 
-    /// Takes recorded rows into the state.
+    /// Applies recorded rows to the state.
     pub(super) fn replay(&self, state: &mut LayerState, rows: RecordedRows<'_>) {
         self.recurrence.replay(state, rows);
     }

@@ -1,20 +1,20 @@
-//! The mixers of tokens that keep a state.
+//! Mixers of tokens with a recurrent state.
 
 use super::{GatedDeltaNet, KimiDeltaAttention, LightningAttention, Mamba2, ShortConvolution};
 use crate::recurrent::LayerState;
 use crate::{SegmentPart, StateShape};
 
-/// A mixer of tokens with a state besides keys and values: one case for each [`StateShape`].
+/// A mixer of tokens with a state other than keys and values: one case for each [`StateShape`].
 pub enum Mixer {
-    /// Attention whose memory is renewed by the delta rule.
+    /// Attention with a memory updated by the delta rule.
     GatedDeltaNet(Box<GatedDeltaNet>),
     /// A gated convolution over a few tokens.
     ShortConvolution(Box<ShortConvolution>),
     /// A selective state space model.
     Mamba2(Box<Mamba2>),
-    /// Attention whose memory is renewed by the delta rule and decays by the element of a key.
+    /// Attention with a memory updated by the delta rule and a decay per element of a key.
     KimiDelta(Box<KimiDeltaAttention>),
-    /// Attention whose memory decays by the head and takes each value under its key.
+    /// Attention with a memory that decays per head and adds each value under its key.
     Lightning(Box<LightningAttention>),
 }
 
@@ -30,8 +30,8 @@ impl Mixer {
         }
     }
 
-    /// Mixes rows, `input` and `output` `[rows, hidden]`, which the `parts` of segments share out; `states` are those of all
-    /// segments. `scratch` holds at least [`StateShape::scratch_width`] values for each row.
+    /// Mixes rows; `input` and `output` are `[rows, hidden]`. `parts` assigns the rows to segments, and `states` has
+    /// the state of each segment. `scratch` has at least [`StateShape::scratch_width`] values per row.
     pub(crate) fn apply(
         &self,
         parts: &[SegmentPart],
@@ -49,7 +49,8 @@ impl Mixer {
         }
     }
 
-    /// Takes the first `rows` recorded rows into the state, which is the one where recording began, and forgets the others.
+    /// Applies the first `rows` recorded rows to the state, which is the one from the start of the recording, and
+    /// drops the others.
     pub(crate) fn replay(&self, state: &mut LayerState, rows: usize) {
         state.recorded.truncate(rows);
         if rows == 0 {

@@ -17,7 +17,7 @@ pub enum Mlp {
         /// The non-linearity.
         activation: Activation,
     },
-    /// As `Gated`, with gates that open where they lie so many standard deviations above the mean of their token's.
+    /// As `Gated`. A gate opens only above the mean of its token's gates plus this many standard deviations.
     Sparse {
         /// To the inner width.
         gate: Projection,
@@ -25,7 +25,7 @@ pub enum Mlp {
         up: Projection,
         /// From the inner width.
         down: Projection,
-        /// The non-linearity, of what lies above.
+        /// The activation of the excess.
         activation: Activation,
         /// Standard deviations.
         deviations: f32,
@@ -42,8 +42,8 @@ pub enum Mlp {
 }
 
 impl Mlp {
-    /// `input` and `output` are `[rows, hidden]`; `inner` and `inner_gate` are scratch of at least `[rows, inner width]`;
-    /// the `parts` of segments share out the rows.
+    /// `input` and `output` are `[rows, hidden]`; `inner` and `inner_gate` are scratch of at least `[rows, inner
+    /// width]`. `parts` assigns the rows to segments.
     pub(crate) fn apply(
         &self,
         input: &[f32],
@@ -99,7 +99,7 @@ impl Mlp {
     }
 }
 
-/// Leaves of the values what lies above their mean and so many standard deviations, and nothing of the others.
+/// Subtracts mean plus `deviations` standard deviations from the values, and sets negative results to zero.
 fn keep_above(values: &mut [f32], deviations: f32) {
     let count = values.len() as f64;
     let mean = values.iter().map(|value| f64::from(*value)).sum::<f64>() / count;

@@ -1,4 +1,4 @@
-//! The parts decoders are put together from.
+//! Building blocks of decoders.
 
 mod activation;
 mod attention;

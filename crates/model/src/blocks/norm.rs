@@ -2,7 +2,7 @@
 
 use super::rows::for_rows;
 
-/// Lanes that sums run in, so that they vectorise and have one order.
+/// Lanes of sums, which vectorise and have a fixed order.
 const LANES: usize = 16;
 
 /// A norm with its learned weights.
@@ -24,7 +24,7 @@ pub enum Norm {
         /// Added to the variance.
         epsilon: f32,
     },
-    /// As `Layer`, without a bias and for each `group` of neighbours by itself.
+    /// As `Layer`, without a bias and separately for each `group` of neighbours.
     Groups {
         /// `[width]`.
         weight: Vec<f32>,
@@ -33,7 +33,7 @@ pub enum Norm {
         /// Added to the variance.
         epsilon: f32,
     },
-    /// The input, for layers that normalise their results instead.
+    /// Returns the input unchanged, for layers that normalise their results instead.
     Identity {
         /// Values of a row.
         width: usize,
@@ -41,7 +41,7 @@ pub enum Norm {
 }
 
 impl Norm {
-    /// Bytes the weights take.
+    /// Bytes of the weights.
     pub(crate) fn bytes(&self) -> u64 {
         let values = match self {
             Norm::Rms { weight, .. } | Norm::Groups { weight, .. } => weight.len(),

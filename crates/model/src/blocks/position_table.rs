@@ -1,19 +1,19 @@
-//! Embeddings of positions, which a model was trained with in place of a rotation.
+//! Learned embeddings of positions, in place of a rotation.
 
 use riffle_linear::PackedMatrix;
 
 use crate::weights::Checkpoint;
 use crate::{Batch, ModelError};
 
-/// A row for each position, added to the embedding of the token that stands there.
+/// One row per position, added to the embedding of the token there.
 pub struct PositionTable {
     rows: PackedMatrix,
-    /// Rows before that of the first position.
+    /// Rows before the first position's row.
     first: usize,
 }
 
 impl PositionTable {
-    /// Takes the matrix `name` with a row for each of `positions` positions, behind `first` others.
+    /// Loads the matrix `name`, which has `first` unused rows and then a row for each of `positions` positions.
     ///
     /// # Errors
     /// [`ModelError`] for a tensor that is missing or of another shape.
@@ -30,7 +30,7 @@ impl PositionTable {
         })
     }
 
-    /// Positions that have a row.
+    /// Number of positions with a row.
     pub fn positions(&self) -> usize {
         self.rows.out_features() - self.first
     }
@@ -38,7 +38,7 @@ impl PositionTable {
     /// Adds the rows of a batch's positions to its embeddings, `[rows, hidden_size]`.
     ///
     /// # Errors
-    /// [`ModelError::NoPosition`] for a position without a row; nothing is added then.
+    /// [`ModelError::NoPosition`] for a position without a row; nothing is then added.
     pub(crate) fn add(&self, batch: &Batch, hidden: &mut [f32]) -> Result<(), ModelError> {
         let parts: Vec<_> = batch.parts(0..batch.rows()).collect();
         if let Some(part) = parts

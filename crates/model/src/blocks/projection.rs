@@ -15,13 +15,13 @@ use crate::{ModelError, SegmentPart};
 pub struct Projection {
     weight: PackedMatrix,
     bias: Option<Box<[f32]>>,
-    /// The sums of its inputs, where they are asked for.
+    /// Sums of its inputs, if they are recorded.
     sums: Option<Arc<InputSums>>,
     low_rank: Vec<LowRank>,
 }
 
 impl Projection {
-    /// Takes `{name}.weight` and, if asked for, `{name}.bias`.
+    /// Loads `{name}.weight` and, if requested, `{name}.bias`.
     pub fn load(
         weights: &mut Checkpoint,
         name: &str,
@@ -33,8 +33,7 @@ impl Projection {
         Ok(projection)
     }
 
-    /// Takes a fused tensor as the projections it is stacked from: `outputs` rows of each, once for each of `heads`
-    /// heads.
+    /// Loads a fused tensor as its stacked projections: `outputs` rows of each, once for each of `heads` heads.
     pub fn load_parts<const PARTS: usize>(
         weights: &mut Checkpoint,
         name: &str,
@@ -50,7 +49,7 @@ impl Projection {
         } else {
             None
         };
-        // The parts of a fused tensor have one input.
+        // The parts of a fused tensor have the same input.
         let mut sums = weights.input_sums(&format!("{name}.weight"), inputs);
         let unpacked = |source| ModelError::Pack {
             tensor: format!("{name}.lora_A"),
@@ -90,7 +89,7 @@ impl Projection {
         failure.map_or(Ok(projections), Err)
     }
 
-    /// The same with factors on the weights and on the bias.
+    /// Applies factors to the weights and the bias.
     pub(crate) fn scaled(mut self, weight: f64, bias: f64) -> Projection {
         if weight != 1.0 {
             self.weight = self.weight.with_factor(weight as f32);
@@ -102,7 +101,7 @@ impl Projection {
         self
     }
 
-    /// Takes tensor `name`, `[rows, inputs]`, as projections of these rows of it, without biases.
+    /// Loads these rows of tensor `name`, `[rows, inputs]`, as separate projections without biases.
     pub(crate) fn load_rows<const PARTS: usize>(
         weights: &mut Checkpoint,
         name: &str,
@@ -114,7 +113,7 @@ impl Projection {
         Ok(matrices.map(|weight| Projection::of_parts(weight, None)))
     }
 
-    /// A packed matrix and a bias of as many values as it has outputs.
+    /// A packed matrix and a bias with one value per output.
     pub(crate) fn of_parts(weight: PackedMatrix, bias: Option<Vec<f32>>) -> Projection {
         Projection {
             weight,
@@ -124,7 +123,7 @@ impl Projection {
         }
     }
 
-    /// Takes the vector `{name}.weight` as the one row of a matrix.
+    /// Loads the vector `{name}.weight` as a matrix of one row.
     pub(crate) fn row(weights: &mut Checkpoint, name: &str, inputs: usize) -> Result<Projection, ModelError> {
         let name = format!("{name}.weight");
         let values = weights.vector(&name, inputs)?;
@@ -145,7 +144,7 @@ impl Projection {
         self.bias.as_deref()
     }
 
-    /// `input` is `[rows, inputs]`, `output` `[rows, outputs]`; the `parts` of segments share out the rows.
+    /// `input` is `[rows, inputs]`, `output` `[rows, outputs]`; `parts` assigns the rows to segments.
     pub(crate) fn apply(&self, input: &[f32], output: &mut [f32], parts: &[SegmentPart]) {
         self.observe(input);
         self.weight.matmul(input, output);
@@ -169,7 +168,7 @@ impl Projection {
         }
     }
 
-    /// Adds the parts of adapters to the rows of the segments that ask for them.
+    /// Adds the parts of adapters to the rows of the segments that use them.
     fn add_low_rank(&self, input: &[f32], output: &mut [f32], parts: &[SegmentPart]) {
         let first = parts.first().map_or(0, |part| part.rows.start);
         let (inputs, outputs) = (self.weight.in_features(), self.weight.out_features());

@@ -1,7 +1,7 @@
-//! A causal convolution and the rule behind it: the state of layers that keep a matrix for each head.
+//! A causal convolution followed by an update rule: the recurrence of layers with a memory matrix per head.
 //!
-//! [`GatedDeltaNet`](super::GatedDeltaNet) and [`Mamba2`](super::Mamba2) differ in what they project, in the [`Rule`] and in what they do
-//! with the result. Rows are taken in blocks, so scratch does not grow with the batch.
+//! [`GatedDeltaNet`](super::GatedDeltaNet) and [`Mamba2`](super::Mamba2) differ in their projections, in the [`Rule`]
+//! and in the use of the result. Rows are processed in blocks, so scratch does not grow with the batch.
 
 mod convolution;
 mod rule;
@@ -16,31 +16,31 @@ use crate::recorded::RecordedRows;
 use crate::recurrent::LayerState;
 use rule::HeadTokens;
 
-/// The part of a mixer that renews a state.
+/// The part of a mixer that updates a state.
 pub(super) struct Recurrence {
     pub(super) convolution: Convolution,
     pub(super) rule: Rule,
 }
 
-/// Scratch of a block of rows on their way through a mixer.
+/// Scratch of a mixer for a block of rows.
 pub(super) struct Scratch<'a> {
     /// `[rows, channels]`, before the convolution.
     pub(super) raw: &'a mut [f32],
-    /// `[rows, channels]`, behind the convolution.
+    /// `[rows, channels]`, after the convolution.
     pub(super) mixed: &'a mut [f32],
     /// `[rows, heads, columns]`: a gate, then the gated result.
     pub(super) gated: &'a mut [f32],
-    /// For each part `[heads, rows, columns]`: reads of the memories.
+    /// For each part `[heads, rows, columns]`: reads from the memories.
     pub(super) read: &'a mut [f32],
-    /// `[rows, heads]`: factor on the value that is written.
+    /// `[rows, heads]`: the write strength.
     pub(super) strength: &'a mut [f32],
     /// `[rows, heads]`, or `[rows, heads, key_dim]` by channel: logarithm of the memory's decay.
     pub(super) decay: &'a mut [f32],
 }
 
-/// Rows of one segment that a state has read.
+/// Rows of one segment, after the update of the state.
 pub(super) struct ReadRows<'a> {
-    /// `[rows, channels]`, behind the convolution.
+    /// `[rows, channels]`, after the convolution.
     pub(super) mixed: &'a mut [f32],
     /// `[rows, heads, columns]`: a gate.
     pub(super) gated: &'a mut [f32],
@@ -49,7 +49,7 @@ pub(super) struct ReadRows<'a> {
 }
 
 impl Recurrence {
-    /// Shares out `scratch`, which holds at least [`StateShape::scratch_width`](crate::StateShape) values for each row.
+    /// Splits `scratch`, which has at least [`StateShape::scratch_width`](crate::StateShape) values per row.
     pub(super) fn scratch<'a>(&self, rows: usize, scratch: &'a mut [f32]) -> Scratch<'a> {
         let (channels, memory) = (self.convolution.channels(), self.rule.memory());
         let (raw, scratch) = scratch.split_at_mut(rows * channels);
@@ -67,7 +67,7 @@ impl Recurrence {
         }
     }
 
-    /// Takes the rows of a block into the states of their segments, and hands the rows of each segment to `each`.
+    /// Reads the rows of a block into the states of their segments, and passes each segment's rows to `each`.
     pub(super) fn apply(
         &self,
         parts: &[SegmentPart],
@@ -100,7 +100,7 @@ impl Recurrence {
         }
     }
 
-    /// Takes rows into the state; `mixed`, `[rows, channels]`, and `read`, `[heads, rows, columns]`, are written.
+    /// Reads rows into the state; writes `mixed`, `[rows, channels]`, and `read`, `[heads, rows, columns]`.
     fn read(
         &self,
         state: &mut LayerState,
@@ -122,7 +122,7 @@ impl Recurrence {
         state.tokens += inputs.rows;
     }
 
-    /// Takes recorded rows into the state.
+    /// Applies recorded rows to the state.
     pub(super) fn replay(&self, state: &mut LayerState, rows: RecordedRows<'_>) {
         let mut mixed = vec![0.0; rows.rows * self.convolution.channels()];
         let mut read = vec![0.0; rows.rows * self.rule.memory().width()];
@@ -130,7 +130,7 @@ impl Recurrence {
     }
 }
 
-/// The values of a part in a block of rows of `width` values, whose first row is `first`.
+/// The values of a part in a block of rows of `width` values; `first` is the block's first row.
 pub(super) fn values_of(part: &SegmentPart, first: usize, width: usize) -> Range<usize> {
     (part.rows.start - first) * width..(part.rows.end - first) * width
 }

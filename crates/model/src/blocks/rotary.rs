@@ -1,4 +1,4 @@
-//! Rotary position embedding: pairs (i, i + dim/2) of a head turn by position · frequency.
+//! Rotary position embedding: pairs (i, i + dim/2) of a head rotate by position · frequency.
 
 use std::f64::consts::PI;
 use std::ops::RangeInclusive;
@@ -8,14 +8,14 @@ use super::rows::for_rows;
 use crate::fields::Fields;
 use crate::{Batch, ModelError};
 
-/// Bases that models have: 10,000 to 1e9.
+/// Plausible bases; models have 10,000 to 1e9.
 const THETAS: RangeInclusive<f64> = 100.0..=1e12;
 /// Divisors of frequencies: 1 to a few hundred.
 const STRETCHES: RangeInclusive<f64> = 1e-2..=1e5;
 /// Factors on cosines and sines: 1 to 1.5.
 const MAGNITUDES: RangeInclusive<f64> = 1e-2..=1e2;
 
-/// How frequencies are stretched for contexts longer than the first training's.
+/// Scaling of frequencies for contexts longer than in the first training.
 #[derive(Debug, Clone, PartialEq)]
 enum Scaling {
     None,
@@ -30,9 +30,9 @@ enum Scaling {
     },
     Yarn(Yarn),
     Long(Long),
-    /// Every frequency has its own divisor; the factor is on cosines and sines.
+    /// A divisor for each frequency, and a factor on cosines and sines.
     Factors(Vec<f64>, f64),
-    /// The first pairs turn, by the frequencies of a whole head; the others stand still.
+    /// Only the first pairs rotate, with the frequencies of a whole head.
     Proportional {
         factor: f64,
         turning: usize,
@@ -61,7 +61,7 @@ struct Yarn {
 /// The settings of a rotation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RotarySettings {
-    /// Leading dimensions of a head that turn.
+    /// Leading dimensions of a head that rotate.
     pub dim: usize,
     theta: f64,
     scaling: Scaling,
@@ -97,7 +97,7 @@ impl RotarySettings {
             Ok(size as f64)
         };
         let scaling = match kind {
-            // Sections of a position, which are equal in a text.
+            // Sections of a position are equal in text.
             "default" | "mrope" => Scaling::None,
             "linear" => Scaling::Linear {
                 factor: stretch(&inner)?,
@@ -108,7 +108,7 @@ impl RotarySettings {
             "longrope" | "su" | "yarn" if inner.get("short_factor").is_some() => {
                 Scaling::Long(long(&inner, dim, max_position, original_max_position()?)?)
             }
-            // How GGUF files spell out a stretching they do not name.
+            // GGUF's spelling of a scaling without a name.
             "factors" => Scaling::Factors(
                 factors(&inner, "factors", dim)?,
                 inner.optional_within("attention_factor", MAGNITUDES)?.unwrap_or(1.0),
@@ -131,13 +131,13 @@ impl RotarySettings {
     }
 }
 
-/// How many leading dimensions of a head turn.
+/// Number of leading dimensions of a head that rotate.
 fn turned_dimensions(fields: &Fields, inner: &Fields, head_dim: usize) -> Result<usize, ModelError> {
     let partial = match inner.optional_positive("partial_rotary_factor")? {
         Some(partial) => partial,
         None => fields.optional_positive("partial_rotary_factor")?.unwrap_or(1.0),
     };
-    // How GGUF files say it.
+    // GGUF's spelling.
     let dim = match inner.optional_size("rotary_dim")? {
         Some(dim) => dim,
         None => (head_dim as f64 * partial) as usize,
@@ -153,7 +153,7 @@ fn turned_dimensions(fields: &Fields, inner: &Fields, head_dim: usize) -> Result
     Ok(dim)
 }
 
-/// The stretching of a rotation that turns a part of each head.
+/// The scaling of a rotation of a part of each head.
 fn proportional(inner: &Fields, head_dim: usize) -> Result<Scaling, ModelError> {
     let part = inner
         .optional_within("partial_rotary_factor", 0.0..=1.0)?
@@ -230,13 +230,13 @@ fn long(inner: &Fields, dim: usize, max_position: usize, original_max_position: 
     })
 }
 
-/// The divisor of all frequencies, which must be there.
+/// The divisor of all frequencies, which is required.
 fn stretch(inner: &Fields) -> Result<f64, ModelError> {
     let factor = inner.optional_within("factor", STRETCHES)?;
     factor.map_or_else(|| inner.positive("factor"), Ok)
 }
 
-/// One factor for each pair, none of which stops or spins it.
+/// One factor per pair, within plausible limits.
 fn plausible_factors(inner: &Fields, name: &str, dim: usize) -> Result<Vec<f64>, ModelError> {
     let factors = factors(inner, name, dim)?;
     match factors.iter().find(|factor| !STRETCHES.contains(factor)) {
@@ -251,7 +251,7 @@ fn plausible_factors(inner: &Fields, name: &str, dim: usize) -> Result<Vec<f64>,
     }
 }
 
-/// One factor for each pair.
+/// One factor per pair.
 fn factors(inner: &Fields, name: &str, dim: usize) -> Result<Vec<f64>, ModelError> {
     let factors = inner.positive_numbers(name)?.unwrap_or_default();
     if factors.len() == dim / 2 {
@@ -264,19 +264,19 @@ fn factors(inner: &Fields, name: &str, dim: usize) -> Result<Vec<f64>, ModelErro
 /// A rotation ready to be applied.
 #[derive(Debug, Clone)]
 pub struct Rotary {
-    /// Tells rotations apart, so that a table filled for one is not read for another.
+    /// Identifies the rotation, so that its table is not used for another.
     id: u64,
     /// Radians per position, `[dim / 2]`.
     frequencies: Vec<f32>,
-    /// The length beyond which contexts turn otherwise, and the frequencies for them.
+    /// The length beyond which other frequencies apply, and these frequencies.
     beyond: Option<(usize, Vec<f32>)>,
-    /// Factor on both cosine and sine.
+    /// Factor on cosine and sine.
     magnitude: f32,
     /// Factors on queries after the rotation.
     query_scale: QueryScale,
 }
 
-/// Factors on queries, which are multiplied after they are turned.
+/// Factors on rotated queries.
 #[derive(Debug, Clone, Default)]
 struct QueryScale {
     /// `[head_dim]`, or empty.
@@ -285,7 +285,7 @@ struct QueryScale {
     by_position: Option<QueryGrowth>,
 }
 
-/// How queries grow with the logarithm of their position.
+/// Growth of queries with the logarithm of their position.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct QueryGrowth {
     pub(crate) factor: f32,
@@ -315,7 +315,7 @@ impl Rotary {
             } => base
                 .map(|(frequency, _)| {
                     let exact = f64::from(frequency);
-                    // Turns over the original context: few turns are stretched, many are kept.
+                    // Turns over the original context: pairs with few turns are scaled, those with many are kept.
                     let turns = original_max_position * exact / (2.0 * PI);
                     let kept = ((turns - low_frequency) / (high_frequency - low_frequency)).clamp(0.0, 1.0);
                     ((1.0 - kept) * exact / factor + kept * exact) as f32
@@ -360,7 +360,7 @@ impl Rotary {
         }
     }
 
-    /// A rotation by no angle, for layers whose keys do not carry their positions, of `dim` dimensions.
+    /// An identity rotation of `dim` dimensions, for layers whose keys have no positions.
     pub fn still(dim: usize) -> Rotary {
         Rotary {
             id: next_id(),
@@ -384,13 +384,13 @@ impl Rotary {
         rotary
     }
 
-    /// The factor on what is turned, which is taken off: for heads that are normalised behind the rotation.
+    /// Removes and returns the factor on rotated values, for heads that are normalised after the rotation.
     pub(crate) fn take_magnitude(&mut self) -> f32 {
         self.id = next_id();
         std::mem::replace(&mut self.magnitude, 1.0)
     }
 
-    /// The same rotation with factors, `[head_dim]`, on every query head that it has turned.
+    /// The same rotation, with factors `[head_dim]` on every rotated query head.
     pub(crate) fn with_query_weights(&self, weights: Vec<f32>) -> Rotary {
         let mut rotary = self.clone();
         rotary.query_scale.by_dimension = weights;
@@ -404,7 +404,7 @@ impl Rotary {
         rotary
     }
 
-    /// True if queries are multiplied after they are turned.
+    /// True if rotated queries are multiplied by factors.
     pub(super) fn scales_queries(&self) -> bool {
         !self.query_scale.by_dimension.is_empty() || self.query_scale.by_position.is_some()
     }
@@ -426,17 +426,17 @@ impl Rotary {
         }
     }
 
-    /// Dimensions of a head that turn: pairs (i, i + dim / 2).
+    /// Dimensions of a head that rotate: pairs (i, i + dim / 2).
     pub fn dim(&self) -> usize {
         2 * self.frequencies.len()
     }
 
-    /// The cosines and sines of consecutive tokens of a sequence of `length` tokens: for each token `dim / 2` cosines, then
-    /// as many sines.
+    /// The cosines and sines of consecutive tokens of a sequence of `length` tokens: for each token `dim / 2`
+    /// cosines, then as many sines.
     ///
     /// # Panics
     ///
-    /// When `angles` does not hold whole tokens.
+    /// When `angles` is not a whole number of tokens.
     pub fn angles(&self, length: usize, start_position: usize, angles: &mut [f32]) {
         let width = self.dim();
         assert!(angles.len().is_multiple_of(width), "angles must be [tokens, {width}]");
@@ -460,7 +460,7 @@ impl Rotary {
         }
     }
 
-    /// Turns one head, `[head_dim]`, by the angles of one token, `[dim / 2]` each.
+    /// Rotates one head, `[head_dim]`, by the angles of one token, `[dim / 2]` each.
     pub(crate) fn turn(head: &mut [f32], cosines: &[f32], sines: &[f32]) {
         let pairs = cosines.len();
         let (first, second) = head[..2 * pairs].split_at_mut(pairs);
@@ -471,12 +471,12 @@ impl Rotary {
         }
     }
 
-    /// The length of a sequence beyond which heads turn otherwise.
+    /// The length of a sequence beyond which the frequencies change.
     pub(crate) fn changes_at(&self) -> Option<usize> {
         self.beyond.as_ref().map(|(length, _)| *length)
     }
 
-    /// Turns heads, `[heads, head_dim]`, from their dimension `first` on, from position `from` to position `to`.
+    /// Rotates heads, `[heads, head_dim]`, from dimension `first` on, from position `from` to position `to`.
     pub(crate) fn move_heads(
         &self,
         heads: &mut [f32],
@@ -485,7 +485,7 @@ impl Rotary {
         length: usize,
     ) {
         let turns = self.frequencies(length).iter().map(|frequency| {
-            // Between angles rounded as they are when a head is turned to its position: see `fill`.
+            // The angles are rounded as in `fill`, which rotates heads to their positions.
             let angle = f64::from(to as f32 * frequency) - f64::from(from as f32 * frequency);
             (angle.cos() as f32, angle.sin() as f32)
         });
@@ -495,7 +495,7 @@ impl Rotary {
         }
     }
 
-    /// The frequencies in a sequence of that many tokens.
+    /// The frequencies for a sequence of `length` tokens.
     fn frequencies(&self, length: usize) -> &[f32] {
         match &self.beyond {
             Some((original, frequencies)) if length > *original => frequencies,
@@ -506,8 +506,8 @@ impl Rotary {
     fn fill(&self, frequencies: &[f32], position: usize, angles: &mut [f32]) {
         let (cosines, sines) = angles.split_at_mut(frequencies.len());
         for ((frequency, cosine), sine) in frequencies.iter().zip(cosines).zip(sines) {
-            // The product is rounded to f32 because models are trained with it rounded so: at position 100,000 it is
-            // off by up to 0.004 radians, and more exact angles would be other angles than the trained ones.
+            // The product is rounded to f32 because models are trained with this rounding: at position 100,000 it is
+            // off by up to 0.004 radians, and exact angles would differ from the trained ones.
             let angle = f64::from(position as f32 * frequency);
             *cosine = angle.cos() as f32 * self.magnitude;
             *sine = angle.sin() as f32 * self.magnitude;
@@ -523,13 +523,13 @@ fn stretched(frequencies: &[f32], factors: &[f64]) -> Vec<f32> {
         .collect()
 }
 
-/// A number that no other rotation has.
+/// A unique number.
 fn next_id() -> u64 {
     static NEXT_ID: AtomicU64 = AtomicU64::new(1);
     NEXT_ID.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Pairs between which YaRN goes over from keeping to stretching.
+/// Range of pairs over which YaRN changes from keeping to scaling.
 fn yarn_range(yarn: &Yarn, settings: &RotarySettings) -> (f64, f64) {
     let dim = settings.dim as f64;
     let pair_of =
@@ -542,17 +542,17 @@ fn yarn_range(yarn: &Yarn, settings: &RotarySettings) -> (f64, f64) {
     if low == high { (low, high + 0.001) } else { (low, high) }
 }
 
-/// Cosines and sines of a batch, kept from layer to layer.
+/// Cosines and sines of a batch, kept for all layers.
 #[derive(Debug)]
 pub(crate) struct RotaryTable {
-    /// [`Rotary::id`] of what it holds for the batch, if anything.
+    /// [`Rotary::id`] of the table's contents, if it is filled.
     holds: Option<u64>,
     // [rows, 2, dim / 2]: a token's cosines, then its sines
     angles: Vec<f32>,
 }
 
 impl RotaryTable {
-    /// A table with room for a batch.
+    /// A table for a batch.
     pub(crate) fn with_capacity(batch_tokens: usize, rotary_dim: usize) -> RotaryTable {
         RotaryTable {
             holds: None,
@@ -565,7 +565,7 @@ impl RotaryTable {
         self.holds = None;
     }
 
-    /// Fills the table with the positions of a batch, unless it holds them since it was cleared.
+    /// Fills the table with the positions of a batch, unless it already has them.
     pub(crate) fn prepare(&mut self, rotary: &Rotary, batch: &Batch) {
         if self.holds.replace(rotary.id) != Some(rotary.id) {
             rotary.batch_angles(batch, &mut self.angles[..batch.rows() * rotary.dim()]);

@@ -1,12 +1,12 @@
-//! Row-wise and element-wise work, spread over threads when there is enough of it.
+//! Row-wise and element-wise work, spread over threads if there is enough.
 //!
-//! Every row is computed by itself, so results do not depend on how rows are spread.
+//! Rows are computed independently, so results do not depend on their distribution.
 
 use rayon::prelude::*;
 
-/// Values below which waking threads costs more than it saves.
+/// Number of values below which waking threads costs more than it saves.
 const PARALLEL_VALUES: usize = 1 << 15;
-/// Values a task takes at least.
+/// Fewest values of a task.
 const TASK_VALUES: usize = 1 << 13;
 
 /// Calls `work(row index, row)` for every row of `data`, `[rows, width]`.

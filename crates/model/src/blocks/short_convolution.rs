@@ -1,4 +1,4 @@
-//! The gated short convolution of LFM2: a causal convolution over a few tokens, with a gate before it and one behind it.
+//! The gated short convolution of LFM2: a causal convolution over a few tokens, with gates before and after it.
 
 use super::Projection;
 use super::recurrence::{Convolution, values_of};
@@ -23,7 +23,8 @@ pub struct ShortConvolution {
 }
 
 impl ShortConvolution {
-    /// Takes the tensors below `name`: `in_proj` (`B`, `C` and `x` on top of each other), `conv` and `out_proj`, all with or without biases.
+    /// Loads the tensors below `name`: `in_proj` (`B`, `C` and `x`, stacked), `conv` and `out_proj`, all with or
+    /// without biases.
     ///
     /// # Errors
     /// [`ModelError`] for tensors that are missing or of another shape.
@@ -48,8 +49,8 @@ impl ShortConvolution {
         })
     }
 
-    /// Mixes rows, `input` and `output` `[rows, hidden]`, which the `parts` of segments share out; `states` are those of all
-    /// segments.
+    /// Mixes rows; `input` and `output` are `[rows, hidden]`. `parts` assigns the rows to segments, and `states` has
+    /// the state of each segment.
     pub(super) fn apply(
         &self,
         parts: &[SegmentPart],
@@ -89,7 +90,7 @@ impl ShortConvolution {
         self.output.apply(values, output, parts);
     }
 
-    /// Takes recorded rows into the state.
+    /// Applies recorded rows to the state.
     pub(super) fn replay(&self, state: &mut LayerState, rows: RecordedRows<'_>) {
         Convolution::keep_last(&mut state.convolution, rows.raw);
         state.tokens += rows.rows;

@@ -1,5 +1,5 @@
-//! Several residual streams beside each other (AltUp, Baykal et al., "Alternating Updates for Efficient Transformers", 2023): a layer
-//! computes one of them, and a few coefficients of each token carry its result to the others.
+//! Several parallel residual streams (AltUp, Baykal et al., "Alternating Updates for Efficient Transformers", 2023).
+//! A layer computes one of them; a few coefficients per token update the others from its result.
 
 use std::sync::Arc;
 
@@ -8,30 +8,30 @@ use super::{Norm, Projection};
 use crate::SegmentPart;
 use crate::workspace::RowBlock;
 
-/// Least mean of squares of a stream that is brought to the magnitude of another.
+/// Smallest mean square of a stream that is rescaled to another's magnitude.
 const LEAST_MEAN_SQUARE: f32 = 1e-5;
 
-/// How a layer predicts the streams, and corrects its predictions by what it computed of one.
+/// Predicts a layer's streams, and corrects the predictions by its computed result.
 pub struct AltUp {
-    /// The stream that the layer computes.
+    /// Index of the stream that the layer computes.
     pub active: usize,
-    /// Norm of the rows that the coefficients follow from.
+    /// Norm of the rows from which coefficients are computed.
     pub router_norm: Norm,
-    /// From normalised rows to a value for each stream, of which the hyperbolic tangent is taken.
+    /// From normalised rows to one value per stream; coefficients use its hyperbolic tangent.
     pub router: Projection,
     /// From these values to the coefficients of a prediction, `[streams, streams, streams]`: to a stream, from a stream, value.
     pub prediction: Vec<f32>,
     /// From these values to the coefficients of a correction, `[streams, streams]`.
     pub correction: Vec<f32>,
-    /// Factors on the corrected rows that the layer's input gate reads, `[hidden_size]`.
+    /// Factors on the corrected rows for the layer's input gate, `[hidden_size]`.
     pub output_scale: Option<Vec<f32>>,
 }
 
-/// The streams of embeddings, and the hidden state behind the last layer.
+/// Conversion of embeddings to streams, and of streams to the final hidden state.
 pub struct Streams {
-    /// From an embedding to each stream but the first.
+    /// From an embedding to each stream except the first.
     pub begin: Vec<Projection>,
-    /// From each stream but the first to a part of the hidden state, whose mean is taken.
+    /// From each stream except the first to a term of the hidden state, which is their mean.
     pub end: Vec<Projection>,
     /// The predictions of the first layer.
     pub first: Arc<AltUp>,
@@ -41,11 +41,11 @@ pub struct Streams {
 pub enum StreamStep {
     /// `streams = predictions corrected by Hidden`, `Hidden = the active stream, scaled`.
     Correct(Arc<AltUp>),
-    /// `streams += Normed`, but for the first.
+    /// `streams += Normed`, except for the first.
     Spread,
     /// `streams = predictions of the next layer`, `Hidden = its active stream`.
     Predict(Arc<AltUp>),
-    /// `Hidden = mean of the streams`, each brought back.
+    /// `Hidden = mean of the streams`, each projected back.
     Join(Arc<Streams>),
 }
 
@@ -66,7 +66,7 @@ impl AltUp {
         self.router.weight().out_features()
     }
 
-    /// The values that coefficients follow from, `[rows, streams]`, of rows that lie in `normed`.
+    /// The values for coefficients, `[rows, streams]`, of rows in `normed`.
     fn values(&self, normed: &mut [f32], parts: &[SegmentPart]) -> Vec<f32> {
         let width = self.router_norm.width();
         let mut values = vec![0.0; normed.len() / width * self.streams()];
@@ -76,7 +76,7 @@ impl AltUp {
         values
     }
 
-    /// Predicts the streams; `hidden` becomes the active one.
+    /// Predicts the streams; `hidden` becomes the active stream.
     fn predict(&self, rows: &mut StreamRows<'_>, parts: &[SegmentPart]) {
         let (width, count) = (self.router_norm.width(), self.streams());
         copy_stream(rows.streams, (self.active, count), rows.normed, width);
@@ -129,7 +129,7 @@ impl AltUp {
 }
 
 impl Streams {
-    /// Makes the streams of embeddings, which lie in `hidden`, and the predictions of the first layer.
+    /// Computes the streams of embeddings in `hidden`, and the predictions of the first layer.
     pub(crate) fn begin(&self, rows: &mut StreamRows<'_>, parts: &[SegmentPart]) {
         let (width, count) = (self.first.router_norm.width(), self.first.streams());
         for stream in 0..count {
@@ -195,7 +195,7 @@ impl StreamStep {
         }
     }
 
-    /// Bytes in memory. The corrections of a layer are those of its predictions.
+    /// Bytes in memory. A layer's corrections share its predictions' weights.
     pub(crate) fn bytes(&self) -> u64 {
         match self {
             StreamStep::Correct(streams) => streams.bytes(),
@@ -233,9 +233,9 @@ fn weighted(weights: &[f32], values: &[f32]) -> f32 {
 pub struct Laurel {
     /// To a narrow width.
     pub left: Projection,
-    /// Back from it.
+    /// Back to the hidden size.
     pub right: Projection,
-    /// The norm behind both.
+    /// The norm after both.
     pub norm: Norm,
 }
 

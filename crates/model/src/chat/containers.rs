@@ -1,10 +1,10 @@
-//! Lists and maps of a template, which change as Python's do: every name of a list sees what is appended to it.
+//! Lists and maps of a template. They are mutable as in Python: all names of a list see appended items.
 //!
-//! One may hold itself, as a namespace may: the [`Registry`](super::namespace::Registry) holds them all until the render
-//! has ended. Each method pays for its work before it starts.
+//! A list may contain itself, as a namespace may: the [`Registry`](super::namespace::Registry) holds them all until
+//! the render has ended. Each method pays for its work before it starts.
 //!
-//! Three things differ from Python. `loop.length` and `loop.last` count what a list held when its loop began. The lists
-//! that `groupby` makes cannot change. A map may change while a loop runs over it, where Python refuses.
+//! Three things differ from Python. `loop.length` and `loop.last` use the list's length at the start of the loop.
+//! Lists from `groupby` are immutable. A map may change while a loop runs over it, which Python refuses.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -23,22 +23,22 @@ pub(super) struct List {
     items: Mutex<Vec<Value>>,
 }
 
-/// Python's `dict`, in the order in which keys came.
+/// Python's `dict`, in insertion order.
 #[derive(Debug, Default)]
 pub(super) struct Dict {
     entries: Mutex<Entries>,
 }
 
-/// Bytes of an item in a list that grows: the old and the doubled place of the items exist at once.
+/// Bytes per item of a growing list: the old and the doubled allocation exist at once.
 const GROWN_BYTES: u64 = 3 * ITEM_BYTES;
 
-/// Entries of a map that are searched one by one; longer maps have an index.
+/// Largest map that is searched one by one; longer maps have an index.
 const SEARCHED: usize = 8;
 
 #[derive(Debug, Default)]
 struct Entries {
     pairs: Vec<(Value, Value)>,
-    /// The place of each key, in a map of more than [`SEARCHED`] entries.
+    /// The index of each key, for maps of more than [`SEARCHED`] entries.
     places: BTreeMap<Value, usize>,
 }
 
@@ -56,7 +56,7 @@ impl Entries {
         Some(value.clone())
     }
 
-    /// Sets a key, which keeps its place, and returns the former value.
+    /// Sets a key, which keeps its position, and returns the former value.
     fn insert(&mut self, key: Value, value: Value) -> Option<Value> {
         if let Some((_, held)) = self.place(&key).and_then(|place| self.pairs.get_mut(place)) {
             return Some(std::mem::replace(held, value));
@@ -131,7 +131,7 @@ impl Holder for Dict {
 }
 
 impl List {
-    /// The items as a loop reads them: it sees those that come while it runs.
+    /// The items for a loop, including items appended while it runs.
     pub(super) fn growing(value: &Value) -> Option<Value> {
         let list = value.downcast_object::<List>()?;
         Some(Value::make_iterable(move || Growing {
@@ -149,7 +149,7 @@ impl List {
     }
 }
 
-/// Reads a list item by item, as far as it reaches by then.
+/// Iterates over a list up to its current length.
 struct Growing {
     list: Arc<List>,
     place: usize,
@@ -197,7 +197,7 @@ impl Registry {
         Value::from_dyn_object(dict)
     }
 
-    /// Messages and variables, whose lists and maps change within the render alone.
+    /// Converts messages and variables to values whose lists and maps are mutable within the render.
     pub(super) fn input(&self, value: serde_json::Value) -> Value {
         match value {
             serde_json::Value::Array(items) => self.list(items.into_iter().map(|item| self.input(item)).collect()),
@@ -213,14 +213,14 @@ impl Registry {
 }
 
 impl Meter {
-    /// A list of items that are paid for.
+    /// A list of items that are already paid for.
     pub(super) fn list(&self, items: Vec<Value>) -> Result<Value, Error> {
         self.charge(ENTRY_BYTES)?;
         Ok(self.registry.list(items))
     }
 
-    /// A list in place of a sequence that cannot change or is lazy: lazy ones hold one another, and would be walked
-    /// through again and again. Tuples stay.
+    /// Converts an immutable or lazy sequence to a list. Lazy sequences refer to one another, and would be walked
+    /// repeatedly. Tuples stay.
     pub(super) fn settle(&self, value: Value) -> Result<Value, Error> {
         let Some(object) = value.as_object() else {
             return Ok(value);
@@ -232,14 +232,14 @@ impl Meter {
         self.list(self.items(&value)?)
     }
 
-    /// A map of its own with the entries of another.
+    /// A separate map with the entries of another.
     pub(super) fn dict(&self, map: &Value) -> Result<Value, Error> {
         self.charge_times(map.len().unwrap_or(0) as u64 + 1, ENTRY_BYTES)?;
         let pairs = map.as_object().and_then(|object| object.try_iter_pairs());
         Ok(self.registry.dict(pairs.into_iter().flatten()))
     }
 
-    /// A list whose items are lists that may change.
+    /// A list of mutable lists.
     pub(super) fn settle_within(&self, value: Value) -> Result<Value, Error> {
         let items = self.items(&value)?;
         let settled = items.into_iter().map(|item| self.settle(item));
@@ -262,7 +262,7 @@ impl Meter {
     }
 }
 
-/// A method that changes a list or map, copies it or searches it; `None` where the value has no such method.
+/// A method that changes, copies or searches a list or map; `None` if the value has no such method.
 pub(super) fn call_method(meter: &Meter, value: &Value, method: &str, args: &[Value]) -> Option<Result<Value, Error>> {
     if let Some(list) = value.downcast_object_ref::<List>() {
         return call_of_list(meter, list, method, args).transpose();
@@ -343,9 +343,9 @@ fn pop(list: &List, place: Option<usize>) -> Result<Value, Error> {
     })
 }
 
-/// The place of the first item that equals `item`.
+/// The index of the first item equal to `item`.
 fn place_of(meter: &Meter, list: &List, item: &Value) -> Result<usize, Error> {
-    // A copy, since the comparison reads lists, and this one may hold itself.
+    // A copy, because the comparison reads lists, and this one may contain itself.
     let items = list.locked(|items| items.clone());
     meter.charge_times(items.len() as u64, ITEM_BYTES)?;
     for (place, held) in items.iter().enumerate() {
@@ -358,7 +358,7 @@ fn place_of(meter: &Meter, list: &List, item: &Value) -> Result<usize, Error> {
     Err(problem("the item is not in the list".to_owned()))
 }
 
-/// `list.sort(reverse=…)`: items that compare as equal keep their order.
+/// `list.sort(reverse=…)`: equal items keep their order.
 fn sort(meter: &Meter, list: &List, args: &[Value]) -> Result<Value, Error> {
     let named = match args {
         [] => None,
@@ -397,7 +397,7 @@ fn sort(meter: &Meter, list: &List, args: &[Value]) -> Result<Value, Error> {
     Ok(Value::from(()))
 }
 
-/// The order of two values of one kind.
+/// The order of two values of the same kind.
 fn order(left: &Value, right: &Value) -> Ordering {
     let number = |value: &Value| (value.kind() == ValueKind::Bool).then(|| Value::from(i64::from(value.is_true())));
     let (left_number, right_number) = (number(left), number(right));
@@ -405,7 +405,7 @@ fn order(left: &Value, right: &Value) -> Ordering {
     left.cmp(right_number.as_ref().unwrap_or(right))
 }
 
-/// The kind of a value that Python can order; truth values are numbers.
+/// The kind of a value that Python can order; booleans are numbers.
 fn sortable_kind(value: &Value) -> Option<ValueKind> {
     match value.kind() {
         ValueKind::Bool => Some(ValueKind::Number),
@@ -486,12 +486,12 @@ fn pairs_of(meter: &Meter, value: &Value) -> Result<Vec<(Value, Value)>, Error> 
     pairs.collect()
 }
 
-/// A whole number, as far as it can be the place of an item.
+/// An integer that can be an index.
 fn whole(method: &str, value: &Value) -> Result<i64, Error> {
     i64::try_from(value.clone()).map_err(|_| problem(format!("{method} needs a whole number, not a {}", value.kind())))
 }
 
-/// A place that is counted from the end where it is negative; `None` where it lies before the first item.
+/// An index; a negative one counts from the end. `None` if it is before the first item.
 fn place_from_end(place: i64, length: usize) -> Option<usize> {
     if place >= 0 {
         return Some(usize::try_from(place).unwrap_or(usize::MAX));

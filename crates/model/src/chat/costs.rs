@@ -1,4 +1,4 @@
-//! The price that each filter, test, function and method of a chat template pays before it runs.
+//! The price of each filter, test, function and method of a chat template, paid before it runs.
 
 use minijinja::value::ValueKind;
 use minijinja::{Error, Value};
@@ -7,16 +7,16 @@ use super::functions::Cost;
 use super::meter::{ENTRY_BYTES, Extent, ITEM_BYTES, Look, Meter};
 use super::operators;
 
-/// Spaces before a line, for each level of it.
+/// Spaces of indentation per level.
 const INDENT: u64 = 1000;
 /// Columns of a number or text in `format`.
 const FORMAT_WIDTH: u64 = 10_000;
-/// Characters that `trim` and `strip` look for: each is compared with each character of the text.
+/// The most characters for `trim` and `strip`; each is compared with each character of the text.
 const STRIPPED_CHARACTERS: u64 = 256;
 /// Bounds and step of a range.
 const RANGE: u64 = 1 << 31;
 
-/// Charges a filter; the first argument is what stands before `|`.
+/// Charges a filter; the first argument is the value before `|`.
 pub(super) fn charge_filter(meter: &Meter, name: &str, cost: Cost, args: &[Value]) -> Result<(), Error> {
     charge_search(meter, args)?;
     let Some((subject, options)) = args.split_first() else {
@@ -38,7 +38,7 @@ pub(super) fn charge_filter(meter: &Meter, name: &str, cost: Cost, args: &[Value
         }
     }
     match name {
-        // The items of all but lists are copied to find the last one.
+        // Except for lists, the items are copied to find the last one.
         "first" | "last" if subject.kind() != ValueKind::Seq => charge_items(meter, name, args),
         "replace" => charge_replace(meter, args),
         "split" => charge_split(meter, args),
@@ -55,7 +55,7 @@ pub(super) fn charge_filter(meter: &Meter, name: &str, cost: Cost, args: &[Value
     }
 }
 
-/// Filters that read everything their arguments hold.
+/// Charges filters that read their arguments completely.
 fn charge_deep(meter: &Meter, name: &str, extent: &Extent, args: &[Value]) -> Result<(), Error> {
     match name {
         "tojson" => {
@@ -70,7 +70,7 @@ fn charge_deep(meter: &Meter, name: &str, extent: &Extent, args: &[Value]) -> Re
         }
         "pprint" => meter.charge_times(extent.nodes, 4 * (extent.depth + 1)),
         "escape" | "e" => meter.charge_times(extent.bytes, 6),
-        // Each part is added to the sum of those before.
+        // Each part is added to the sum of earlier ones.
         "sum" => meter.charge_times(extent.nodes, extent.bytes / 8),
         "join" => {
             let joiners: u64 = args[1..].iter().map(text_bytes).max().unwrap_or(0);
@@ -82,7 +82,7 @@ fn charge_deep(meter: &Meter, name: &str, extent: &Extent, args: &[Value]) -> Re
     }
 }
 
-/// Charges a test; the first argument is what stands before `is`.
+/// Charges a test; the first argument is the value before `is`.
 pub(super) fn charge_test(meter: &Meter, name: &str, args: &[Value]) -> Result<(), Error> {
     charge_search(meter, args)?;
     if let ("in", [value, container, ..]) = (name, args) {
@@ -119,7 +119,7 @@ pub(super) fn charge_function(meter: &Meter, name: &str, args: &[Value]) -> Resu
     }
 }
 
-/// Charges a method of a text, list or map as Python has it.
+/// Charges a Python method of a text, list or map.
 pub(super) fn charge_method(meter: &Meter, value: &Value, method: &str, args: &[Value]) -> Result<(), Error> {
     charge_search(meter, std::slice::from_ref(value))?;
     charge_search(meter, args)?;
@@ -161,7 +161,7 @@ pub(super) fn charge_method(meter: &Meter, value: &Value, method: &str, args: &[
     }
 }
 
-/// Every text among the arguments is read once.
+/// Charges for reading every text argument once.
 fn charge_search(meter: &Meter, args: &[Value]) -> Result<(), Error> {
     for arg in args {
         meter.charge_search(text_bytes(arg) as usize)?;
@@ -172,7 +172,7 @@ fn charge_search(meter: &Meter, args: &[Value]) -> Result<(), Error> {
 /// Lists of the items of every argument, or of the characters of a text.
 fn charge_items(meter: &Meter, name: &str, args: &[Value]) -> Result<(), Error> {
     let each = match name {
-        // A list or pair for each item.
+        // A list or pair per item.
         "batch" | "items" | "slice" | "zip" => ENTRY_BYTES,
         _ => 2 * ITEM_BYTES,
     };
@@ -184,7 +184,7 @@ fn charge_items(meter: &Meter, name: &str, args: &[Value]) -> Result<(), Error> 
 
 fn charge_replace(meter: &Meter, args: &[Value]) -> Result<(), Error> {
     let [text, from, to, ..] = args else { return Ok(()) };
-    // Numbers are replaced like their text, which is short.
+    // Numbers are replaced like their short text.
     let from = from.as_str().unwrap_or("");
     let parts = match text.as_str() {
         Some(text) if !from.is_empty() => text.matches(from).count() as u64,
@@ -215,7 +215,7 @@ fn charge_parts(meter: &Meter, text: &Value, separator: &str) -> Result<(), Erro
     meter.charge_times(parts, 3 * ITEM_BYTES)
 }
 
-/// Every place of a format may show the longest argument, in the widest column that the format names.
+/// Charges for a format: each placeholder may print the longest argument in the widest column.
 fn charge_format(meter: &Meter, name: &str, format: &Value, extent: &Extent, args: &[Value]) -> Result<(), Error> {
     let Some(format) = format.as_str() else { return Ok(()) };
     let mut width = 0;
@@ -246,7 +246,7 @@ fn strippable(meter: &Meter, name: &str, options: &[Value]) -> Result<(), Error>
     meter.at_most(name, characters as u64, STRIPPED_CHARACTERS)
 }
 
-/// The largest whole number among arguments, named ones included, without its sign.
+/// The largest integer among the arguments, including named ones, without its sign.
 fn largest_number(meter: &Meter, args: &[Value]) -> Result<u64, Error> {
     let number = |value: &Value| match value.kind() {
         ValueKind::Number | ValueKind::Bool => i128::try_from(value.clone()).map_or(u64::MAX, |number| {

@@ -1,4 +1,4 @@
-//! Filters, tests, functions and methods of chat templates, each of which pays for its work before it starts.
+//! Filters, tests, functions and methods of chat templates. Each pays for its work before it starts.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -13,7 +13,7 @@ use super::python::{self, Style};
 use super::{containers, costs, guard, namespace, operators, strings};
 use crate::calendar::format_time;
 
-/// The cost of a call beside the search through its texts.
+/// The cost of a call in addition to the search through its texts.
 #[derive(Clone, Copy)]
 pub(super) enum Cost {
     /// Nothing more: the result is an argument, a part of one, or a number.
@@ -22,13 +22,13 @@ pub(super) enum Cost {
     Copy(u64),
     /// A list of the first argument's items or characters.
     Items,
-    /// The text of all arguments, with everything they hold.
+    /// The text of all arguments, including nested values.
     Deep,
 }
 
 const TIME_FORMAT_BYTES: u64 = 1000;
 
-/// An environment whose work is paid for by `meter`. A `sentinel` in texts is never escaped.
+/// An environment whose work is charged to `meter`. A `sentinel` in texts is never escaped.
 pub(super) fn environment(meter: &Arc<Meter>, sentinel: Option<char>) -> Environment<'static> {
     let mut environment = Environment::empty();
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
@@ -80,7 +80,7 @@ fn add_filters(environment: &mut Environment<'_>, meter: &Arc<Meter>, sentinel: 
                 let result = function.call(state, &args)?;
                 match cost {
                     Cost::Small => Ok(result),
-                    // Merged maps hold one another without end.
+                    // Merged maps could refer to one another endlessly.
                     _ if name == "chain" && result.kind() == ValueKind::Map => made(&meter, meter.dict(&result)?),
                     _ if matches!(name, "batch" | "slice") => made(&meter, meter.settle_within(result)?),
                     _ if deepens(name) => made(&meter, result),
@@ -91,12 +91,12 @@ fn add_filters(environment: &mut Environment<'_>, meter: &Arc<Meter>, sentinel: 
     }
 }
 
-/// True if a filter puts its argument, or what another filter makes of it, into a list.
+/// True if a filter wraps its argument, or another filter's result, in a list.
 fn deepens(name: &str) -> bool {
     matches!(name, "dictsort" | "groupby" | "items" | "map" | "zip")
 }
 
-/// Names of a filter, its function and what it costs.
+/// Names of a filter, its function and its cost.
 type Filter = (&'static [&'static str], Value, Cost);
 
 /// Filters of texts and numbers.
@@ -242,7 +242,7 @@ fn add_functions(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
     environment.add_function("strftime_now", move |format: String| strftime_now(&meter, &format));
 }
 
-/// A result that holds what it was made of: a plain list, of limited depth.
+/// A result that contains its arguments: a plain list of limited depth.
 fn made(meter: &Meter, result: Value) -> Result<Value, Error> {
     let result = meter.settle(result)?;
     if matches!(result.kind(), ValueKind::Seq | ValueKind::Iterable | ValueKind::Map) {
@@ -277,11 +277,11 @@ fn string(state: &State<'_, '_>, value: &Value) -> Result<Value, Error> {
     }
 }
 
-/// Jinja's `join`, with items as Python prints them.
+/// Jinja's `join`, with items printed as in Python.
 fn join(state: &mut State<'_, '_>, value: Value, options: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let items = match value.kind() {
         ValueKind::Seq | ValueKind::Iterable => {
-            // Attributes of maps are looked up by the filter itself.
+            // The filter itself looks up attributes of maps.
             let printed = value.try_iter()?.map(|item| match item.kind() {
                 ValueKind::Number | ValueKind::Seq => python::printed(&item).map_or(item, Value::from),
                 _ => item,

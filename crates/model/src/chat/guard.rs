@@ -1,7 +1,8 @@
-//! Rewrites a parsed template so that every operation whose work depends on values is metered.
+//! Rewrites a parsed template so that every operation with value-dependent work is metered.
 //!
-//! The template engine counts instructions, but one instruction such as `text ~ text` or `[1] * n` can take any time and
-//! memory. Operands of such an instruction pass through a filter of this crate, which charges for it beforehand.
+//! The template engine counts instructions, but one instruction such as `text ~ text` or `[1] * n` can take unlimited
+//! time and memory. Operands of such an instruction pass through a filter of this crate, which charges for it
+//! beforehand.
 
 use minijinja::machinery::ast::{
     AutoEscape, BinOp, BinOpKind, Block, Call, CallArg, CallBlock, Compare, CompareOp, Const, Do, EmitExpr, Expr,
@@ -14,7 +15,7 @@ use minijinja::{Error, ErrorKind, Value};
 
 use super::limits::{BRANCHES, SOURCE_BYTES, TAG_TOKENS, TemplateLimit};
 
-/// Names of the filters around operands; see `functions.rs` for what each charges.
+/// Names of the filters around operands; `functions.rs` defines their charges.
 pub(super) const ADDEND: &str = "riffle.addend";
 pub(super) const TEXT: &str = "riffle.text";
 pub(super) const COMPARED: &str = "riffle.compared";
@@ -30,7 +31,7 @@ pub(super) const BUILT: &str = "riffle.built";
 /// Name of the function that sets an attribute of a namespace.
 pub(super) const SET_ATTRIBUTE: &str = "riffle.set";
 
-/// Names of the variables that hold what will be attributes of namespaces. No template can write such a name.
+/// Names of the variables for values that become attributes of namespaces. No template can write such a name.
 const ATTRIBUTE_VALUES: [&str; 8] = [
     "riffle.0", "riffle.1", "riffle.2", "riffle.3", "riffle.4", "riffle.5", "riffle.6", "riffle.7",
 ];
@@ -40,7 +41,7 @@ const SHORT_BYTES: usize = 256;
 
 type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Checks the source's length and that of each tag, which bound how deep parser and compiler recurse.
+/// Checks the length of the source and of each tag, which limits the recursion of parser and compiler.
 pub(super) fn check_source(source: &str, syntax: &SyntaxConfig) -> Result<(), TemplateLimit> {
     if source.len() > SOURCE_BYTES {
         return Err(TemplateLimit::SourceBytes {
@@ -50,7 +51,7 @@ pub(super) fn check_source(source: &str, syntax: &SyntaxConfig) -> Result<(), Te
     }
     let (mut tokens, mut branches) = (0, 0);
     for token in tokenize(source, false, syntax.clone()) {
-        // The parser reads the same tokens and reports what is wrong with them.
+        // The parser reads the same tokens and reports the error.
         let Ok((token, span)) = token else { break };
         match token {
             Token::TemplateData(_) | Token::VariableStart | Token::BlockStart => tokens = 0,
@@ -86,7 +87,7 @@ pub(super) fn guarded<'a>(statement: &Stmt<'a>) -> Result<Stmt<'a>> {
                 expr: expression(&emit.expr)?,
             },
         )),
-        // Literal text is printed like a value, so that it is metered too.
+        // Literal text is printed like a value, so it is metered too.
         Stmt::EmitRaw(raw) => {
             let value = Value::from_safe_string(raw.raw.to_owned());
             let expr = Expr::Const(respan(raw, Const { value }));
@@ -303,7 +304,7 @@ fn get_item<'a>(item: &Spanned<GetItem<'a>>) -> Result<Expr<'a>> {
     let expr = expression(&item.expr)?;
     let subscript_expr = expression(&item.subscript_expr)?;
     let node = GetItem {
-        // A number counts the characters of a text from its beginning.
+        // A numeric index counts the characters of a text from its start.
         expr: if text_key { expr } else { through(INDEXED, expr) },
         subscript_expr: if named {
             subscript_expr
@@ -314,7 +315,7 @@ fn get_item<'a>(item: &Spanned<GetItem<'a>>) -> Result<Expr<'a>> {
     Ok(Expr::GetItem(respan(item, node)))
 }
 
-/// A list, tuple or map that is written out.
+/// A literal list, tuple or map.
 fn container<'a>(expr: &Expr<'a>) -> Result<Expr<'a>> {
     let (node, parts) = match expr {
         Expr::List(list) => {
@@ -333,7 +334,7 @@ fn container<'a>(expr: &Expr<'a>) -> Result<Expr<'a>> {
         }
         _ => return expression(expr),
     };
-    // A tuple of constants is made once, when the template is compiled; lists and maps may change.
+    // A tuple of constants is created once, at compile time; lists and maps may change.
     let is_fixed = matches!(expr, Expr::Tuple(_)) && parts.iter().all(|part| matches!(part, Expr::Const(_)));
     Ok(if is_fixed { node } else { through(BUILT, node) })
 }
@@ -347,7 +348,7 @@ fn call<'a>(node: &Spanned<Call<'a>>) -> Result<Spanned<Call<'a>>> {
     if method == Some("cycle") && !names_a_value {
         return Err(syntax("loop.cycle() needs at least one value"));
     }
-    // loop.changed(value) compares the value with that of the iteration before.
+    // loop.changed(value) compares the value with the previous iteration's value.
     let wrapper = (method == Some("changed")).then_some(COMPARED);
     let args = arguments(&node.args, wrapper)?;
     let expr = expression(&node.expr)?;
@@ -421,7 +422,7 @@ fn body<'a>(statements: &[Stmt<'a>]) -> Result<Vec<Stmt<'a>>> {
     Ok(guarded_body)
 }
 
-/// The target of an assignment with variables in place of attributes, and the statements that set these attributes.
+/// The target of an assignment, with variables in place of attributes, and the statements that set these attributes.
 fn without_attributes<'a>(target: &Expr<'a>, attributes: &mut Vec<Stmt<'a>>) -> Result<Expr<'a>> {
     match target {
         Expr::GetAttr(attribute) => {
@@ -458,7 +459,7 @@ fn optional<'a>(expr: &Option<Expr<'a>>) -> Result<Option<Expr<'a>>> {
     expr.as_ref().map(expression).transpose()
 }
 
-/// The operand, through the filter `name` unless it is a short constant.
+/// The operand, wrapped in the filter `name` unless it is a short constant.
 fn metered<'a>(name: &'static str, expr: &Expr<'a>) -> Result<Expr<'a>> {
     let result = expression(expr)?;
     Ok(if is_short(expr) { result } else { through(name, result) })

@@ -1,15 +1,15 @@
-//! Marks the places in a template's input that spell control tokens, so that they can be found again in its output.
+//! Marks control tokens spelt in a template's input, so that they can be found in its output.
 //!
-//! A template cuts, trims, quotes and joins what it is given; only what travels within a text arrives where the text does.
-//! So a sentinel, a character that no input holds, is put inside each spelling before rendering and taken out behind it.
-//! A text that holds half a token, which another text or the template could complete, is marked as well.
+//! A template may cut, trim, quote and join its inputs, so a mark must be part of the text. A sentinel is a character
+//! that no input contains. It is inserted inside each spelling before rendering and removed afterwards. Half a token,
+//! which another text or the template could complete, is also marked.
 
 use std::collections::HashSet;
 
 use aho_corasick::{AhoCorasick, Input, MatchKind};
 use serde_json::{Map, Value};
 
-/// Noncharacters, which Unicode keeps for the use within one program.
+/// Noncharacters, which Unicode reserves for use within one program.
 const SENTINELS: std::ops::RangeInclusive<char> = '\u{fdd0}'..='\u{fdef}';
 
 /// The spellings of a tokenizer's control tokens.
@@ -25,7 +25,7 @@ pub(super) struct ControlTexts {
 }
 
 impl ControlTexts {
-    /// Texts that are words alone are left out: templates ask for words such as `user`. So are single characters.
+    /// Plain words are left out, because templates use words such as `user`. Single characters are left out too.
     pub(super) fn new(texts: impl IntoIterator<Item = String>) -> ControlTexts {
         let is_mark = |text: &String| text.chars().nth(1).is_some() && !text.chars().all(is_of_word);
         let texts: Vec<String> = texts.into_iter().filter(is_mark).collect();
@@ -48,11 +48,11 @@ impl ControlTexts {
         }
     }
 
-    /// Puts a sentinel inside every spelling of a control token in `values` and returns it; `None` where there is none.
-    /// `reserved` is text in which the sentinel must not occur either.
+    /// Inserts a sentinel inside every spelling of a control token in `values` and returns the sentinel; `None` if
+    /// there is no spelling. The sentinel must not occur in `reserved` either.
     ///
     /// # Errors
-    /// A description where the values hold every character that could be the sentinel.
+    /// A description if the values contain every possible sentinel.
     pub(super) fn mark(&self, values: &mut Map<String, Value>, reserved: &[&str]) -> Result<Option<char>, String> {
         let Some(finder) = &self.finder else { return Ok(None) };
         if !values.values().any(|value| self.is_spelt_in(finder, value)) {
@@ -118,7 +118,8 @@ impl ControlTexts {
         *text = marked;
     }
 
-    /// Places of sentinels in a text, ascending: each lies inside every token that the text spells or is part of.
+    /// Positions for sentinels in a text, ascending. One lies inside every token that the text spells completely or
+    /// partly.
     fn places(&self, finder: &AhoCorasick, text: &str) -> Vec<usize> {
         let mut places = Vec::new();
         let behind_first = |at: usize| at + text[at..].chars().next().map_or(0, char::len_utf8);
@@ -127,7 +128,7 @@ impl ControlTexts {
             at = behind_first(found.start());
             places.push(at);
         }
-        // Half a token at the end of the text, or at its beginning.
+        // Half a token at the start or end of the text.
         let last_bytes = text.len().saturating_sub(self.longest);
         for (at, _) in text.char_indices().rev().take_while(|(at, _)| *at > last_bytes) {
             if self.beginnings.contains(&text[at..]) {
@@ -151,13 +152,13 @@ impl ControlTexts {
     }
 }
 
-/// True if a character may stand in a name, such as that of a role.
+/// True if a character may be part of a name, such as a role's.
 fn is_of_word(character: char) -> bool {
     character.is_alphanumeric() || character.is_whitespace() || matches!(character, '_' | '-')
 }
 
 fn note_sentinels(text: &str, used: &mut HashSet<char>) {
-    // All of them begin with this byte.
+    // All sentinels begin with this byte.
     if text.as_bytes().contains(&0xef) {
         used.extend(text.chars().filter(|character| SENTINELS.contains(character)));
     }

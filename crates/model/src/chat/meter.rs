@@ -1,4 +1,4 @@
-//! Counts what one render of a chat template writes, copies and compares.
+//! Counts the bytes that one render of a chat template writes, copies and compares.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use super::namespace::{Namespace, Registry};
 pub(super) const ITEM_BYTES: u64 = 24;
 pub(super) const ENTRY_BYTES: u64 = 100;
 
-/// Bytes that are searched or compared for the price of one that is written.
+/// Bytes searched or compared for the price of one written byte.
 const COMPARED_FOR_ONE: u64 = 16;
 
 /// Longest text of one byte in a printed list: `\u{1b}`.
@@ -25,18 +25,18 @@ const NUMBER_BYTES: u64 = 350;
 /// The purpose of a look at a value.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Look {
-    /// Its depth: before it becomes part of another value.
+    /// Its depth, before it becomes part of another value.
     Shape,
-    /// Its text: before it is printed, serialised, sorted or hashed.
+    /// Its text, before it is printed, serialised, sorted or hashed.
     Text,
     /// Comparison with another value, or a search in a text.
     Compare,
 }
 
-/// Size of a value, with everything it holds.
+/// Size of a value, including nested values.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Extent {
-    /// Lists, maps, texts and numbers; one that is held twice counts twice.
+    /// Lists, maps, texts and numbers; shared values count each time.
     pub(super) nodes: u64,
     /// Bytes of its text.
     pub(super) bytes: u64,
@@ -52,14 +52,14 @@ impl Extent {
     }
 }
 
-/// The budget of one render. The thread that waits for it can stop it.
+/// The budget of one render. The thread that waits for the render can stop it.
 #[derive(Debug)]
 pub(super) struct Meter {
     limit: u64,
     left: AtomicU64,
     stopped: AtomicBool,
     passed: OnceLock<TemplateLimit>,
-    /// The namespaces, lists and maps that the render has made.
+    /// The namespaces, lists and maps of the render.
     pub(super) registry: Registry,
 }
 
@@ -81,17 +81,18 @@ impl Meter {
         self.stopped.store(true, Ordering::Relaxed);
     }
 
-    /// The first limit that was passed.
+    /// The first limit that was exceeded.
     pub(super) fn passed(&self) -> Option<&TemplateLimit> {
         self.passed.get()
     }
 
-    /// Takes `bytes` from the budget. Fails when the budget is spent, a limit was passed before, or the render is to stop.
+    /// Takes `bytes` from the budget. Fails if the budget is spent, a limit was exceeded before, or the render is
+    /// being stopped.
     pub(super) fn charge(&self, bytes: u64) -> Result<(), Error> {
         if self.stopped.load(Ordering::Relaxed) || self.passed.get().is_some() {
             return Err(refusal());
         }
-        // One thread renders, so that nobody else changes what is left.
+        // Only one thread renders, so the remaining budget cannot change meanwhile.
         let left = self.left.load(Ordering::Relaxed);
         match left.checked_sub(bytes.saturating_add(1)) {
             Some(left) => {
@@ -107,14 +108,14 @@ impl Meter {
         self.charge(count.saturating_mul(each))
     }
 
-    /// Charges a search through `bytes` or a comparison of them.
+    /// Charges a search through `bytes`, or a comparison of them.
     pub(super) fn charge_search(&self, bytes: usize) -> Result<(), Error> {
         self.charge(bytes as u64 / COMPARED_FOR_ONE)
     }
 
     /// Ends the render for a limit.
     pub(super) fn refuse(&self, limit: TemplateLimit) -> Error {
-        // The first limit is the reason; later ones follow from it.
+        // The first limit is the reason; later ones are consequences.
         let _ = self.passed.set(limit);
         refusal()
     }
@@ -131,7 +132,7 @@ impl Meter {
         }))
     }
 
-    /// Walks through a value and charges for what is found, as far as the budget goes.
+    /// Walks through a value and charges for its contents, within the budget.
     pub(super) fn look_at(&self, value: &Value, look: Look) -> Result<Extent, Error> {
         self.look_deeper(value, look, 0)
     }
@@ -143,7 +144,7 @@ impl Meter {
                 match look {
                     Look::Shape => 0,
                     Look::Compare => length / COMPARED_FOR_ONE,
-                    // A text on its own is neither quoted nor escaped.
+                    // A top-level text is neither quoted nor escaped.
                     Look::Text if depth == 0 => length,
                     Look::Text => length.saturating_mul(ESCAPED_BYTES),
                 }
@@ -170,7 +171,7 @@ impl Meter {
                 "a list, map or namespace cannot hold a loop",
             ));
         }
-        // It may change, and then it may hold what it is held by: only its value at the moment counts.
+        // A namespace may change and contain its container: only its current value counts.
         if look == Look::Shape && object.downcast_ref::<Namespace>().is_some() {
             self.charge(ITEM_BYTES)?;
             return Ok(Extent {

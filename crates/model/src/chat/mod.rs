@@ -1,8 +1,8 @@
-//! Chat templates: messages to the text a model was trained on.
+//! Chat templates: convert messages to the text format of a model's training.
 
 //!
-//! A template is a program by the author of a model file. It runs on a thread of its own, within the limits of
-//! `limits.rs`: `guard.rs` meters the operators it uses, `costs.rs` the filters and functions, `meter.rs` counts.
+//! A template is a program from the author of a model file. It runs on a separate thread within the limits of
+//! `limits.rs`: `guard.rs` meters its operators, `costs.rs` its filters and functions, `meter.rs` counts.
 
 mod containers;
 mod costs;
@@ -38,7 +38,7 @@ pub(crate) const DEFAULT_NAME: &str = "default";
 /// One turn of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ChatMessage {
-    /// Who speaks: `system`, `user`, `assistant`.
+    /// The role: `system`, `user`, `assistant`.
     pub role: String,
     /// The text of the message.
     pub content: String,
@@ -54,10 +54,11 @@ impl ChatMessage {
     }
 }
 
-/// A model's chat template. Rendering is bounded in time and memory, whatever the template says; see [`TemplateLimit`].
+/// A model's chat template. Rendering is bounded in time and memory for any template; see [`TemplateLimit`].
 ///
-/// Control tokens that messages and variables spell stay text: the [`ConversationText`] has their places. A model may have a template of its own
-/// for conversations with tools (`tool_use`) and with documents (`rag`), which is taken where these are given.
+/// Control tokens spelt in messages and variables stay plain text; [`ConversationText`] records their positions. A
+/// model may have separate templates for conversations with tools (`tool_use`) and with documents (`rag`), which are
+/// used if these are given.
 #[derive(Debug)]
 pub struct ChatTemplate {
     default: Source,
@@ -67,14 +68,14 @@ pub struct ChatTemplate {
     control: ControlTexts,
 }
 
-/// A template's text and the file it stands in.
+/// A template's text and its file.
 #[derive(Debug)]
 struct Source {
     file: PathBuf,
     text: String,
 }
 
-/// A template as a model's files hold it.
+/// A template in a model's files.
 pub(crate) struct NamedTemplate {
     pub(crate) name: String,
     pub(crate) file: PathBuf,
@@ -82,7 +83,7 @@ pub(crate) struct NamedTemplate {
 }
 
 impl Source {
-    /// The text as Jinja reads it, checked.
+    /// The text as Jinja reads it, after a check.
     fn read(file: &Path, text: &str) -> Result<Source, ModelError> {
         let text = without_generation_marks(&with_plain_line_ends(text));
         sandbox::check(file, &text)?;
@@ -102,7 +103,7 @@ impl ChatTemplate {
     /// Checks a template; `special_tokens` are variables it may use, such as `bos_token`.
     ///
     /// # Errors
-    /// [`ModelError::Template`] when it is no template, [`ModelError::TemplateLimit`] when it is too long.
+    /// [`ModelError::Template`] for invalid templates, [`ModelError::TemplateLimit`] for too long ones.
     pub fn new(source: &str, special_tokens: Vec<(String, String)>) -> Result<ChatTemplate, ModelError> {
         Ok(ChatTemplate {
             default: Source::read(Path::new(TEMPLATE_FILE), source)?,
@@ -113,7 +114,7 @@ impl ChatTemplate {
         })
     }
 
-    /// The templates of a model, of which the first counts as `default` where none has that name. `None` where there is none.
+    /// The templates of a model; the first counts as `default` if none has this name. `None` if there is none.
     pub(crate) fn of_templates(
         templates: &[NamedTemplate],
         special_tokens: Vec<(String, String)>,
@@ -150,14 +151,14 @@ impl ChatTemplate {
             .collect())
     }
 
-    /// For a model with this tokenizer: what messages spell of its control tokens stays text. A template without a tokenizer
-    /// knows of no control tokens.
+    /// Adds the model's tokenizer, so that control tokens spelt in messages stay text. Without a tokenizer, a
+    /// template has no control tokens.
     pub fn with_tokenizer(mut self, tokenizer: &Tokenizer) -> ChatTemplate {
         self.control = ControlTexts::new(tokenizer.control_texts());
         self
     }
 
-    /// True if the source of one of the model's templates holds a text, such as the name of a variable or a mark it writes.
+    /// True if one of the model's templates contains a text, such as the name of a variable or a tag.
     pub fn mentions(&self, text: &str) -> bool {
         self.texts().any(|own| own.contains(text))
     }
@@ -176,7 +177,7 @@ impl ChatTemplate {
         tool_use.or(rag).unwrap_or(&self.default)
     }
 
-    /// The text of a conversation. With `add_generation_prompt` it ends where the assistant is to speak.
+    /// The text of a conversation. With `add_generation_prompt` it ends where the assistant's answer begins.
     ///
     /// # Errors
     /// As [`render_until`](Self::render_until).
@@ -188,7 +189,7 @@ impl ChatTemplate {
         self.render_messages_until(messages, add_generation_prompt, &mut || ControlFlow::Continue(()))
     }
 
-    /// As [`render`](Self::render); `poll` is asked every few milliseconds whether to go on.
+    /// As [`render`](Self::render); every few milliseconds `poll` decides whether to continue.
     ///
     /// # Errors
     /// As [`render_until`](Self::render_until).
@@ -202,8 +203,8 @@ impl ChatTemplate {
         self.render_until(&messages, add_generation_prompt, &serde_json::Map::new(), poll)
     }
 
-    /// The text of a conversation whose messages may hold more than role and content, with further variables such as
-    /// `tools` or `enable_thinking`.
+    /// The text of a conversation whose messages may have fields beside role and content, with further variables such
+    /// as `tools` or `enable_thinking`.
     ///
     /// # Errors
     /// As [`render_until`](Self::render_until).
@@ -218,11 +219,11 @@ impl ChatTemplate {
         })
     }
 
-    /// As [`render_with`](Self::render_with); `poll` is asked every few milliseconds whether to go on.
+    /// As [`render_with`](Self::render_with); every few milliseconds `poll` decides whether to continue.
     ///
     /// # Errors
-    /// [`ModelError::Template`] when the template refuses the messages or fails, [`ModelError::TemplateLimit`] when it
-    /// takes too long or too much memory, [`ModelError::TemplateInterrupted`] when `poll` breaks.
+    /// [`ModelError::Template`] when the template refuses the messages or fails, [`ModelError::TemplateLimit`] when
+    /// it takes too long or too much memory, [`ModelError::TemplateInterrupted`] when `poll` breaks.
     pub fn render_until(
         &self,
         messages: &serde_json::Value,
@@ -250,7 +251,7 @@ impl ChatTemplate {
     }
 }
 
-/// Line ends as Jinja reads them: each is a line feed, and one at the end of the template is dropped.
+/// Normalises line ends as Jinja does: each becomes a line feed, and one at the end of the template is dropped.
 fn with_plain_line_ends(source: &str) -> String {
     let mut source = source.replace("\r\n", "\n").replace('\r', "\n");
     if source.ends_with('\n') {
@@ -259,14 +260,14 @@ fn with_plain_line_ends(source: &str) -> String {
     source
 }
 
-/// `{% generation %}` marks what the assistant said, for training; here it does nothing.
+/// Removes `{% generation %}`, which marks the assistant's text for training and has no effect here.
 fn without_generation_marks(source: &str) -> String {
     let mut result = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(start) = rest.find("{%") {
         let (before, tag) = rest.split_at(start);
         result.push_str(before);
-        // The end stands behind the beginning: `{%}` is no tag.
+        // The end must come after the start: `{%}` is not a tag.
         let Some(end) = tag[2..].find("%}").map(|end| end + 2) else {
             result.push_str(tag);
             return result;
@@ -306,7 +307,7 @@ fn named_templates(directory: &Path, settings: &TokenizerSettings) -> Result<Vec
     let has_default = templates.iter().any(|template| template.name == DEFAULT_NAME);
     let of_settings = settings.chat_templates.iter().cloned();
     if !has_default {
-        // Files stand before the list, so that theirs are the ones found.
+        // Files come before the list, so that they take precedence.
         templates.extend(of_settings.map(|(name, text)| NamedTemplate {
             name,
             file: settings.path.clone(),

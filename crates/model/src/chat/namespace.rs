@@ -1,8 +1,8 @@
-//! The namespaces of a template, and the register of all its values that change after they were made.
+//! The namespaces of a template, and the registry of all its mutable values.
 //!
-//! Such a value may hold anything, itself included. What is printed or compared is walked through beforehand and refused
-//! beyond a depth; so that dropping never recurses either, a [`Registry`] holds every one of them until the render has
-//! ended and empties them one by one.
+//! A mutable value may contain any value, including itself. Values to print or compare are walked first and refused
+//! beyond a depth. To avoid recursion on drop, a [`Registry`] holds all mutable values until the render has ended and
+//! then empties them one by one.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,9 +16,9 @@ pub(super) struct Namespace {
     attributes: Mutex<BTreeMap<String, Value>>,
 }
 
-/// A value that changes after it was made.
+/// A mutable value.
 pub(super) trait Holder: std::fmt::Debug + Send + Sync {
-    /// Moves what it holds into `values`.
+    /// Moves its contents into `values`.
     fn empty(&self, values: &mut Vec<Value>);
 }
 
@@ -45,7 +45,7 @@ impl Namespace {
 }
 
 impl Registry {
-    /// A namespace with the attributes that a map holds.
+    /// A namespace with the attributes of a map.
     pub(super) fn namespace(&self, attributes: &Value) -> Value {
         let namespace = Arc::new(Namespace::default());
         let pairs = attributes.as_object().and_then(|object| object.try_iter_pairs());
@@ -60,10 +60,10 @@ impl Registry {
         self.holders.lock().unwrap_or_else(PoisonError::into_inner).push(holder);
     }
 
-    /// Empties all of them. To be called when nothing of the template runs any more.
+    /// Empties all values. Call it after the template has stopped.
     pub(super) fn clear(&self) {
         let holders = std::mem::take(&mut *self.holders.lock().unwrap_or_else(PoisonError::into_inner));
-        // Values are dropped when none of them holds another one: a chain of them would be dropped by recursion.
+        // Values are dropped after none of them refers to another: dropping a chain would recurse.
         let mut held = Vec::new();
         holders.iter().for_each(|holder| holder.empty(&mut held));
         drop(held);

@@ -1,4 +1,4 @@
-//! The filters that `guard.rs` puts around operands.
+//! The filters that `guard.rs` wraps around operands.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ pub(super) fn add(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
     });
 }
 
-/// An operand of `+` or of a slice: its text is copied, its items are paid for when the result is settled.
+/// An operand of `+` or of a slice. Its text is copied; its items are paid for when the result is settled.
 fn addend(meter: &Meter, value: Value) -> Result<Value, Error> {
     meter.charge(value.as_bytes().map_or(0, <[u8]>::len) as u64)?;
     Ok(value)
@@ -54,7 +54,7 @@ fn sought(meter: &Meter, value: Value) -> Result<Value, Error> {
     Ok(value)
 }
 
-/// Charges for a value that is looked for in another: a list is printed before it is looked for in a text.
+/// Charges for the value to search for: a list is printed before it is searched for in a text.
 pub(super) fn look_for(meter: &Meter, value: &Value) -> Result<(), Error> {
     let look = match value.as_object() {
         Some(_) => Look::Text,
@@ -63,13 +63,13 @@ pub(super) fn look_for(meter: &Meter, value: &Value) -> Result<(), Error> {
     meter.look_at(value, look).map(|_| ())
 }
 
-/// The operand behind `in`.
+/// The operand after `in`.
 fn searched(meter: &Meter, value: Value) -> Result<Value, Error> {
     search(meter, &value)?;
     Ok(value)
 }
 
-/// Charges for a value in which another is looked for: a map is asked for a key, everything else is compared.
+/// Charges for the value to search in: a map looks up a key, and other values are compared.
 pub(super) fn search(meter: &Meter, value: &Value) -> Result<(), Error> {
     match value.kind() {
         ValueKind::Map => meter.charge(0),
@@ -81,7 +81,7 @@ fn settled(meter: &Meter, value: Value) -> Result<Value, Error> {
     meter.settle(value)
 }
 
-/// The values that a loop runs over. Lists are read item by item; the keys of a map are copied, the characters of a text counted.
+/// The values of a loop. Lists are read item by item; keys of a map are copied, characters of a text counted.
 fn iterated(meter: &Meter, value: Value) -> Result<Value, Error> {
     if value.kind() == ValueKind::Seq {
         meter.charge(0)?;
@@ -103,7 +103,7 @@ fn spread(meter: &Meter, value: Value) -> Result<Value, Error> {
 fn indexed(meter: &Meter, value: Value) -> Result<Value, Error> {
     match value.as_str() {
         Some(text) => meter.charge_search(text.len())?,
-        // Lists are looked up in one step, ranges are walked through.
+        // Lists are indexed in one step, ranges are walked.
         None if value.kind() == ValueKind::Iterable => {
             meter.charge_times(value.len().unwrap_or(0) as u64, ITEM_BYTES)?;
         }
@@ -112,7 +112,7 @@ fn indexed(meter: &Meter, value: Value) -> Result<Value, Error> {
     Ok(value)
 }
 
-/// A key of a map, which is hashed.
+/// A map's key, which is hashed.
 pub(super) fn key(meter: &Meter, value: Value) -> Result<Value, Error> {
     if value.as_object().is_some() {
         return Err(Error::new(
@@ -124,7 +124,7 @@ pub(super) fn key(meter: &Meter, value: Value) -> Result<Value, Error> {
     Ok(value)
 }
 
-/// A list, tuple or map that is written out.
+/// A literal list, tuple or map.
 fn built(meter: &Meter, value: Value) -> Result<Value, Error> {
     meter.look_at(&value, Look::Shape)?;
     match value.kind() {
@@ -133,7 +133,7 @@ fn built(meter: &Meter, value: Value) -> Result<Value, Error> {
     }
 }
 
-/// `left * right`: numbers, or a text or list that is repeated.
+/// `left * right`: numbers, or a repeated text or list.
 fn times(meter: &Meter, left: &Value, right: &Value) -> Result<Value, Error> {
     let repeated = |value: &Value| {
         value.as_str().is_some()

@@ -1,4 +1,4 @@
-//! Values as Python writes them, which is what models saw in training: `str`, `repr` and `json.dumps`.
+//! Prints values as Python does, as models saw them in training: `str`, `repr` and `json.dumps`.
 
 use std::fmt::Write;
 
@@ -29,7 +29,7 @@ impl Default for Style {
     }
 }
 
-/// `str(value)` for numbers, lists and maps; `None` for values that the template engine prints as Python does.
+/// `str(value)` for numbers, lists and maps; `None` if the template engine already prints the value as Python does.
 pub(super) fn printed(value: &Value) -> Option<String> {
     match value.kind() {
         ValueKind::Number if !value.is_integer() => f64::try_from(value.clone()).ok().map(float),
@@ -78,7 +78,7 @@ fn write_repr(out: &mut String, value: &Value) {
     }
 }
 
-/// `repr` of a float: the shortest digits that are this number, with an exponent below 1e-4 and from 1e16 on.
+/// `repr` of a float: the shortest digits that give this number, with an exponent below 1e-4 and from 1e16 on.
 pub(super) fn float(number: f64) -> String {
     if number.is_nan() {
         return "nan".to_owned();
@@ -100,7 +100,7 @@ pub(super) fn float(number: f64) -> String {
     }
 }
 
-/// `json.dumps(value)`. The value's depth must be known to be limited.
+/// `json.dumps(value)`. The caller must have checked the value's depth.
 pub(super) fn json(value: &Value, style: &Style) -> Result<String, Error> {
     let mut out = String::new();
     write_json(&mut out, value, style, 0)?;

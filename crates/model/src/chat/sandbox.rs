@@ -1,4 +1,4 @@
-//! Compiles and renders templates on a thread with a stack of known size, which the caller can stop.
+//! Compiles and renders templates on a thread with a fixed stack size, which the caller can stop.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -20,20 +20,20 @@ use crate::ModelError;
 const TEMPLATE_NAME: &str = "chat_template";
 const POLL_EVERY: Duration = Duration::from_millis(20);
 
-/// How a template fails.
+/// The reason a template failed.
 enum Failure {
     Broken(String),
     Limit(TemplateLimit),
     Interrupted,
 }
 
-/// Refuses what is no template, and one that is too long to compile.
+/// Refuses invalid templates, and templates that are too long to compile.
 pub(super) fn check(file: &Path, source: &str) -> Result<(), ModelError> {
     let checked = on_own_thread(|| compile_only(source), &mut || {});
     checked.map_err(|failure| error(file, failure))
 }
 
-/// The template's text for a context. A `sentinel` is part of texts and arrives in the result wherever they do.
+/// Renders the template for a context. A `sentinel` in texts is carried into the result.
 pub(super) fn render(
     file: &Path,
     source: &str,
@@ -125,7 +125,7 @@ fn render_here(
         .map_err(|error| failed(&error))
     };
     meter.registry.clear();
-    // A template cannot hide that a limit was passed.
+    // A template cannot hide that a limit was exceeded.
     match meter.passed() {
         Some(limit) => Err(Failure::Limit(limit.clone())),
         None => outcome.map(|()| text),
@@ -134,7 +134,7 @@ fn render_here(
 
 fn syntax() -> Result<SyntaxConfig, Failure> {
     let mut builder = SyntaxConfig::builder();
-    // One line end at the end of a template is dropped when it is read.
+    // Reading a template drops one line end at its end.
     let builder = builder
         .trim_blocks(true)
         .lstrip_blocks(true)
@@ -156,7 +156,7 @@ fn failed(error: &Error) -> Failure {
     broken(error)
 }
 
-/// The reason alone, with the line of the template where there is one.
+/// The reason, with the template's line if known.
 fn broken(error: &Error) -> Failure {
     let reason = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
     let characters = reason.chars().count();

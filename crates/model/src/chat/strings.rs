@@ -1,10 +1,10 @@
-//! Methods of Python's `str` that the methods of `minijinja-contrib` leave out, or write otherwise.
+//! Methods of Python's `str` that `minijinja-contrib` lacks or implements differently.
 
 use minijinja::{Error, ErrorKind, Value};
 
 use super::meter::{ITEM_BYTES, Meter};
 
-/// The result of a method of a text; `None` for a method that is none of these.
+/// The result of a method of a text; `None` for other methods.
 pub(super) fn call_method(meter: &Meter, text: &str, method: &str, args: &[Value]) -> Option<Result<Value, Error>> {
     let wanted = |args: &[Value]| args.first().and_then(Value::as_str).map(str::to_owned);
     let call = || -> Result<Value, Error> {
@@ -43,7 +43,7 @@ fn parts(parts: [&str; 3]) -> Value {
     parts.map(str::to_owned).to_vec().into()
 }
 
-/// Every letter behind something that is no letter is a capital.
+/// Capitalises every letter after a non-letter.
 fn title(text: &str) -> String {
     let mut titled = String::with_capacity(text.len());
     let mut is_inside = false;
@@ -58,7 +58,7 @@ fn title(text: &str) -> String {
     titled
 }
 
-/// The parts of a text, of at most `most` splits from its end.
+/// Splits a text at most `most` times, from its end.
 fn rsplit(text: &str, separator: &str, most: Option<usize>) -> Vec<String> {
     let parts = most.map_or(usize::MAX, |most| most.saturating_add(1));
     let mut parts: Vec<String> = text.rsplitn(parts, separator).map(str::to_owned).collect();

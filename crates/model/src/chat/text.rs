@@ -1,11 +1,11 @@
-//! The text of a conversation, with the places where it is text alone.
+//! The text of a conversation, with the ranges that are plain text.
 
 use std::ops::Range;
 
-/// The text of a conversation, and the places where special tokens spelt out in it are plain text.
+/// The text of a conversation, and the ranges in which special tokens are plain text.
 ///
-/// A chat template writes special tokens on purpose; a message or a document that spells one must not become one.
-/// [`Tokenizer::encode_conversation`](crate::Tokenizer::encode_conversation) tells the two apart.
+/// A chat template writes special tokens on purpose; a token spelt in a message or a document must stay text.
+/// [`Tokenizer::encode_conversation`](crate::Tokenizer::encode_conversation) distinguishes the two.
 ///
 /// ```
 /// use riffle_model::ConversationText;
@@ -23,7 +23,7 @@ pub struct ConversationText {
 }
 
 impl ConversationText {
-    /// A rendered text without its `sentinel`s, each of which stood inside a token that is text.
+    /// A rendered text without its `sentinel`s. Each marks a token that is plain text.
     pub(super) fn without_sentinels(rendered: &str, sentinel: char) -> ConversationText {
         let mut text = String::with_capacity(rendered.len());
         let mut literals: Vec<Range<usize>> = Vec::new();
@@ -47,18 +47,18 @@ impl ConversationText {
         self.text
     }
 
-    /// Byte ranges of the text, ascending and apart, in which no control token is recognised. An empty range stands between
-    /// two characters of a token that is text.
+    /// Byte ranges of the text, ascending and disjoint, in which no control token is recognised. An empty range is
+    /// between two characters of a token that is plain text.
     pub fn literals(&self) -> &[Range<usize>] {
         &self.literals
     }
 
-    /// Appends text whose special tokens are tokens, such as a template's.
+    /// Appends text whose special tokens count as tokens, such as a template's.
     pub fn push_marks(&mut self, text: &str) {
         self.text.push_str(text);
     }
 
-    /// Appends text whose control tokens are plain text, such as a message's or a document's.
+    /// Appends text whose control tokens stay plain text, such as a message's or a document's.
     pub fn push_content(&mut self, text: &str) {
         let start = self.text.len();
         self.text.push_str(text);
@@ -70,7 +70,7 @@ impl ConversationText {
         }
     }
 
-    /// Appends another text with its literals.
+    /// Appends another text with its literal ranges.
     pub fn append(&mut self, other: &ConversationText) {
         let start = self.text.len();
         self.text.push_str(&other.text);
@@ -78,7 +78,7 @@ impl ConversationText {
         self.literals.extend(other.literals.iter().map(moved));
     }
 
-    /// The text from byte `start` on, which must lie between two characters.
+    /// The text from byte `start` on, which must be between two characters.
     pub fn tail(&self, start: usize) -> ConversationText {
         let behind = self.literals.partition_point(|literal| literal.end <= start);
         let literals = self.literals[behind..].iter();
@@ -90,7 +90,7 @@ impl ConversationText {
         }
     }
 
-    /// Drops the text from byte `end` on, which must lie between two characters.
+    /// Drops the text from byte `end` on, which must be between two characters.
     pub fn truncate(&mut self, end: usize) {
         self.text.truncate(end);
         let kept = self.literals.partition_point(|literal| literal.start < end);
@@ -101,7 +101,7 @@ impl ConversationText {
     }
 }
 
-/// A text all of which is marks.
+/// A text in which all special tokens count as tokens.
 impl From<String> for ConversationText {
     fn from(text: String) -> ConversationText {
         ConversationText {

@@ -1,4 +1,4 @@
-//! The settings that config.json leaves out, by the classes of transformers.
+//! Settings missing in config.json, with the defaults of transformers' classes.
 
 use std::sync::LazyLock;
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use crate::ModelError;
 use crate::fields::Fields;
 
-/// The settings of each type of text model where config.json leaves them out. `scripts/make_text_defaults.py` writes the file.
+/// The default settings of each type of text model. `scripts/make_text_defaults.py` writes the file.
 static DEFAULTS: LazyLock<Map<String, Value>> = LazyLock::new(|| {
     let defaults: Value = serde_json::from_str(include_str!("text_defaults.json")).expect("the file is checked in");
     defaults.as_object().cloned().unwrap_or_default()
@@ -38,7 +38,7 @@ pub(super) fn is_tied_by_default(class: &str) -> bool {
     tied.and_then(Value::as_bool).unwrap_or(false)
 }
 
-/// The settings of a text model that a class wraps, with all that its class has by default. The wrapper says if embeddings are tied.
+/// The settings of a wrapped text model, with all defaults of its class. The wrapper decides if embeddings are tied.
 pub(super) fn with_wrapped_defaults(fields: Fields, text_type: &str) -> Result<Fields, ModelError> {
     with_defaults(fields, text_type, &["tie_word_embeddings"])
 }

@@ -1,7 +1,7 @@
-//! Settings of config.json that no family computes: a model that has them switched on is refused.
+//! Unsupported settings of config.json: a model that enables one is refused.
 //!
-//! config.json holds many fields that say nothing about the computation, so those that do are listed. What a family reads
-//! is checked where it is read; what the reference implementation of a family ignores is ignored here too.
+//! config.json has many fields without effect on the computation, so the effective ones are listed here. A family
+//! checks the settings that it reads. Settings that a family's reference implementation ignores are ignored here too.
 
 use serde_json::Value;
 
@@ -9,11 +9,11 @@ use super::Family;
 use crate::fields::{Fields, show};
 use crate::{ModelConfig, ModelError};
 
-/// A setting and the values with which it changes nothing. Booleans count as 0 and 1.
+/// A setting and the values with which it has no effect. Booleans count as 0 and 1.
 struct Foreign {
     name: &'static str,
     neutral: &'static [f64],
-    /// Architectures that read it.
+    /// Architectures that support it.
     but_for: &'static [&'static str],
 }
 
@@ -34,7 +34,7 @@ const FOREIGN: &[Foreign] = &[
     foreign("num_experts", &[0.0]),
     foreign("num_local_experts", &[0.0]),
     foreign("n_routed_experts", &[0.0]),
-    // Which tokens attention reads.
+    // Settings for the tokens that attention reads.
     foreign("is_causal", &[1.0]),
     foreign("use_bidirectional_attention", &[0.0]),
     foreign("attention_chunk_size", &[]),
@@ -64,7 +64,7 @@ const FOREIGN: &[Foreign] = &[
     foreign("clip_qkv", &[]),
 ];
 
-/// Refuses settings that change what the model computes and that the family does not read.
+/// Refuses settings that change the computation and that the family does not read.
 pub(crate) fn refuse(fields: &Fields, family: &Family, architecture: &str) -> Result<(), ModelError> {
     for foreign in FOREIGN {
         let Some(value) = fields.get(foreign.name) else {
@@ -89,7 +89,7 @@ pub(crate) fn refuse(fields: &Fields, family: &Family, architecture: &str) -> Re
     refuse_two_rotations(fields)
 }
 
-/// The default rotation of most families turns whole heads, whatever `partial_rotary_factor` says.
+/// In most families the default rotation covers whole heads, despite `partial_rotary_factor`.
 fn refuse_part_of_a_rotation(fields: &Fields, family: &Family, architecture: &str) -> Result<(), ModelError> {
     if family.rotates_partly {
         return Ok(());
@@ -132,7 +132,7 @@ fn refuse_part_of_a_rotation(fields: &Fields, family: &Family, architecture: &st
     Ok(())
 }
 
-/// transformers reads `truncate` beside the rotations of kinds of layers, and not within them.
+/// transformers reads `truncate` only beside the rotations of layer kinds, not within them.
 fn refuse_unrounded_kinds(fields: &Fields) -> Result<(), ModelError> {
     let Some(parameters) = fields.object("rope_parameters")? else {
         return Ok(());
@@ -149,7 +149,7 @@ fn refuse_unrounded_kinds(fields: &Fields) -> Result<(), ModelError> {
     Ok(())
 }
 
-/// The rotation can stand in several places; they must agree.
+/// The rotation may be given in several places; they must agree.
 fn refuse_two_rotations(fields: &Fields) -> Result<(), ModelError> {
     let (current, older) = (fields.object("rope_parameters")?, fields.object("rope_scaling")?);
     if let (Some(current), Some(older)) = (&current, &older)
@@ -181,7 +181,7 @@ fn refuse_two_rotations(fields: &Fields) -> Result<(), ModelError> {
     }
 }
 
-/// Refuses a list of layer types that the configured model does not follow.
+/// Refuses a list of layer types that contradicts the configured model.
 pub(crate) fn check_layer_types(fields: &Fields, config: &ModelConfig) -> Result<(), ModelError> {
     let types = fields.texts("layer_types")?;
     if !types.is_empty() && types.len() != config.layers {
@@ -202,11 +202,11 @@ pub(crate) fn check_layer_types(fields: &Fields, config: &ModelConfig) -> Result
             "mamba" => "linear_attention",
             "attention" => "full_attention",
             "moe" => "mlp",
-            // Within a chunk, which is all that is read, it is no other.
+            // Only one chunk is ever read, so it is equal to full attention.
             "chunked_attention" if config.architecture == "Llama4ForCausalLM" => "full_attention",
-            // All that the layer sees, of which an indexer chooses.
+            // An indexer selects among all tokens that the layer sees.
             "indexed_attention" if config.indexer_of(layer).is_some() => "full_attention",
-            // All of its layers of attention have a window where it has one.
+            // If it has a window, all its attention layers have it.
             "full_attention" if slides && config.architecture == "MiniMaxForCausalLM" => "sliding_attention",
             named => named,
         };

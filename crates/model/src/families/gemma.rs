@@ -1,5 +1,5 @@
-//! Gemma 2 and 3: norms before and after each block, embeddings scaled up, local and global layers. Gemma 2 bends its
-//! logits; Gemma 3 normalises heads instead and turns them faster in local layers.
+//! Gemma 2 and 3: norms before and after each block, scaled embeddings, local and global layers. Gemma 2 soft-caps
+//! its logits; Gemma 3 normalises heads instead and rotates them faster in local layers.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ fn with_defaults(fields: &Fields) -> Fields {
         .with_default("sliding_window", 4096)
 }
 
-/// The caps of Gemma 2 where config.json has none; null switches one off.
+/// Gemma 2's default caps; null disables one.
 fn with_caps(fields: &Fields) -> Fields {
     fields
         .with_default("attn_logit_softcapping", 50.0)
@@ -176,7 +176,7 @@ fn build(
     Ok(decoder)
 }
 
-/// A layer's steps behind attention, with the norms after it, before the feed-forward part and after that.
+/// A layer's steps after attention, with its norms: after attention, before the feed-forward part, and after it.
 pub(super) fn steps(output: Projection, feed: Step, norms: [Arc<Norm>; 3]) -> Vec<Step> {
     let [after_attention, before_mlp, after_mlp] = norms;
     let normalise = |norm, from, to| Step::Normalise { norm, from, to };

@@ -1,5 +1,5 @@
-//! Gemma 3n, its text model: several residual streams, an augmented residual, few open gates in some layers, an input of each layer from a
-//! table by token, and layers that read the keys of others.
+//! The text model of Gemma 3n: several residual streams, an augmented residual, sparse gates in some layers, a
+//! per-layer input by token, and layers that read earlier layers' keys.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub(super) const FAMILY: Family =
 
 const ACTIVATION: &str = "gelu_pytorch_tanh";
 const TABLE_ROWS: usize = 262_144;
-/// Layers that are sparse where settings list none, in models of more layers.
+/// Number of sparse layers if the settings list none, in models with more layers.
 const SPARSE_LAYERS: usize = 10;
 const SPARSITY: f64 = 0.95;
 
@@ -45,7 +45,7 @@ fn with_defaults(fields: &Fields) -> Result<Fields, ModelError> {
     Ok(fields.with("intermediate_size", widest))
 }
 
-/// The inner widths of the feed-forward parts, one or one for each layer.
+/// The inner widths of the feed-forward parts: one for all, or one per layer.
 fn inner_widths(fields: &Fields) -> Result<Vec<usize>, ModelError> {
     const SETTING: &str = "intermediate_size";
     let Some(Value::Array(listed)) = fields.get(SETTING) else {
@@ -90,7 +90,7 @@ fn configure(original: &Fields, architecture: &str) -> Result<ModelConfig, Model
     Ok(config)
 }
 
-/// The attention of each layer: the last ones read the keys of the latest of their kind that has its own.
+/// The attention of each layer: the last ones read the keys of the latest layer of their kind with its own.
 fn shapes(fields: &Fields, config: &ModelConfig) -> Result<Vec<AttentionShape>, ModelError> {
     let shared = fields.optional_count("num_kv_shared_layers")?.unwrap_or(0);
     let own = config.layers.checked_sub(shared).filter(|own| *own > 0);
@@ -139,7 +139,7 @@ fn rotations(fields: &Fields, config: &ModelConfig) -> Result<[RotarySettings; 2
     ])
 }
 
-/// For each layer the standard deviations above the mean from which on a gate is open; `None` where all are.
+/// For each layer, the number of standard deviations above the mean at which gates open; `None` without sparsity.
 fn sparsities(fields: &Fields, layers: usize) -> Result<Vec<Option<f32>>, ModelError> {
     const SETTING: &str = "activation_sparsity_pattern";
     let shares: Vec<f64> = match fields.get(SETTING) {
@@ -164,9 +164,9 @@ fn sparsities(fields: &Fields, layers: usize) -> Result<Vec<Option<f32>>, ModelE
     Ok(shares.into_iter().map(deviations).collect())
 }
 
-/// The value below which a share of a standard normal distribution lies.
+/// The quantile of a standard normal distribution.
 fn normal_quantile(share: f64) -> f64 {
-    /// Beyond it lies less than double precision tells.
+    /// Beyond it, the remaining share is below double precision.
     const FAR: f64 = 8.3;
     let below = |x: f64| {
         let (mut term, mut sum, mut odd) = (x, x, 1.0);
@@ -250,7 +250,7 @@ impl Parts<'_> {
         })
     }
 
-    /// The inputs of all layers. The factor on the projection is one on the term that its norm adds.
+    /// The inputs of all layers. The factor on the projection is applied to its norm's epsilon.
     fn layer_inputs(&self, weights: &mut Checkpoint) -> Result<LayerInputs, ModelError> {
         let (hidden, width) = (self.config.hidden_size, self.config.layer_input_width);
         let rows = self.fields.size("vocab_size_per_layer_input")?;
@@ -336,7 +336,7 @@ impl Parts<'_> {
         })
     }
 
-    /// A layer's steps behind attention.
+    /// A layer's steps after attention.
     fn steps(
         &self,
         weights: &mut Checkpoint,

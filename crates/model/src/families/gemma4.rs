@@ -1,5 +1,5 @@
-//! Gemma 4: layers with and without a window whose heads differ, the last of which read the keys of others; values that are keys; an
-//! input of each layer from a table by token; a factor on the result of each layer.
+//! Gemma 4: layers with and without a window and with different heads; the last ones read earlier layers' keys; keys
+//! may serve as values; a per-layer input by token; a factor on each layer's result.
 
 use std::sync::Arc;
 
@@ -26,10 +26,10 @@ pub(super) const FAMILY: Family = Family::new(
 
 const ACTIVATION: &str = "gelu_pytorch_tanh";
 
-/// The settings of a layer that a file may list for it alone.
+/// The settings that a file may list for a single layer.
 const OF_A_LAYER: [&str; 2] = ["head_dim", "num_key_value_heads"];
 
-/// Kinds of layers, by the number of their rotation.
+/// Kinds of layers, indexed by rotation.
 const KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
 
 fn with_defaults(fields: &Fields) -> Result<Fields, ModelError> {
@@ -58,7 +58,7 @@ fn with_defaults(fields: &Fields) -> Result<Fields, ModelError> {
 fn configure(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelError> {
     let fields = with_defaults(fields)?;
     match fields.get("use_bidirectional_attention") {
-        // Pictures alone are read in both directions.
+        // Only pictures are read in both directions.
         None | Some(Value::Bool(false)) => {}
         Some(Value::String(kind)) if kind == "vision" => {}
         Some(_) => {
@@ -96,7 +96,7 @@ fn configure(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelEr
     Ok(config)
 }
 
-/// The settings of experts, which every layer has beside its feed-forward block or none.
+/// The settings of experts, which all layers have beside the feed-forward block, or none.
 fn expert_settings(fields: &Fields, config: &ModelConfig) -> Result<Option<ExpertSettings>, ModelError> {
     if !fields.flag("enable_moe_block", false)? {
         return Ok(None);
@@ -107,7 +107,7 @@ fn expert_settings(fields: &Fields, config: &ModelConfig) -> Result<Option<Exper
     Ok(Some(experts))
 }
 
-/// True if the feed-forward part is twice as wide in layers that read the keys of others.
+/// True if the feed-forward part is twice as wide in layers that read other layers' keys.
 fn is_wide(fields: &Fields) -> Result<bool, ModelError> {
     fields.flag("use_double_wide_mlp", false)
 }
@@ -165,7 +165,7 @@ fn heads_of(fields: &Fields, config: &ModelConfig, layer: usize) -> Result<(usiz
     Ok((width, kv_heads))
 }
 
-/// True if layers without a window take their projected keys for values.
+/// True if layers without a window use projected keys as values.
 fn takes_keys_for_values(fields: &Fields) -> Result<bool, ModelError> {
     fields.flag("attention_k_eq_v", false)
 }
@@ -224,7 +224,7 @@ fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Res
     Ok(decoder)
 }
 
-/// Files hold keys and values of all layers, and those of layers that read the keys of others are of no use.
+/// Marks keys and values of layers that read other layers' keys as unused.
 pub(super) fn forget_keys_of_shared_layers(config: &ModelConfig, weights: &mut Checkpoint) {
     let shared = (0..config.layers).filter(|layer| config.attention[*layer].shares.is_some());
     let beginnings: Vec<String> = shared.map(|layer| format!("model.layers.{layer}.self_attn.")).collect();
@@ -247,7 +247,7 @@ fn norm(config: &ModelConfig, weights: &mut Checkpoint, name: &str, width: usize
     })
 }
 
-/// The inputs of all layers. The factor on the projection is one on the term that its norm adds.
+/// The inputs of all layers. The factor on the projection is applied to its norm's epsilon.
 fn layer_inputs(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Result<LayerInputs, ModelError> {
     let (hidden, width) = (config.hidden_size, config.layer_input_width);
     let rows = fields.optional_size("vocab_size_per_layer_input")?.unwrap_or(262_144);
@@ -324,14 +324,14 @@ impl Parts {
         })
     }
 
-    /// A layer's steps behind attention.
+    /// A layer's steps after attention.
     fn steps(&self, config: &ModelConfig, weights: &mut Checkpoint, layer: usize) -> Result<Vec<Step>, ModelError> {
         let (shape, hidden) = (config.attention_of(layer), config.hidden_size);
         let name = |part: &str| format!("model.layers.{layer}.{part}");
         let mut wide_norm = |part: &str| norm(config, weights, &name(part), hidden).map(Arc::new);
         let after_attention = wide_norm("post_attention_layernorm")?;
         let before_feed = match &self.experts {
-            // The block beside experts has its own.
+            // The block beside experts has a separate norm.
             Some(_) => "pre_feedforward_layernorm_2",
             None => "pre_feedforward_layernorm",
         };
@@ -379,7 +379,7 @@ impl Parts {
                 Step::Add(Rows::Normed),
             ]);
         }
-        // GGUF files name it as a weight; a layer without one has the factor 1.
+        // GGUF files name it like a weight; without one the factor is 1.
         let stored = ["layer_scalar", "layer_scalar.weight"].map(name);
         if let Some(stored) = stored.iter().find(|stored| weights.info(stored).is_some()) {
             steps.push(Step::Scale(weights.vector(stored, 1)?[0]));
@@ -389,7 +389,7 @@ impl Parts {
 
     fn mlp(&self, config: &ModelConfig, weights: &mut Checkpoint, layer: usize) -> Result<Mlp, ModelError> {
         let shares = |layer: usize| config.attention_of(layer).shares.is_some();
-        // The configured width is that of the widest layer.
+        // The configured width is the widest layer's.
         let has_wide = self.is_wide && (0..config.layers).any(shares);
         let inner = if has_wide && !shares(layer) {
             config.intermediate_size / 2

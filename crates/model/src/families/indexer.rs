@@ -1,4 +1,5 @@
-//! The settings and tensors of DeepSeek's indexer (arXiv:2512.02556), which chooses the tokens that latent attention reads.
+//! The settings and tensors of DeepSeek's indexer (arXiv:2512.02556), which selects the tokens that latent attention
+//! reads.
 
 use crate::blocks::{Indexer, Norm, Projection};
 use crate::config::{IndexerShape, LARGEST_COUNT};
@@ -6,23 +7,24 @@ use crate::fields::Fields;
 use crate::weights::Checkpoint;
 use crate::{ModelConfig, ModelError};
 
-/// Added to the variance in norms of keys, whatever the settings say of other norms.
+/// Epsilon of key norms, independent of the settings for other norms.
 const EPSILON: f32 = 1e-6;
 
 /// The indexers of a family, layer by layer.
 #[derive(Debug, Clone)]
 pub(super) struct IndexerPlan {
     layers: Vec<IndexerShape>,
-    /// The two dimensions of a rotated pair stand side by side.
+    /// True if the two dimensions of a rotated pair are adjacent.
     interleaved: bool,
-    /// Elements of queries and keys that carry positions (`qk_rope_head_dim`).
+    /// Elements of queries and keys with positions (`qk_rope_head_dim`).
     rotated: usize,
     /// Width of the narrow queries (`q_lora_rank`).
     rank: usize,
 }
 
 impl IndexerPlan {
-    /// Reads the settings, which have DeepSeek's names; a layer whose `indexer_types` says `shared` reads what the one before it does.
+    /// Reads the settings, which have DeepSeek's names. A layer with `indexer_types` = `shared` uses the previous
+    /// layer's selection.
     pub(super) fn read(fields: &Fields, interleaved: bool) -> Result<IndexerPlan, ModelError> {
         let size = |name: &str| match fields.size(name)? {
             size if size > LARGEST_COUNT => {
@@ -73,12 +75,12 @@ impl IndexerPlan {
         })
     }
 
-    /// Says which layers have an indexer.
+    /// Sets which layers have an indexer.
     pub(super) fn configure(&self, config: &mut ModelConfig) {
         config.indexers = self.layers.iter().copied().map(Some).collect();
     }
 
-    /// Takes the tensors below `name` of a layer with an indexer of its own.
+    /// Loads the tensors below `name` of a layer with its own indexer.
     pub(super) fn build(
         &self,
         weights: &mut Checkpoint,

@@ -1,6 +1,8 @@
-//! Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): the cache holds one latent a token, which every head reads.
+//! Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): the cache holds one latent per token, which every
+//! head reads.
 //!
-//! The matrices that make keys and values of latents are moved to the queries and behind the attention, which changes rounding alone.
+//! The matrices that would expand latents to keys and values are applied to the queries and after attention instead.
+//! Only rounding differs.
 
 use std::sync::Arc;
 
@@ -11,24 +13,24 @@ use crate::layer::{Rows, Step};
 use crate::weights::Checkpoint;
 use crate::{AttentionShape, ModelConfig, ModelError};
 
-/// Added to the mean square in norms of latents, whatever the settings say of other norms.
+/// Epsilon of latent norms, independent of the settings for other norms.
 const EPSILON: f32 = 1e-6;
 
 /// The sizes and settings of a family's latent attention.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LatentAttention {
     heads: usize,
-    /// Width of the latent that queries are made of, where there is one (`q_lora_rank`).
+    /// Width of the latent from which queries are computed, if there is one (`q_lora_rank`).
     query_rank: Option<usize>,
-    /// Width of the latent that keys and values are made of (`kv_lora_rank`).
+    /// Width of the latent of keys and values (`kv_lora_rank`).
     rank: usize,
     /// Elements of a query without a position (`qk_nope_head_dim`).
     plain: usize,
-    /// Elements that carry positions (`qk_rope_head_dim`).
+    /// Elements with positions (`qk_rope_head_dim`).
     pub(super) rotated: usize,
     /// Elements of a value (`v_head_dim`).
     value: usize,
-    /// The two dimensions of a rotated pair stand side by side.
+    /// True if the two dimensions of a rotated pair are adjacent.
     interleaved: bool,
     /// The projections of the layer's input and of the result have biases.
     biased: bool,
@@ -62,13 +64,13 @@ impl LatentAttention {
         })
     }
 
-    /// The same whatever a stretched rotation says: for heads that carry no positions.
+    /// Ignores the magnitude of a scaled rotation, for heads without positions.
     pub(super) fn without_magnitude(self) -> LatentAttention {
         let scale = ((self.plain + self.rotated) as f64).sqrt().recip();
         LatentAttention { scale, ..self }
     }
 
-    /// The settings with the width of a head as `ModelConfig` has it.
+    /// The settings with the head width of `ModelConfig`.
     pub(super) fn with_head_dim(&self, fields: &Fields) -> Fields {
         fields.clone().with("head_dim", self.shape().key_width)
     }
@@ -86,18 +88,19 @@ impl LatentAttention {
         }
     }
 
-    /// Says the shape of the attention of all layers.
+    /// Sets the attention shape of all layers.
     pub(super) fn configure(&self, config: &mut ModelConfig) {
         config.attention = vec![self.shape(); config.layers];
         config.kv_heads = 1;
         config.attention_scale = self.scale as f32;
         let (heads, width) = (self.heads, self.plain + self.rotated);
-        // Of queries, as `LatentQuery` has it, and of results, as `Step::ProjectHeads` has it.
+        // Queries as in `LatentQuery`, and results as in `Step::ProjectHeads`.
         let queries = self.query_rank.unwrap_or(0) + heads * (width + self.plain + self.rank);
         config.attention_scratch = queries.max(heads * (self.rank + 2 * self.value));
     }
 
-    /// Takes the tensors below `name`. Gives the attention and the step that makes its result the branch of the layer.
+    /// Loads the tensors below `name`. Returns the attention and the step that writes its result to the layer's
+    /// branch.
     pub(super) fn build(
         &self,
         weights: &mut Checkpoint,
@@ -165,7 +168,8 @@ impl LatentAttention {
         ))
     }
 
-    /// The matrices of heads, to the space of latents and out of it. Most GGUF files hold the two apart, the first one transposed.
+    /// The heads' matrices into the latent space and out of it. Most GGUF files store the two separately, the first
+    /// transposed.
     fn heads(&self, weights: &mut Checkpoint, name: &str) -> Result<[HeadProjection; 2], ModelError> {
         let part = |part: &str| format!("{name}.{part}");
         let (heads, rank) = (self.heads, self.rank);
@@ -197,7 +201,7 @@ impl LatentOutput {
     }
 }
 
-/// The magnitude that a stretched rotation gives each side of a score (`mscale_all_dim`).
+/// The magnitude of a scaled rotation on each side of a score (`mscale_all_dim`).
 fn magnitude(fields: &Fields) -> Result<f64, ModelError> {
     let parameters = match fields.object("rope_parameters")? {
         Some(parameters) => Some(parameters),

@@ -1,6 +1,6 @@
 //! Llama: RMS norms before attention and feed-forward, rotary positions, grouped queries, SwiGLU.
 //!
-//! Several families differ from it only by a [`Style`] and are built here.
+//! Several families differ from it only by a [`Style`] and are built here too.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::{ModelConfig, ModelError};
 
 pub(super) const FAMILY: Family = Family::new(&["LlamaForCausalLM"], "llama", configure, build);
 
-/// How a relative of Llama differs from it.
+/// Differences of a related family from Llama.
 #[derive(Debug, Clone, Copy, Default)]
 #[non_exhaustive]
 pub struct Style {
@@ -26,7 +26,7 @@ pub struct Style {
     pub mlp_bias: bool,
     /// Every query and key head is normalised.
     pub head_norms: bool,
-    /// Queries, keys and values are one tensor; gate and up are another.
+    /// True if queries, keys and values are one tensor, and gate and up another.
     pub fused: bool,
 }
 
@@ -55,17 +55,17 @@ impl Style {
         self
     }
 
-    /// With queries, keys and values in one tensor, gate and up in another, or each in its own.
+    /// Sets if queries, keys and values are one tensor, and gate and up another.
     pub fn with_fused(mut self, fused: bool) -> Self {
         self.fused = fused;
         self
     }
 }
 
-/// Reads what Llama and its relatives share: the sizes, the rotation of positions, the activation.
+/// Reads the settings that Llama and related families share: sizes, rotation, activation.
 ///
 /// # Errors
-/// [`ModelError::Config`] names the setting that is missing, wrong or not supported.
+/// [`ModelError::Config`] names the missing, invalid or unsupported setting.
 pub fn configure(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelError> {
     let mut config = ModelConfig::from_fields(fields, architecture)?;
     config.rotary_dim = RotarySettings::from_fields(fields, config.head_dim, config.max_position)?.dim;
@@ -84,10 +84,10 @@ fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Res
     build_with(style, fields, config, weights)
 }
 
-/// Builds Llama or a relative from tensors under Llama's names.
+/// Builds Llama or a related family from tensors with Llama's names.
 ///
 /// # Errors
-/// A tensor that is missing, of another shape, or in a format that is not computed.
+/// A tensor that is missing, has another shape or an unsupported format.
 pub fn build_with(
     style: Style,
     fields: &Fields,

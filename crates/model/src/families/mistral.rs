@@ -1,4 +1,4 @@
-//! Mistral: Llama where every layer may look back only so far.
+//! Mistral: Llama with a window in every layer.
 
 use super::{Family, llama};
 use crate::decoder::Decoder;
@@ -10,7 +10,7 @@ pub(super) const FAMILY: Family = Family::new(&["MistralForCausalLM"], "mistral"
 
 fn configure(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelError> {
     let mut config = llama::configure(fields, architecture)?;
-    // Null means none; without the setting the window is that of the first model.
+    // Null means no window; without the setting, the first model's window applies.
     config.set_window(&fields.with_default("sliding_window", 4096))?;
     Ok(config)
 }

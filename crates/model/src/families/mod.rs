@@ -29,42 +29,42 @@ use crate::fields::Fields;
 use crate::weights::{Checkpoint, Quantisation};
 use crate::{ModelConfig, ModelError, Predictor};
 
-/// How models of one architecture are configured and put together.
+/// Configures and builds models of one architecture.
 ///
-/// A family of another crate goes into a `static` list, which [`LoadOptions::with_families`](crate::LoadOptions::with_families) and
-/// the engine's options take.
+/// To add a family from another crate, pass a `static` list to
+/// [`LoadOptions::with_families`](crate::LoadOptions::with_families) or the engine's options.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Family {
     /// Names in config.json's `architectures`.
     pub architectures: &'static [&'static str],
-    /// config.json's `model_type`, for files that name no architecture.
+    /// config.json's `model_type`, for files without an architecture.
     pub model_type: &'static str,
-    /// Settings that the family computes and that are refused for others, such as `embedding_multiplier`.
+    /// Settings that this family supports and others refuse, such as `embedding_multiplier`.
     pub settings: &'static [&'static str],
-    /// Beginnings of tensors' names, and the beginnings that the family knows them by.
+    /// Prefixes of tensor names, and the family's prefixes for them.
     pub(crate) renames: &'static [(&'static str, &'static str)],
-    /// The default rotation turns a part of a head where `partial_rotary_factor` says so.
+    /// True if the default rotation respects `partial_rotary_factor`.
     pub(crate) rotates_partly: bool,
     /// Reads the sizes.
     pub configure: Configure,
-    /// Takes the weights.
+    /// Builds the model from the weights.
     pub build: Build,
-    /// Takes the weights of the layer that predicts further tokens, for families that have one.
+    /// Builds the layer that predicts further tokens, for families with one.
     pub build_predictor: Option<BuildPredictor>,
 }
 
 /// Reads the sizes of a model from config.json, of the architecture named.
 pub type Configure = fn(&Fields, &str) -> Result<ModelConfig, ModelError>;
 
-/// Takes the weights of a configured model.
+/// Builds a configured model from the weights.
 pub type Build = fn(&Fields, &ModelConfig, &mut Checkpoint) -> Result<Decoder, ModelError>;
 
-/// Takes the weights of a configured model's layer that predicts further tokens, of tensors whose names begin with `mtp.`.
+/// Builds a configured model's layer that predicts further tokens, from tensors with the prefix `mtp.`.
 pub type BuildPredictor = fn(&Fields, &ModelConfig, &mut Checkpoint) -> Result<Predictor, ModelError>;
 
 impl Family {
-    /// A family of these architectures, at least one, and of this `model_type`.
+    /// A family of these architectures, at least one, and this `model_type`.
     pub const fn new(
         architectures: &'static [&'static str],
         model_type: &'static str,
@@ -83,32 +83,32 @@ impl Family {
         }
     }
 
-    /// With a layer that predicts further tokens, for files that hold one.
+    /// Adds a layer that predicts further tokens, for files with one.
     pub const fn with_predictor(mut self, build: BuildPredictor) -> Self {
         self.build_predictor = Some(build);
         self
     }
 
-    /// With other names of tensors.
+    /// Sets other tensor names.
     pub(crate) const fn with_renames(mut self, renames: &'static [(&'static str, &'static str)]) -> Self {
         self.renames = renames;
         self
     }
 
-    /// With a default rotation that turns a part of a head where `partial_rotary_factor` says so.
+    /// Makes the default rotation respect `partial_rotary_factor`.
     pub const fn with_partial_rotation(mut self) -> Self {
         self.rotates_partly = true;
         self
     }
 
-    /// With settings that the family computes and that are refused for families that do not, such as `embedding_multiplier`.
+    /// Sets the settings that this family supports and others refuse, such as `embedding_multiplier`.
     pub const fn with_settings(mut self, settings: &'static [&'static str]) -> Self {
         self.settings = settings;
         self
     }
 }
 
-/// The families with files of their own.
+/// The families with separate files.
 const OWN: [Family; 14] = [
     llama::FAMILY,
     mistral::FAMILY,
@@ -140,12 +140,12 @@ const FAMILIES: &[Family] = &{
     all
 };
 
-/// The families that this crate knows, for lists.
+/// The families of this crate, for lists.
 pub fn families() -> &'static [Family] {
     FAMILIES
 }
 
-/// The family that `fields` name, of this crate or of `more`, and the model they describe, checked.
+/// Finds the family of `fields`, in this crate or `more`, and returns it with the checked configuration.
 pub(crate) fn configure(
     fields: &Fields,
     more: &'static [Family],
@@ -187,7 +187,7 @@ fn norm_plus(
     })
 }
 
-/// The term added to the weights of norms that multiply by 1 + weight; GGUF files have the one added already.
+/// The term added to norm weights, for norms that multiply by 1 + weight. GGUF files store the sum.
 fn added_to_norms(fields: &Fields) -> Result<f32, ModelError> {
     Ok(if fields.flag("norms_include_one", false)? {
         0.0
@@ -214,7 +214,7 @@ fn gated_mlp(
     })
 }
 
-/// The family config.json names, and the name it goes by there. Families of other crates come first.
+/// The family of config.json, and its name there. Families of other crates take precedence.
 fn find(fields: &Fields, more: &'static [Family]) -> Result<(&'static Family, String), ModelError> {
     let architectures = fields.texts("architectures")?;
     let model_type = fields.text("model_type")?;
@@ -226,7 +226,7 @@ fn find(fields: &Fields, more: &'static [Family]) -> Result<(&'static Family, St
             None => Err(unknown(format!("{} around {text_type}", wrapper.class), more)),
         };
     }
-    // transformers gives EXAONE 3 the class of Llama, and keeps the names of its tensors.
+    // transformers loads EXAONE 3 with Llama's class, but its tensors keep their names.
     if model_type == Some("exaone")
         && architectures.iter().all(|name| name == "LlamaForCausalLM")
         && let Some(family) = FAMILIES.iter().find(|family| Some(family.model_type) == model_type)

@@ -1,5 +1,5 @@
-//! Muse Glimmer: layers with a window and positions, others with neither; norms before and after each block, a gate on the attention
-//! result, normalised embeddings, heads normalised without weights, bent logits.
+//! Muse Glimmer: layers with a window and positions, and layers with neither; norms before and after each block, a
+//! gate on attention's result, normalised embeddings, weightless head norms, soft-capped logits.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::{ModelConfig, ModelError};
 pub(super) const FAMILY: Family = Family::new(&["MuseGlimmerForCausalLM"], "muse_glimmer_text", configure, build)
     .with_settings(&["final_logit_softcapping"]);
 
-/// Layers of a group, the last of which has neither a window nor positions; groups are counted from the last layer.
+/// Layers per group. The last of a group has neither a window nor positions; groups are counted from the last layer.
 const GROUP: usize = 4;
 
 fn with_defaults(fields: &Fields) -> Fields {
@@ -52,7 +52,7 @@ fn is_last_of_group(layer: usize, layers: usize) -> bool {
     (layers - 1 - layer).is_multiple_of(GROUP)
 }
 
-/// For each layer true if its keys carry positions.
+/// For each layer, true if its keys have positions.
 fn positions(fields: &Fields, config: &ModelConfig) -> Result<Vec<bool>, ModelError> {
     match fields.get("layer_rope_theta") {
         None => Ok((0..config.layers)
@@ -101,14 +101,14 @@ fn rms(weight: Vec<f32>, epsilon: f32) -> Norm {
 
 /// Settings that all layers share.
 struct Parts {
-    /// The term added to the weights of norms. Files in GGUF have it added, and the factor on queries as weights of a norm.
+    /// The term added to norm weights. GGUF files include it, and store the factor on queries as a norm's weights.
     added_to_norms: f32,
     /// Of layers with and without positions.
     rotations: [Arc<Rotary>; 2],
     activation: Activation,
     is_biased: bool,
     query_factor: f32,
-    /// Added to the variance in norms behind a block.
+    /// Epsilon of norms after a block.
     after_epsilon: f32,
 }
 

@@ -1,4 +1,4 @@
-//! Phi-1, Phi-1.5 and Phi-2: attention and feed-forward side by side on one layer norm, partial rotation, biases.
+//! Phi-1, Phi-1.5 and Phi-2: parallel attention and feed-forward with one layer norm, partial rotation, biases.
 
 use std::sync::Arc;
 
@@ -70,7 +70,7 @@ fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Res
             down: load("mlp.fc2", hidden, inner)?,
             activation,
         };
-        // Both branches start from the layer's input.
+        // Both branches read the layer's input.
         let normalise = Step::Normalise {
             norm,
             from: Rows::Hidden,
@@ -99,7 +99,7 @@ fn norm(config: &ModelConfig, weights: &mut Checkpoint, name: &str, width: usize
     })
 }
 
-/// The projections to queries, keys and values; older GGUF files stack the three.
+/// The projections to queries, keys and values; older GGUF files stack them.
 fn attention_inputs(config: &ModelConfig, weights: &mut Checkpoint, name: &str) -> Result<[Projection; 3], ModelError> {
     let (hidden, queries, kv) = (config.hidden_size, config.query_width(), config.kv_width());
     let fused = format!("{name}.qkv_proj");

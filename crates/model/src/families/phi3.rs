@@ -14,7 +14,7 @@ fn with_defaults(fields: &Fields) -> Fields {
         .with_default("original_max_position_embeddings", 4096)
 }
 
-/// The length of the first training stands beside the rotation in this class, 4096 by default, and comes before one inside.
+/// In this class the original length is beside the rotation, 4096 by default, and takes precedence over one inside.
 pub(super) fn settle_original_length(fields: Fields) -> Result<Fields, ModelError> {
     const LENGTH: &str = "original_max_position_embeddings";
     let mut fields = fields.with_default(LENGTH, 4096);

@@ -1,4 +1,4 @@
-//! Qwen2 and Qwen2.5: Llama with biases on queries, keys and values, and sliding windows in late layers where asked.
+//! Qwen2 and Qwen2.5: Llama with biases on queries, keys and values, and optional sliding windows in late layers.
 
 use super::{Family, llama};
 use crate::decoder::Decoder;
@@ -8,7 +8,7 @@ use crate::{ModelConfig, ModelError};
 
 pub(super) const FAMILY: Family = Family::new(&["Qwen2ForCausalLM"], "qwen2", configure, build);
 
-/// Reads what Qwen2 and Qwen3 share.
+/// Reads the settings that Qwen2 and Qwen3 share.
 pub(super) fn configure(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelError> {
     let mut config = llama::configure(fields, architecture)?;
     if fields.flag("use_sliding_window", false)? {

@@ -1,5 +1,5 @@
-//! Qwen3.5 and Qwen3-Next: three of four layers are Gated DeltaNet, the others attention with partial rotation and a gate on the result.
-//! The feed-forward parts are dense or mixtures of experts.
+//! Qwen3.5 and Qwen3-Next: three of four layers are Gated DeltaNet; the others are attention with partial rotation
+//! and a gate on the result. Feed-forward parts are dense or mixtures of experts.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ pub(super) const NEXT: Family = Family::new(&["Qwen3NextForCausalLM"], "qwen3_ne
     .with_settings(&["num_experts"])
     .with_partial_rotation();
 
-/// Largest head or kernel of a recurrent layer that is taken seriously: a memory grows with the square of it.
+/// Largest plausible head or kernel of a recurrent layer: memory grows with its square.
 const LARGEST_HEAD: usize = 1 << 12;
 
 fn with_defaults(fields: &Fields, architecture: &str) -> Fields {
@@ -43,7 +43,7 @@ fn with_defaults(fields: &Fields, architecture: &str) -> Fields {
                 .with_default("shared_expert_intermediate_size", 512)
                 .with_default("norm_topk_prob", true);
             let width = fields.get("moe_intermediate_size").cloned().unwrap_or_default();
-            // Models without dense layers may leave it out.
+            // Models without dense layers may omit it.
             fields.with_default("intermediate_size", width)
         }
     };
@@ -81,7 +81,8 @@ fn configure(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelEr
     Ok(config)
 }
 
-/// The experts of a model that is not dense. Only Qwen3-Next has a setting that says if weights are divided by their sum; Qwen3.5 divides.
+/// The experts of a model that is not dense. Only Qwen3-Next has a setting for dividing weights by their sum; Qwen3.5
+/// always divides.
 fn experts(fields: &Fields, architecture: &str) -> Result<Option<ExpertSettings>, ModelError> {
     match architecture {
         "Qwen3_5ForCausalLM" => Ok(None),
@@ -90,7 +91,7 @@ fn experts(fields: &Fields, architecture: &str) -> Result<Option<ExpertSettings>
     }
 }
 
-/// For each layer true if it is recurrent.
+/// For each layer, true if it is recurrent.
 fn recurrent_layers(fields: &Fields, layers: usize) -> Result<Vec<bool>, ModelError> {
     let types = fields.texts("layer_types")?;
     if !types.is_empty() && types.len() != layers {
@@ -147,10 +148,10 @@ fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Res
     Ok(decoder)
 }
 
-/// A layer of attention between the parts that join its input and normalise its result.
+/// An attention layer with a part that joins its inputs, and a final norm.
 fn build_predictor(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Result<Predictor, ModelError> {
     let (mixers, hidden) = (Mixers::new(fields, config)?, config.hidden_size);
-    // A file may leave out the norm that the model has as well.
+    // A file may omit this norm if it equals the model's own.
     let final_norm = match weights.info("mtp.norm.weight") {
         Some(_) => "mtp.norm",
         None => "model.norm",
@@ -164,7 +165,7 @@ fn build_predictor(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoi
     })
 }
 
-/// The mixer of the tokens of a layer, and how its tensors are stored.
+/// Loads the mixers of layers from their storage layout.
 struct Mixers<'a> {
     config: &'a ModelConfig,
     rotary: Arc<Rotary>,
@@ -192,7 +193,7 @@ impl<'a> Mixers<'a> {
         })
     }
 
-    /// A layer whose tensors' names begin with `name`, recurrent or of attention.
+    /// The layer with the name prefix `name`, recurrent or with attention.
     fn layer(
         &self,
         weights: &mut Checkpoint,
@@ -252,7 +253,7 @@ impl<'a> Mixers<'a> {
         Ok(vec![normalise, Step::Recur(Mixer::GatedDeltaNet(Box::new(mixer)))])
     }
 
-    /// Attention, and what is done with its result.
+    /// Attention, and the steps on its result.
     fn attention(
         &self,
         weights: &mut Checkpoint,
@@ -264,7 +265,7 @@ impl<'a> Mixers<'a> {
         let name = |part: &str| format!("{name}.{part}");
         let query_norm = Some(self.norm(weights, &name("q_norm"), config.head_dim)?);
         let key_norm = Some(self.norm(weights, &name("k_norm"), config.head_dim)?);
-        // Each head's query rows are followed by its gate's.
+        // Each head's query rows are followed by its gate rows.
         let head_rows = [config.head_dim; 2];
         let [query, gate] = Projection::load_parts(weights, &name("q_proj"), config.heads, head_rows, hidden, biased)?;
         let mut load = |part: &str, outputs, inputs| Projection::load(weights, &name(part), outputs, inputs, biased);

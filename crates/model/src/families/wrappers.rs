@@ -1,6 +1,6 @@
-//! Classes that read pictures or sound and answer with the text model of a known family.
+//! Classes that read pictures or sound and contain the text model of a known family.
 //!
-//! The text model alone is computed. Its settings stand in `text_config`, its tensors behind a beginning of their names.
+//! Only the text model is computed. Its settings are in `text_config`, and its tensor names have a prefix.
 
 use super::defaults::{is_tied_by_default, with_class_defaults, with_wrapped_defaults};
 use super::phi3;
@@ -10,9 +10,9 @@ use crate::fields::Fields;
 /// A class around a text model.
 pub(super) struct Wrapper {
     pub(super) class: &'static str,
-    /// The `model_type` of its text model, where config.json names none.
+    /// The `model_type` of its text model, if config.json has none.
     pub(super) text_type: &'static str,
-    /// A factor of the text model that the class does not compute.
+    /// A factor of the text model that the class ignores.
     ignored_factor: Option<&'static str>,
 }
 
@@ -24,7 +24,7 @@ const fn wrapper(class: &'static str, text_type: &'static str) -> Wrapper {
     }
 }
 
-/// A class that computes a text model without one of its factors.
+/// A class that ignores one factor of its text model.
 const fn wrapper_without(factor: &'static str, class: &'static str, text_type: &'static str) -> Wrapper {
     Wrapper {
         ignored_factor: Some(factor),
@@ -32,7 +32,7 @@ const fn wrapper_without(factor: &'static str, class: &'static str, text_type: &
     }
 }
 
-/// The settings of a class around a text model that hold for the text model too.
+/// Settings of a wrapping class that also apply to its text model.
 const SHARED: [&str; 8] = [
     "architectures",
     "tie_word_embeddings",
@@ -121,7 +121,7 @@ const WRAPPERS: &[Wrapper] = &[
     wrapper("VoxtralForConditionalGeneration", "llama"),
 ];
 
-/// Text models of a type of their own, and the family that computes them. All sections of a position are equal in a text.
+/// Types of text models, and the family that computes them. All sections of a position are equal in text.
 const TYPES: &[(&str, &str)] = &[
     ("qwen2_vl", "qwen2"),
     ("qwen2_vl_text", "qwen2"),
@@ -142,7 +142,7 @@ const TYPES: &[(&str, &str)] = &[
     ("qwen3_omni_moe_text", "qwen3_moe"),
 ];
 
-/// Classes that tie embeddings also where the settings of the text model alone say so.
+/// Classes that tie embeddings even if only the text model's settings ask for it.
 const TIED_BY_TEXT: &[&str] = &[
     "Glm46VForConditionalGeneration",
     "Glm4vForConditionalGeneration",
@@ -155,13 +155,13 @@ const TIED_BY_TEXT: &[&str] = &[
     "VibeVoiceForConditionalGeneration",
 ];
 
-/// Beginnings of the names of a wrapped text model's tensors, and of the names that families know.
+/// Prefixes of a wrapped text model's tensor names, and the families' prefixes.
 pub(crate) const NAMES: &[(&str, &str)] = &[
     ("model.language_model.model.", "model."),
     ("model.language_model.lm_head.", "lm_head."),
     ("model.language_model.", "model."),
     ("language_model.model.encoder.", "model."),
-    // As transformers 5 saves Kimi-K2.5, whose tower has blocks.
+    // The form in which transformers 5 saves Kimi-K2.5, whose tower has blocks.
     ("language_model.model.blocks.", "model.layers."),
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
@@ -174,20 +174,20 @@ pub(crate) const NAMES: &[(&str, &str)] = &[
     ("thinker.lm_head.", "lm_head."),
 ];
 
-/// Classes that read pictures or sound beside a text, and the `model_type` of the text model where config.json names none. Their text models
-/// are computed; pictures and sound are not.
+/// Classes that read pictures or sound in addition to text, and the `model_type` of the text model if config.json has
+/// none. Only text is supported.
 pub fn wrapper_classes() -> impl Iterator<Item = (&'static str, &'static str)> {
     WRAPPERS.iter().map(|wrapper| (wrapper.class, wrapper.text_type))
 }
 
-/// The wrapper among the classes that config.json names.
+/// The wrapper among the classes in config.json.
 pub(super) fn find(architectures: &[String]) -> Option<&'static Wrapper> {
     WRAPPERS
         .iter()
         .find(|wrapper| architectures.iter().any(|name| name == wrapper.class))
 }
 
-/// The `model_type` of the family that computes a text model.
+/// The `model_type` of the family for a text model.
 pub(super) fn family_type(text_type: &str) -> &str {
     let known = TYPES.iter().find(|(known, _)| *known == text_type);
     known.map_or(text_type, |(_, family)| family)
@@ -214,7 +214,7 @@ pub(crate) fn is_of_text_model(name: &str) -> bool {
     .any(|beginning| name.starts_with(beginning))
 }
 
-/// The settings of the text model, with the defaults of its class where a wrapper leaves settings out.
+/// The settings of the text model, with its class's defaults for missing settings.
 pub(crate) fn text_fields(fields: Fields) -> Result<Fields, ModelError> {
     let Some(wrapper) = find(&fields.texts("architectures")?) else {
         let fields = with_class_defaults(fields.of_text_model()?)?;
@@ -229,7 +229,7 @@ pub(crate) fn text_fields(fields: Fields) -> Result<Fields, ModelError> {
     if !is_nested {
         return fields.of_text_model();
     }
-    // The settings of the whole class say it; those of the text model are read by some classes alone.
+    // The whole class's settings decide; only some classes read the text model's.
     let tied = fields.flag("tie_word_embeddings", is_tied_by_default(wrapper.class))?;
     let text = fields.object("text_config")?;
     let text_tied = text.map_or(Ok(false), |text| text.flag("tie_word_embeddings", false))?;

@@ -1,4 +1,4 @@
-//! Adapters in GGUF files, as llama.cpp's `convert_lora_to_gguf.py` writes them.
+//! Adapters in GGUF files of llama.cpp's `convert_lora_to_gguf.py`.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::weights::{Checkpoint, RowOrder};
 
 const ALPHA: &str = "adapter.lora.alpha";
 
-/// Reads everything of an adapter but its weights' data.
+/// Reads everything of an adapter except its weights' data.
 pub(crate) fn open_adapter(path: &Path, base: &Base<'_>) -> Result<AdapterFiles, ModelError> {
     let (file, map) = read(path)?;
     let header = Header::parse(path, &map)?;
@@ -64,7 +64,7 @@ pub(crate) fn open_adapter(path: &Path, base: &Base<'_>) -> Result<AdapterFiles,
         path: path.to_owned(),
         weights,
         settings: XxHash3_128::oneshot(&alpha.to_le_bytes()),
-        // As in llama.cpp, an alpha of zero divides by nothing.
+        // As in llama.cpp, an alpha of zero means no division.
         scale: Box::new(move |_, rank| {
             Ok(if alpha == 0.0 {
                 1.0
@@ -76,7 +76,7 @@ pub(crate) fn open_adapter(path: &Path, base: &Base<'_>) -> Result<AdapterFiles,
     })
 }
 
-/// Rows of queries and keys lie in pairs, as in files of the model itself.
+/// Rows of queries and keys are stored in adjacent pairs, as in the model's own files.
 fn row_order(module: &str, base: &Base<'_>) -> RowOrder {
     let layer = module
         .strip_prefix("model.layers.")

@@ -1,9 +1,9 @@
-//! The architectures of GGUF files: names, classes of config.json, and the ways in which files of one differ.
+//! The architectures of GGUF files: names, classes of config.json, and the differences of their files.
 
 use super::header::Header;
 use crate::ModelError;
 
-/// The architectures GGUF files name that some family computes.
+/// The architectures in GGUF files that some family supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Architecture {
     Llama,
@@ -152,10 +152,11 @@ const ARCHITECTURES: &[(&str, Architecture, &str)] = &[
     ("starcoder", Architecture::StarCoder, "GPTBigCodeForCausalLM"),
 ];
 
-/// Classes of config.json that have the files of another class.
+/// Classes of config.json whose files have another class's architecture.
 const ALIASES: &[(&str, Architecture)] = &[("MistralForCausalLM", Architecture::Llama)];
 
-/// Architectures whose folders become files: their settings all follow from one key each, the rotation and the window.
+/// Architectures whose folders can be written as GGUF: all their settings follow from one key each, the rotation and
+/// the window.
 const WRITTEN: &[Architecture] = &[
     Architecture::Llama,
     Architecture::Qwen2,
@@ -167,7 +168,7 @@ const WRITTEN: &[Architecture] = &[
     Architecture::SmolLm3,
 ];
 
-/// The architecture of the file that a folder of this class becomes, if it is known.
+/// The GGUF architecture for a folder of this class, if it can be written.
 pub(super) fn written_architecture(class: &str) -> Option<Architecture> {
     let rows = ARCHITECTURES
         .iter()
@@ -179,7 +180,7 @@ pub(super) fn written_architecture(class: &str) -> Option<Architecture> {
         .map(|(_, architecture)| architecture)
 }
 
-/// The classes of folders that become files.
+/// The classes of folders that can be written as GGUF.
 pub(super) fn written_classes() -> Vec<&'static str> {
     let rows = ARCHITECTURES
         .iter()
@@ -207,12 +208,12 @@ pub(super) fn architecture(header: &Header<'_>) -> Result<Architecture, ModelErr
 }
 
 impl Architecture {
-    /// The beginning of its keys.
+    /// The prefix of its keys.
     pub(super) fn prefix(self) -> &'static str {
         self.row().0
     }
 
-    /// True if its files hold rotated pairs side by side, and its directories do not.
+    /// True if its files store rotated pairs adjacently, unlike its directories.
     pub(super) fn interleaves(self) -> bool {
         matches!(
             self,
@@ -237,7 +238,7 @@ impl Architecture {
         )
     }
 
-    /// True if the weights of a token's experts are divided by their sum although files do not say so.
+    /// True if expert weights are divided by their sum without a setting in the file.
     pub(super) fn divides_weights(self) -> bool {
         matches!(
             self,
@@ -249,7 +250,7 @@ impl Architecture {
         )
     }
 
-    /// The part of a layer that chooses experts, as its family names it.
+    /// The family's name for the part of a layer that chooses experts.
     pub(super) fn router(self) -> &'static str {
         match self {
             Architecture::Gemma4 => "router.proj",
@@ -257,7 +258,7 @@ impl Architecture {
         }
     }
 
-    /// The experts of a layer, as its family names them.
+    /// The family's name for the experts of a layer.
     pub(super) fn experts(self) -> &'static str {
         match self {
             Architecture::Gemma4 => "experts",
@@ -265,17 +266,17 @@ impl Architecture {
         }
     }
 
-    /// True if its attention is latent, with other widths than heads of one width have.
+    /// True if its attention is latent, with different key and value widths.
     pub(super) fn is_latent(self) -> bool {
         matches!(self, Architecture::MiniCpm3 | Architecture::Deepseek2) || self.has_indexers()
     }
 
-    /// True if its layers read what an indexer chooses.
+    /// True if its layers read an indexer's selection.
     pub(super) fn has_indexers(self) -> bool {
         matches!(self, Architecture::Deepseek32 | Architecture::GlmDsa)
     }
 
-    /// True if its files tell how far layers look back.
+    /// True if its files give the window of layers.
     pub(super) fn slides(self) -> bool {
         matches!(
             self,

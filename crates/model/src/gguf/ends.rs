@@ -1,11 +1,11 @@
-//! Tokens of a GGUF file that end an answer, and what files say wrongly of tokens.
+//! Tokens of a GGUF file that end an answer, and corrections of wrong token types.
 //!
-//! Files name one end at most and often give it the type of a word, so llama.cpp goes by the texts of tokens
+//! Files name at most one end token and often give it the type of a word, so llama.cpp decides by the tokens' texts
 //! (`llama-vocab.cpp`, from "auto-detect special tokens by text" on). This is the same rule.
 
 use crate::tokenizer::{CONTROL, NORMAL};
 
-/// Tokens that end an answer in some model, whatever their type.
+/// Texts of tokens that end an answer in some model, for any type.
 const ENDS: &[&str] = &[
     "<|eot_id|>",
     "<|im_end|>",
@@ -29,7 +29,7 @@ const ENDS: &[&str] = &[
     "<|tool_response>",
     "<｜end▁of▁sentence｜>",
     "[e~[",
-    // Between the files of a repository, and what fills a batch of them.
+    // Separates the files of a repository, or pads a batch of them.
     "<|fim_pad|>",
     "<fim-pad>",
     "<fim_pad>",
@@ -43,7 +43,7 @@ const ENDS: &[&str] = &[
     "<|file_sep|>",
 ];
 
-/// Settings that name a token that ends an answer.
+/// Settings for a token that ends an answer.
 const END_SETTINGS: [&str; 6] = [
     "eos_token_id",
     "eot_token_id",
@@ -53,7 +53,8 @@ const END_SETTINGS: [&str; 6] = [
     "fim_sep_token_id",
 ];
 
-/// Ids of the tokens that end an answer, ascending, with the type control for each. `named` gives the token of a setting.
+/// Ids of the tokens that end an answer, ascending; each gets the type control. `named` returns the token of a
+/// setting.
 pub(super) fn ends<E>(
     texts: &[&str],
     kinds: &mut [u8],
@@ -72,13 +73,13 @@ pub(super) fn ends<E>(
     ends.sort_unstable();
     ends.dedup();
     let has = |wanted: &str| ends.iter().any(|id| texts[*id as usize] == wanted);
-    // In the format of gpt-oss and of Solar Open a message ends, and the answer goes on with the next one.
+    // In the formats of gpt-oss and Solar Open this token ends a message, and the answer continues with the next one.
     let is_of_messages = if has("<|call|>") || has("<|calls|>") {
         has("<|return|>") || has("<|flush|>")
     } else {
         false
     };
-    // Gemma 4 and PLaMo have it as a word.
+    // In Gemma 4 and PLaMo it is a word.
     let is_word = has("<|tool_response>") || has("<|plamo:eos|>");
     ends.retain(|id| match texts[*id as usize] {
         "<|end|>" => !is_of_messages,

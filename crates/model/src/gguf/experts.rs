@@ -8,20 +8,20 @@ use crate::ModelError;
 use crate::config::LARGEST_COUNT;
 use crate::weights::Checkpoint;
 
-/// Keys, and the settings that they are where they are not 0.
+/// Keys, and the settings that they become unless they are 0.
 const KEYS: &[(&str, &str)] = &[
     ("expert_used_count", "num_experts_per_tok"),
     ("expert_group_count", "n_group"),
     ("expert_group_used_count", "topk_group"),
     ("expert_weights_scale", "routed_scaling_factor"),
 ];
-/// Numbers of functions that make scores of logits: none named, softmax, sigmoid, softmax over the chosen.
+/// Numbers of the functions from logits to scores: unspecified, softmax, sigmoid, softmax over the chosen.
 const ANY: f64 = 0.0;
 const SOFTMAX: f64 = 1.0;
 const SIGMOID: f64 = 2.0;
 const SOFTMAX_OF_CHOSEN: f64 = 3.0;
 
-/// Adds the settings of a file with experts; `layers` are the model's own.
+/// Adds the expert settings of a file; `layers` are the model's own.
 pub(super) fn experts(
     architecture: Architecture,
     keys: &OwnKeys<'_>,
@@ -32,12 +32,12 @@ pub(super) fn experts(
     let Some(count) = keys.json("expert_count")?.filter(|count| count.as_f64() != Some(0.0)) else {
         return Ok(());
     };
-    // Which layers have experts, and how wide these are, is said by their tensors.
+    // The tensors show which layers have experts, and how wide these are.
     let router = |layer: &usize| format!("model.layers.{layer}.{}.weight", architecture.router());
     let is_sparse = |layer: &usize| weights.info(&router(layer)).is_some();
     let sparse: Vec<usize> = (0..layers.min(LARGEST_COUNT)).filter(is_sparse).collect();
     if sparse.is_empty() {
-        // Dense files of DeepSeek's architecture have the key all the same.
+        // Dense files of DeepSeek's architecture have the key too.
         return match architecture {
             Architecture::Deepseek2 | Architecture::Deepseek32 | Architecture::GlmDsa => Ok(()),
             _ => Err(keys.error("expert_count", "is not 0, but no layer has a router of experts")),
@@ -52,7 +52,7 @@ pub(super) fn experts(
     check_scores(architecture, keys)?;
     let divides = match keys.json("expert_weights_norm")? {
         Some(divides) => divides,
-        // Files of this architecture do not say it.
+        // Files of this architecture lack this setting.
         None => json!(architecture.divides_weights()),
     };
     settings.insert("norm_topk_prob".into(), divides);
@@ -70,7 +70,7 @@ pub(super) fn experts(
         .and_then(|layer| rows(*layer, "mlp.shared_expert.up_proj", 0));
     if let Some(width) = width {
         settings.insert("moe_intermediate_size".into(), width.into());
-        // Models without dense layers may leave it out.
+        // Models without dense layers may omit it.
         settings.entry("intermediate_size").or_insert_with(|| width.into());
     }
     settings.insert("shared_expert_intermediate_size".into(), shared.unwrap_or(0).into());
@@ -82,8 +82,8 @@ pub(super) fn experts(
     of_architecture(architecture, keys, weights, settings, (width, dense))
 }
 
-/// Adds the settings that families name otherwise, or that files of their architecture do not hold; `width` is that of an expert, `dense`
-/// that of a dense block.
+/// Adds settings that families name differently, or that files of their architecture lack; `width` is an expert's,
+/// `dense` a dense block's.
 fn of_architecture(
     architecture: Architecture,
     keys: &OwnKeys<'_>,
@@ -100,7 +100,7 @@ fn of_architecture(
         Architecture::Deepseek2 => {
             let layers = settings.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(0);
             let version = deepseek(keys, weights, layers as usize)?;
-            // A group counts as much as its best expert in the second version, whose files do not say it.
+            // In the second version a group's score is its best expert's; its files lack this setting.
             settings.insert("topk_method".into(), "group_limited_greedy".into());
             settings.insert("architectures".into(), json!([version]));
             settings.insert("n_routed_experts".into(), count);
@@ -119,7 +119,7 @@ fn of_architecture(
             let problem = "is missing or false: such files are read in two ways; use the directory";
             return Err(keys.error("expert_weights_norm", problem));
         }
-        // The embedding grows with the root of its width, as llama.cpp has it for all files.
+        // Embeddings are scaled by the square root of their width, as llama.cpp does for all files.
         Architecture::Afmoe => insert(json!({"route_scale": scale, "mup_enabled": true})),
         Architecture::Cohere2Moe => {
             let shared = keys.json("expert_shared_count")?.unwrap_or(0.into());
@@ -134,7 +134,7 @@ fn of_architecture(
         }
         Architecture::Llama4 => {
             let dense = settings.get("intermediate_size").cloned();
-            // Files of 128 experts are those without norms of heads.
+            // Files with 128 experts have no head norms.
             let has_norms = count.as_f64() != Some(128.0);
             let insert = json!({
                 "num_local_experts": count, "intermediate_size": width, "intermediate_size_mlp": dense,
@@ -153,8 +153,8 @@ fn of_architecture(
     Ok(())
 }
 
-/// The class of a file of DeepSeek's architecture: sigmoids and a bias for the choice belong to the third version. The files of its relatives do
-/// not name the function.
+/// The class of a file of DeepSeek's architecture: sigmoids and a bias for the choice mean the third version. Files
+/// of related architectures do not name the function.
 fn deepseek(keys: &OwnKeys<'_>, weights: &Checkpoint, layers: usize) -> Result<&'static str, ModelError> {
     let mut biases = (0..layers.min(LARGEST_COUNT)).map(|layer| format!("model.layers.{layer}.mlp.exp_probs_b.bias"));
     let is_third = match keys.number("expert_gating_func")? {
@@ -164,7 +164,7 @@ fn deepseek(keys: &OwnKeys<'_>, weights: &Checkpoint, layers: usize) -> Result<&
     if is_third {
         return Ok("DeepseekV3ForCausalLM");
     }
-    // Files do not say how groups of experts are compared: the released models of that generation have these.
+    // Files lack the rule for comparing groups of experts; the released models of this generation use these rules.
     let numbers = ["expert_count", "expert_group_count", "expert_group_used_count"].map(|key| keys.number(key));
     let [experts, groups, used] = numbers;
     let (groups, used) = (groups?.unwrap_or(1.0), used?.unwrap_or(1.0));
@@ -182,7 +182,7 @@ fn deepseek(keys: &OwnKeys<'_>, weights: &Checkpoint, layers: usize) -> Result<&
     }
 }
 
-/// The function that a file names must be the architecture's.
+/// The function in a file must be the architecture's.
 fn check_scores(architecture: Architecture, keys: &OwnKeys<'_>) -> Result<(), ModelError> {
     const KEY: &str = "expert_gating_func";
     let own: &[f64] = match architecture {

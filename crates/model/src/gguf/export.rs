@@ -1,4 +1,4 @@
-//! Models of Hugging Face folders as GGUF files hold them: by the names, settings and tensors of llama.cpp's converter.
+//! Hugging Face folders as GGUF, with the names, settings and tensors of llama.cpp's converter.
 
 mod tokens;
 
@@ -17,12 +17,12 @@ use crate::load::Parts;
 use crate::weights::{TensorInfo, TensorType};
 use crate::{LoadOptions, ModelError, directory};
 
-/// Ends of the names of tensors that follow from the settings.
+/// Suffix of tensor names that follow from the settings.
 const DERIVED: &str = ".rotary_emb.inv_freq";
-/// The kind of a file that holds a whole model.
+/// The file kind of a complete model.
 const FILE_KIND: &str = "model";
 
-/// Opens a folder as its GGUF file would be.
+/// Opens a folder in the form of its GGUF file.
 pub(super) fn open(path: &Path) -> Result<WeightSource, ModelError> {
     let parts = directory::open(path, &LoadOptions::default())?;
     let architecture = architecture(&parts.fields)?;
@@ -43,7 +43,7 @@ pub(super) fn open(path: &Path) -> Result<WeightSource, ModelError> {
     })
 }
 
-/// The architecture of the file that a folder of these settings becomes.
+/// The GGUF architecture for a folder with these settings.
 ///
 /// # Errors
 /// [`ModelError::UnknownArchitecture`].
@@ -92,7 +92,7 @@ fn settings(architecture: Architecture, parts: &Parts) -> Result<Vec<GgufEntry>,
     Ok(entries)
 }
 
-/// True for keys whose values are floats, whole or not.
+/// True for keys with float values, even for integers.
 fn is_fraction(key: &str) -> bool {
     key.ends_with("epsilon") || key.ends_with("softcapping")
 }
@@ -102,7 +102,7 @@ fn count_entry(fields: &Fields, setting: &str, key: String, count: u64) -> Resul
     Ok(GgufEntry::count(key, count))
 }
 
-/// How far layers look back.
+/// The window of layers.
 fn window(architecture: Architecture, parts: &Parts, entries: &mut Vec<GgufEntry>) -> Result<(), ModelError> {
     let config = &parts.config;
     let windows: Vec<Option<usize>> = (0..config.layers)
@@ -110,7 +110,7 @@ fn window(architecture: Architecture, parts: &Parts, entries: &mut Vec<GgufEntry
         .collect();
     let key = format!("{}.attention.sliding_window", architecture.prefix());
     let Some(window) = windows.iter().flatten().next() else {
-        // Files of these that do not say so have a window.
+        // Without the key, files of these architectures have a window.
         if matches!(architecture, Architecture::Gemma2 | Architecture::Phi3) {
             entries.push(GgufEntry::count(key, 0));
         }
@@ -138,10 +138,10 @@ fn window(architecture: Architecture, parts: &Parts, entries: &mut Vec<GgufEntry
 /// Entries of the metadata, and tensors.
 type Stored = (Vec<GgufEntry>, Vec<SourceTensor>);
 
-/// The settings of a rotation, in either form of config.json.
+/// The settings of a rotation, in both forms of config.json.
 struct RotationSettings<'a> {
     fields: &'a Fields,
-    /// `rope_parameters`, that of full attention where layers differ, or `rope_scaling`.
+    /// `rope_parameters`, for full attention if layers differ, or `rope_scaling`.
     rope: Option<Fields>,
     prefix: &'static str,
 }
@@ -180,7 +180,7 @@ impl RotationSettings<'_> {
             .unwrap_or_else(|| "default".to_owned())
     }
 
-    /// Positions that are divided, and the settings that go with that.
+    /// Divided positions, and the settings that belong to them.
     fn divided(&self, kind: &str, settings: &[(&str, &str)]) -> Result<Vec<GgufEntry>, ModelError> {
         let mut entries = vec![GgufEntry::text(self.key("rope.scaling.type"), kind)];
         for (key, setting) in [("rope.scaling.factor", "factor")].iter().chain(settings) {
@@ -191,7 +191,7 @@ impl RotationSettings<'_> {
         Ok(entries)
     }
 
-    /// The length before the stretching.
+    /// The length before scaling.
     fn original_length(&self, length: f64) -> GgufEntry {
         GgufEntry::count(self.key("rope.scaling.original_context_length"), length as u32)
     }
@@ -283,7 +283,7 @@ fn rotation(architecture: Architecture, parts: &Parts) -> Result<Stored, ModelEr
     Ok((entries, tensors))
 }
 
-/// Divisors of the angles of Llama 3.1: high frequencies stay, low ones are divided, between them the divisor grows smoothly.
+/// Frequency divisors of Llama 3.1: high frequencies are unchanged, low ones are divided, with a smooth transition.
 fn llama3_factors(width: usize, theta: f64, [factor, low, high, original]: [f64; 4]) -> Vec<f32> {
     let divisor = |pair: usize| {
         let wavelength = 2.0 * std::f64::consts::PI * theta.powf(2.0 * pair as f64 / width as f64);
@@ -311,7 +311,7 @@ fn made(name: &str, values: Vec<f32>) -> SourceTensor {
     }
 }
 
-/// The tensors of the folder: the embedding, layers in their order, the last norm, the head.
+/// The tensors of the folder: embedding, layers in order, last norm, output head.
 fn stored_tensors(architecture: Architecture, parts: &Parts) -> Result<Vec<SourceTensor>, ModelError> {
     let (mut tensors, mut unknown) = (Vec::new(), Vec::new());
     let shape = parts.config.attention_of(0);
@@ -359,7 +359,7 @@ fn stored_tensors(architecture: Architecture, parts: &Parts) -> Result<Vec<Sourc
     Ok(tensors)
 }
 
-/// The place of a tensor in the file.
+/// The sort key of a tensor in the file.
 fn place(name: &str) -> (usize, usize, String) {
     let layer = name
         .strip_prefix("blk.")

@@ -1,4 +1,4 @@
-//! Settings of Gemma 4 and of Muse Glimmer that their directories spell otherwise: what single layers have.
+//! Settings of Gemma 4 and Muse Glimmer that GGUF spells differently: those of single layers.
 
 use serde_json::{Map, Value, json};
 
@@ -13,7 +13,7 @@ const INNER: &str = "feed_forward_length";
 const WIDTH: &str = "attention.key_length_swa";
 const SHARED: &str = "attention.shared_kv_layers";
 
-/// Adds what single layers have; `settings` holds the kinds of layers, and `has` tells which tensors there are.
+/// Adds the settings of single layers; `settings` has the kinds of layers, and `has` tells which tensors exist.
 pub(super) fn layers(
     keys: &OwnKeys<'_>,
     known: &Fields,
@@ -64,7 +64,7 @@ pub(super) fn layers(
     Ok(())
 }
 
-/// The width of the feed-forward part of `inner` layers, the first `own` of which have keys of their own.
+/// The feed-forward width of `inner` layers; the first `own` have their own keys.
 fn feed_forward(
     inner: &[usize],
     own: usize,
@@ -86,7 +86,7 @@ fn feed_forward(
     Ok(())
 }
 
-/// The rotations of both kinds of layers: `global` is that of the file's own keys and factors.
+/// The rotations of both kinds of layers; `global` comes from the file's own keys and factors.
 pub(super) fn rotations(keys: &OwnKeys<'_>, global: Map<String, Value>) -> Result<Value, ModelError> {
     if global.get("rope_type").and_then(Value::as_str) != Some("factors") {
         let problem = "is without the tensor rope_freqs; the model cannot be built without it";
@@ -100,7 +100,7 @@ pub(super) fn rotations(keys: &OwnKeys<'_>, global: Map<String, Value>) -> Resul
     Ok(json!({"full_attention": global, "sliding_attention": local}))
 }
 
-/// A size that must be there.
+/// A required size.
 fn size(keys: &OwnKeys<'_>, key: &str) -> Result<usize, ModelError> {
     match keys.number(key)? {
         Some(size) => Ok(size as usize),
@@ -108,7 +108,7 @@ fn size(keys: &OwnKeys<'_>, key: &str) -> Result<usize, ModelError> {
     }
 }
 
-/// A size of each layer: a list of them, or one for all.
+/// A size for each layer, from a list or from one number for all.
 fn sizes(keys: &OwnKeys<'_>, key: &str, layers: usize) -> Result<Vec<usize>, ModelError> {
     let Some(Metadata::List(list)) = keys.metadata(key) else {
         return Ok(vec![size(keys, key)?; layers]);
@@ -129,7 +129,8 @@ fn sizes(keys: &OwnKeys<'_>, key: &str, layers: usize) -> Result<Vec<usize>, Mod
     }
 }
 
-/// Adds what files of Muse Glimmer spell otherwise: layers without a window carry no positions, and logits have a factor.
+/// Adds settings that Muse Glimmer files spell differently: layers without a window have no positions, and logits
+/// have a factor.
 pub(super) fn muse_glimmer(keys: &OwnKeys<'_>, settings: &mut Map<String, Value>) -> Result<(), ModelError> {
     if let Some(kinds) = settings.get("layer_types").and_then(Value::as_array) {
         let bases = kinds.iter().map(|kind| u64::from(kind == "sliding_attention"));

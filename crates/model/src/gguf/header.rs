@@ -1,6 +1,6 @@
 //! The header of a GGUF file: metadata and the table of tensors.
 //!
-//! Texts and lists stay where they lie in the mapped file; a list is decoded when it is asked for.
+//! Texts and lists stay in the mapped file; a list is decoded on request.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::weights::{NoSuchType, StoredTensor, TensorInfo, TensorType};
 
 const MAGIC: &[u8] = b"GGUF";
 const LARGEST_TENSOR_COUNT: usize = 1 << 18;
-/// Pairs of key and value; models have some dozens.
+/// Most pairs of key and value; models have a few dozen.
 const LARGEST_METADATA_COUNT: usize = 1 << 14;
 const LARGEST_ALIGNMENT: u64 = 1 << 20;
 const DEFAULT_ALIGNMENT: u64 = 32;
@@ -32,12 +32,12 @@ pub(crate) enum Metadata<'a> {
 pub(crate) struct Header<'a> {
     pub(crate) path: &'a Path,
     pub(crate) metadata: HashMap<String, Metadata<'a>>,
-    /// The metadata as the file holds it, in its order.
+    /// The metadata, in the file's order and encoding.
     pub(crate) stored: Vec<StoredValue<'a>>,
     pub(crate) tensors: Vec<StoredTensor>,
 }
 
-/// A key and the bytes of its value, which has the type that GGUF numbers `kind`.
+/// A key and the bytes of its value, whose GGUF type number is `kind`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StoredValue<'a> {
     pub(crate) key: &'a str,
@@ -46,7 +46,7 @@ pub(crate) struct StoredValue<'a> {
 }
 
 impl<'a> Header<'a> {
-    /// Reads and checks the header of a whole mapped file.
+    /// Reads and checks the header of a mapped file.
     pub(crate) fn parse(path: &'a Path, file: &'a [u8]) -> Result<Header<'a>, ModelError> {
         let Contents {
             metadata,
@@ -61,7 +61,7 @@ impl<'a> Header<'a> {
         })
     }
 
-    /// A text, which is refused where it has another type.
+    /// A text; other types are errors.
     pub(crate) fn text(&self, key: &str) -> Result<Option<&'a str>, ModelError> {
         self.typed(key, "a text", |value| match value {
             Metadata::Text(text) => Some(text),
@@ -69,7 +69,7 @@ impl<'a> Header<'a> {
         })
     }
 
-    /// A whole number, which is refused where it has another type.
+    /// An integer; other types are errors.
     pub(crate) fn integer(&self, key: &str) -> Result<Option<i128>, ModelError> {
         self.typed(key, "a whole number", |value| match value {
             Metadata::Integer(number) => Some(number),
@@ -77,7 +77,7 @@ impl<'a> Header<'a> {
         })
     }
 
-    /// A list, which is refused where it has another type.
+    /// A list; other types are errors.
     pub(crate) fn list(&self, key: &str) -> Result<Option<List<'a>>, ModelError> {
         self.typed(key, "a list", |value| match value {
             Metadata::List(list) => Some(list),
@@ -111,7 +111,7 @@ impl<'a> Header<'a> {
 }
 
 impl Metadata<'_> {
-    /// The value as an error shows it.
+    /// The value for an error.
     pub(crate) fn show(&self) -> String {
         match self {
             Metadata::Integer(number) => number.to_string(),
@@ -136,7 +136,7 @@ struct Contents<'a> {
 enum Problem {
     /// The header contradicts the format.
     Damage(String),
-    /// A tensor has a type that does not exist any more, or not yet.
+    /// A tensor has a type that no longer exists, or does not exist yet.
     Type { tensor: String, found: NoSuchType },
 }
 
@@ -261,7 +261,7 @@ fn place(entry: Entry, data_start: u64, alignment: u64, file_bytes: u64) -> Resu
     let elements = shape
         .iter()
         .try_fold(1u64, |product, &dimension| product.checked_mul(dimension));
-    // Blocks of quantised types lie within rows.
+    // Blocks of quantised types do not cross rows.
     let rows = shape
         .last()
         .map_or(0, |columns| columns % element_type.block_elements());
@@ -298,8 +298,8 @@ fn place(entry: Entry, data_start: u64, alignment: u64, file_bytes: u64) -> Resu
     })
 }
 
-/// Tensors must follow each other from the start of the data to the end of the file, with no more between them than the
-/// padding up to the next aligned byte: bytes that no tensor claims mean that a tensor is declared smaller than it is.
+/// Tensors must follow each other from the start of the data to the end of the file, with only padding up to the next
+/// aligned byte. Unclaimed bytes mean that a tensor is declared smaller than it is.
 fn check_layout(tensors: &[StoredTensor], data_start: u64, alignment: u64, file_bytes: u64) -> Result<(), String> {
     let mut order: Vec<&StoredTensor> = tensors.iter().collect();
     order.sort_by_key(|tensor| tensor.range.start);

@@ -1,20 +1,20 @@
-//! Which metadata of GGUF files is read, has no effect on a text, or is refused.
+//! Metadata keys of GGUF files: read, without effect on text, or refused.
 //!
-//! Every key of the model's architecture has a row in [`SETTINGS`]; one without a row may change what the model computes
-//! and is refused, like a value that a row does not allow.
+//! Every key of the model's architecture has a row in [`SETTINGS`]; a key without a row may change the computation
+//! and is refused, as is a value that its row does not allow.
 
 use super::architecture::Architecture;
 use super::header::{Header, Metadata};
 use crate::ModelError;
 
-/// The kind of value that a key must have.
+/// The required kind of a key's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum KeyKind {
-    /// A whole number from 1.
+    /// An integer from 1.
     Size,
-    /// A whole number from 0.
+    /// An integer from 0.
     Count,
-    /// A whole number from 0, or a list of them.
+    /// An integer from 0, or a list of them.
     Counts,
     /// A finite number.
     Number,
@@ -29,7 +29,7 @@ enum KeyKind {
     Any,
 }
 
-/// For which architectures any value of the right kind is accepted.
+/// The architectures for which any value of the right kind is accepted.
 #[derive(Debug, Clone, Copy)]
 enum For {
     All,
@@ -50,10 +50,10 @@ use KeyKind::{Any, Count, Counts, Flag, List, NotNegative, Number, Positive, Siz
 /// Architectures with latent attention.
 const LATENT: &[Architecture] = &[Deepseek2, MiniCpm3, Deepseek32, GlmDsa];
 
-/// Architectures whose layers read what an indexer chooses.
+/// Architectures whose layers read an indexer's selection.
 const INDEXED: &[Architecture] = &[Deepseek32, GlmDsa];
 
-/// Architectures with layers that keep a matrix for each head.
+/// Architectures with layers that have a memory matrix per head.
 const RECURRENT: &[Architecture] = &[
     Qwen35,
     Qwen35Moe,
@@ -98,8 +98,8 @@ const EXPERTS: &[Architecture] = &[
 /// Architectures with recurrent layers.
 const HYBRID: &[Architecture] = &[Qwen35, Qwen35Moe, Qwen3Next];
 
-/// A key below the architecture's name, its kind, the architectures that compute with it or for which it has no effect,
-/// and the values that change nothing in the others.
+/// A key below the architecture's name, its kind, the architectures that use it or ignore it, and the values without
+/// effect in others.
 const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     // Sizes.
     ("vocab_size", Size, All, &[]),
@@ -127,7 +127,7 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
         Only(&[Gemma2, Gemma3, Gemma4, MuseGlimmer]),
         &[0.0],
     ),
-    // Windows. `settings` compares a window with the context where no layer slides.
+    // Windows. `settings` compares the window with the context if no layer has one.
     ("attention.sliding_window", Count, All, &[]),
     (
         "attention.sliding_window_pattern",
@@ -188,7 +188,7 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
         Only(&[Qwen35, Qwen35Moe, Qwen3Next, Glm4Moe, ExaoneMoe, Deepseek32, GlmDsa]),
         &[0.0],
     ),
-    // Other kinds of models: only values that switch them off.
+    // Other kinds of models: only values that disable them.
     ("attention.causal", Flag, Only(&[GemmaEmbedding]), &[1.0]),
     ("attention.clamp_kqv", Number, NoOne, &[0.0]),
     ("attention.max_alibi_bias", Number, NoOne, &[0.0]),
@@ -220,7 +220,8 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
         Only(&[Granite, GraniteHybrid, GraniteMoe, GraniteSwa]),
         &[0.0, 1.0],
     ),
-    // Experts: `mixed` refuses layers that have some where a family computes none. `experts` takes widths, and the layers that have experts, from tensors.
+    // Experts: `mixed` refuses layers with experts in families without. `experts` takes widths, and the layers with
+    // experts, from tensors.
     ("expert_count", Count, Only(EXPERTS), &[0.0]),
     ("expert_used_count", Count, Only(EXPERTS), &[0.0]),
     ("expert_shared_count", Count, Only(EXPERTS), &[0.0]),
@@ -243,7 +244,7 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     ("attention.indexer.top_k", Size, Only(INDEXED), &[]),
     ("attention.indexer.types", List, Only(&[GlmDsa]), &[]),
     ("shortconv.l_cache", Size, Only(&[Lfm2, Lfm2Moe]), &[]),
-    // No effect on the logits of a text: all sections of a position are equal in a text, and pooling comes after the model.
+    // No effect on the logits of text: all sections of a position are equal, and pooling comes after the model.
     (
         "rope.dimension_sections",
         Any,
@@ -262,10 +263,10 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     ("classifier.pooling_type", Count, All, &[]),
 ];
 
-/// Parts of multi-modal files below the architecture's name; the text model does not read them.
+/// Parts of multimodal files below the architecture's name; the text model ignores them.
 const NOT_OF_THE_TEXT_MODEL: &[&str] = &["vision.", "audio.", "mm."];
 
-/// Keys outside the architecture that tell what a file is; `tokenizer` checks those of the tokenizer.
+/// Keys outside the architecture that describe a file; `tokenizer` checks the tokenizer's keys.
 const GENERAL: &[(&str, KeyKind)] = &[
     ("general.architecture", Text),
     ("general.type", Text),
@@ -274,7 +275,7 @@ const GENERAL: &[(&str, KeyKind)] = &[
     ("split.tensors.count", Count),
 ];
 
-/// Checks the keys of a file, or of one shard, that stand outside the architecture.
+/// Checks the keys of a file, or of one shard, outside the architecture.
 pub(super) fn check_general(header: &Header<'_>) -> Result<(), ModelError> {
     for (key, kind) in GENERAL {
         if let Some(value) = header.metadata.get(*key) {
@@ -291,9 +292,9 @@ pub(super) fn check_general(header: &Header<'_>) -> Result<(), ModelError> {
     }
 }
 
-/// Checks every key of the architecture `prefix`: what is there is computed with, or changes nothing.
+/// Checks every key of the architecture `prefix`: it must be used or have no effect.
 pub(super) fn check_settings(header: &Header<'_>, architecture: Architecture, prefix: &str) -> Result<(), ModelError> {
-    // In a fixed order, so that the same file gets the same error.
+    // In a fixed order, so that the same file gives the same error.
     let mut keys: Vec<(&String, &Metadata<'_>)> = header.metadata.iter().collect();
     keys.sort_by_key(|(key, _)| *key);
     for (key, value) in keys {

@@ -3,7 +3,7 @@
 use super::header::Metadata;
 use super::reader::{Reader, TEXT};
 
-/// A list where it lies in the mapped file: values of one type.
+/// A list in the mapped file: values of one type.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct List<'a> {
     kind: u32,
@@ -12,7 +12,7 @@ pub(crate) struct List<'a> {
 }
 
 impl<'a> List<'a> {
-    /// `count` values of the type that GGUF numbers `kind`.
+    /// `count` values of GGUF type number `kind`.
     pub(super) fn new(kind: u32, count: usize, bytes: &'a [u8]) -> List<'a> {
         List { kind, count, bytes }
     }
@@ -22,7 +22,7 @@ impl<'a> List<'a> {
         self.count
     }
 
-    /// The texts, which borrow from the file.
+    /// The texts, borrowed from the file.
     pub(crate) fn texts(&self) -> Result<Vec<&'a str>, String> {
         if self.kind != TEXT && self.count > 0 {
             return Err("must be a list of texts".into());

@@ -1,4 +1,4 @@
-//! Settings of architectures with latent attention and of those with short convolutions or Mamba2, which their directories spell otherwise.
+//! Settings of architectures with latent attention, short convolutions or Mamba2, which GGUF spells differently.
 
 use serde_json::{Map, Value, json};
 
@@ -8,7 +8,7 @@ use crate::ModelError;
 use crate::config::LARGEST_COUNT;
 use crate::weights::Checkpoint;
 
-/// Adds the settings that follow from several keys, or from the tensors of a file.
+/// Adds the settings that follow from several keys, or from a file's tensors.
 pub(super) fn settings(
     architecture: Architecture,
     keys: &OwnKeys<'_>,
@@ -31,7 +31,7 @@ pub(super) fn settings(
             falcon_h1(keys, weights, settings)
         }
         Architecture::Mamba2 => {
-            // Files say zero for what the family does not have.
+            // Files give zero for parts that the family does not have.
             for name in ["num_attention_heads", "num_key_value_heads", "intermediate_size"] {
                 settings.insert(name.into(), 1.into());
             }
@@ -45,7 +45,7 @@ pub(super) fn settings(
     }
 }
 
-/// The magnitudes of a stretched rotation, of which files hold one, a tenth of it: the other is taken to be the same.
+/// The magnitudes of a scaled rotation. Files have a tenth of one; the other is assumed equal.
 pub(super) fn magnitudes(keys: &OwnKeys<'_>, rotation: &mut Map<String, Value>) -> Result<(), ModelError> {
     if let Some(tenth) = keys.number("rope.scaling.yarn_log_multiplier")? {
         for name in ["mscale", "mscale_all_dim"] {
@@ -66,7 +66,7 @@ fn latent(
         None => Err(keys.error(key, "is missing; the model cannot be built without it")),
     };
     let rotated = number("rope.dimension_count")?;
-    // Older files have the widths of the heads that keys and values are computed for.
+    // Older files give the widths of the expanded heads.
     let key_width = match keys.number("attention.key_length_mla")? {
         Some(width) => width,
         None => number("attention.key_length")?,
@@ -85,7 +85,7 @@ fn latent(
         None => keys.json("attention.value_length")?,
     };
     let value_width = match (architecture, value_width) {
-        // Files of MiniCPM3 tell the width of a value by that of the output projection alone.
+        // Files of MiniCPM3 give the width of a value only by the output projection's width.
         (Architecture::MiniCpm3, None) => {
             let output = weights.info("model.layers.0.self_attn.o_proj.weight");
             let inputs = output.and_then(|info| info.shape.get(1)).copied().unwrap_or(0);
@@ -100,7 +100,7 @@ fn latent(
     Ok(())
 }
 
-/// The sizes of indexers, and the layers that have one.
+/// The sizes of indexers, and the layers with one.
 fn indexers(keys: &OwnKeys<'_>, weights: &Checkpoint, settings: &mut Map<String, Value>) -> Result<(), ModelError> {
     for (key, setting) in [
         ("attention.indexer.head_count", "index_n_heads"),
@@ -138,7 +138,7 @@ fn layers<'a>(
     Ok((0..count).map(move |layer| format!("model.layers.{layer}.{part}")))
 }
 
-/// The kind of each layer: `with` where it has the tensor `part`, else `without`.
+/// The kind of each layer: `with` if it has the tensor `part`, otherwise `without`.
 fn kinds(
     settings: &Map<String, Value>,
     keys: &OwnKeys<'_>,
@@ -180,7 +180,7 @@ fn short_convolutions(
     Ok(())
 }
 
-/// The sizes of a Mamba2 whose tensors lie below `name`.
+/// The sizes of a Mamba2 whose tensors are below `name`.
 fn mamba(
     keys: &OwnKeys<'_>,
     weights: &Checkpoint,
@@ -223,7 +223,7 @@ fn mamba(
 
 fn granite(keys: &OwnKeys<'_>, weights: &Checkpoint, settings: &mut Map<String, Value>) -> Result<(), ModelError> {
     const ROTATES: &str = "rope.scaling.finetuned";
-    // Files of Bamba have this architecture's name, and the rows of queries in an order that a part of a head does not rotate by.
+    // Bamba's files use this architecture name, with an order of query rows that does not fit a partial rotation.
     if keys.json(ROTATES)? == Some(true.into()) {
         return Err(keys.error(
             ROTATES,
@@ -281,7 +281,7 @@ fn nemotron(keys: &OwnKeys<'_>, weights: &Checkpoint, settings: &mut Map<String,
     settings.insert("layers_block_type".into(), types.into());
     let biased = any(settings, keys, weights, "mixer.up_proj.bias")?;
     settings.insert("mlp_bias".into(), biased.into());
-    // Files hold no least time step.
+    // Files lack the least time step.
     settings.insert("time_step_min".into(), json!(0.0));
     Ok(())
 }

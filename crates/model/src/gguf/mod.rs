@@ -1,7 +1,7 @@
-//! Models in one GGUF file, or in shards of one.
+//! Models in one GGUF file, or in several shards.
 //!
-//! A GGUF file is read as the Hugging Face model it was made from: [`names`] gives its tensors and [`settings`] its
-//! metadata their names there, so that every family is written once.
+//! A GGUF file is read as its original Hugging Face model: [`names`] translates its tensor names and [`settings`] its
+//! metadata, so that every family is written once.
 
 mod adapter;
 mod architecture;
@@ -44,15 +44,15 @@ use crate::load::{Parts, milliseconds_since};
 use crate::weights::Checkpoint;
 use crate::{GenerationDefaults, InfillTokens, LoadOptions, ModelError, RopeScaling, Tokenizer, families};
 
-/// The format of models of this kind, as facts about them state it.
+/// The format name of these models.
 const FORMAT: &str = "gguf";
 const SHARD_NUMBER: &str = "split.no";
 const SHARD_COUNT: &str = "split.count";
 const TENSOR_COUNT: &str = "split.tensors.count";
-/// The largest count that five digits of a file's name can hold.
+/// The largest count with five digits in a file's name.
 const LARGEST_SHARD_COUNT: i128 = 99_999;
 
-/// Reads everything of a GGUF model but its weights' data.
+/// Reads everything of a GGUF model except its weights' data.
 pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelError> {
     let (file, map) = read(path)?;
     let header = Header::parse(path, &map)?;
@@ -127,10 +127,10 @@ fn generation(tokens: Option<&Tokens<'_>>, fields: &Fields) -> Result<Generation
     })
 }
 
-/// The names in GGUF of a model's tensors, by the names that families use.
+/// A model's GGUF tensor names, by the families' names.
 ///
 /// # Errors
-/// [`ModelError::UnknownArchitecture`] for a folder whose form as GGUF is not known.
+/// [`ModelError::UnknownArchitecture`] for a folder that cannot be written as GGUF.
 pub(crate) fn stored_names(parts: &Parts) -> Result<BTreeMap<String, String>, ModelError> {
     if parts.format == FORMAT {
         let stored = |name: &String| Some((name.clone(), parts.weights.info(name)?.name.clone()));
@@ -143,7 +143,7 @@ pub(crate) fn stored_names(parts: &Parts) -> Result<BTreeMap<String, String>, Mo
         .collect())
 }
 
-/// Reads the tokenizer alone; `None` where the file has none.
+/// Reads only the tokenizer; `None` if the file has none.
 pub(crate) fn open_tokenizer(path: &Path) -> Result<Option<Tokenizer>, ModelError> {
     let (_, map) = read(path)?;
     let header = Header::parse(path, &map)?;
@@ -176,7 +176,7 @@ fn not_a_model(path: &Path) -> ModelError {
     }
 }
 
-/// The other files of a model whose first file is `header`'s, named `…-00001-of-0000N.gguf`.
+/// The other files of a model whose first file has this `header` and the name `…-00001-of-0000N.gguf`.
 fn shards(header: &Header<'_>) -> Result<Vec<PathBuf>, ModelError> {
     let path = header.path;
     let count = match header.integer(SHARD_COUNT)? {
@@ -214,7 +214,7 @@ fn shards(header: &Header<'_>) -> Result<Vec<PathBuf>, ModelError> {
         .collect()
 }
 
-/// A shard must say of itself that it is the one that its name says.
+/// Checks that a shard's metadata matches its name.
 fn check_place(first: &Header<'_>, shard: &Header<'_>, number: usize) -> Result<(), ModelError> {
     let expected = [
         (SHARD_NUMBER, Some(number as i128)),

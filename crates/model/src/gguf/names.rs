@@ -1,4 +1,4 @@
-//! Tensor names of GGUF files and those the families use.
+//! Translates tensor names of GGUF files to the families' names.
 
 use super::architecture::Architecture;
 use super::header::{Header, Metadata};
@@ -6,7 +6,7 @@ use super::settings::largest;
 use crate::ModelError;
 use crate::weights::{RowOrder, StoredTensor};
 
-/// GGUF's name of a layer's part, and the part's name in Llama-like models.
+/// GGUF's name of a layer's part, and its name in Llama-like models.
 const PARTS: &[(&str, &str)] = &[
     ("attn_norm", "input_layernorm"),
     ("attn_q", "self_attn.q_proj"),
@@ -46,7 +46,7 @@ const QWEN35_PARTS: &[(&str, &str)] = &[
     ("ssm_out", "linear_attn.out_proj"),
 ];
 
-/// Parts of the layer behind the others beside those of any layer, and the names they have in directories.
+/// Additional parts of the predicting layer after the others, and their names in directories.
 const QWEN35_PREDICTOR_PARTS: &[(&str, &str)] = &[
     ("nextn.eh_proj", "fc"),
     ("nextn.enorm", "pre_fc_norm_embedding"),
@@ -56,7 +56,7 @@ const QWEN35_PREDICTOR_PARTS: &[(&str, &str)] = &[
     ("nextn.shared_head_head", "lm_head"),
 ];
 
-/// Names that differ where the norm before the feed-forward part is called one after attention.
+/// Names that differ if the norm before the feed-forward part is called post-attention.
 const NORM_PARTS: &[(&str, &str)] = &[("post_attention_norm", "post_attention_layernorm")];
 
 /// Names that differ in Phi-2.
@@ -111,7 +111,7 @@ const AFMOE_PARTS: &[(&str, &str)] = &[
     ("attn_gate", "self_attn.gate_proj"),
 ];
 
-/// Names that differ where norms come after attention and after the feed-forward part.
+/// Names that differ if norms come after attention and after the feed-forward part.
 const AFTER_PARTS: &[(&str, &str)] = &[
     ("post_attention_norm", "post_attention_layernorm"),
     ("post_ffw_norm", "post_feedforward_layernorm"),
@@ -181,7 +181,7 @@ const LATENT_PARTS: &[(&str, &str)] = &[
     ("attn_v_b", "self_attn.v_b_proj"),
 ];
 
-/// Names of latent attention and of the indexer that chooses what it reads.
+/// Names of latent attention and of its indexer.
 const INDEXED_PARTS: &[(&str, &str)] = &[
     ("attn_q_a", "self_attn.q_a_proj"),
     ("attn_q_b", "self_attn.q_b_proj"),
@@ -234,7 +234,7 @@ const FALCON_H1_PARTS: &[(&str, &str)] = &[
     ("ffn_down", "feed_forward.down_proj"),
 ];
 
-/// Names of Mamba2 and Nemotron-H, whose layers are one part each.
+/// Names of Mamba2 and Nemotron-H, whose layers have one part each.
 const MIXER_PARTS: &[(&str, &str)] = &[
     ("attn_norm", "norm"),
     ("ssm_in", "mixer.in_proj"),
@@ -249,7 +249,7 @@ const MIXER_PARTS: &[(&str, &str)] = &[
     ("ffn_down", "mixer.down_proj"),
 ];
 
-/// The tensors of a file or of a shard under the names the families use; `header` is the first file's.
+/// The tensors of a file or shard under the families' names; `header` is the first file's.
 pub(super) fn translate(
     architecture: Architecture,
     header: &Header<'_>,
@@ -259,7 +259,7 @@ pub(super) fn translate(
     let mut translated = Vec::with_capacity(tensors.len());
     for stored in tensors {
         let found = &stored.info.name;
-        // Names the families do not know stay as they are; loading refuses the model for them.
+        // Names unknown to the families stay unchanged; loading refuses such a model.
         let name = match predictor_name(predicting, found) {
             Some(name) => name,
             None => family_name(architecture, found).unwrap_or_else(|| found.clone()),
@@ -274,7 +274,8 @@ pub(super) fn translate(
     Ok(translated)
 }
 
-/// The number of the first layer that predicts further tokens: those are counted with the others, and stand behind them.
+/// The number of the first layer that predicts further tokens. Such layers are counted with the others and follow
+/// them.
 fn first_predicting(architecture: Architecture, header: &Header<'_>) -> Result<Option<usize>, ModelError> {
     if !architecture.is_hybrid() {
         return Ok(None);
@@ -288,7 +289,7 @@ fn first_predicting(architecture: Architecture, header: &Header<'_>) -> Result<O
     Ok(first.and_then(|(layers, predicting)| layers.checked_sub(predicting)))
 }
 
-/// The name that a tensor of the first layer that predicts further tokens has in directories.
+/// The directory's name of a tensor in the first predicting layer.
 fn predictor_name(predicting: Option<usize>, name: &str) -> Option<String> {
     let (layer, below) = name.strip_prefix("blk.")?.split_once('.')?;
     if layer.parse().ok() != Some(predicting?) {
@@ -328,7 +329,7 @@ pub(super) fn family_name(architecture: Architecture, name: &str) -> Option<Stri
         ("output_norm", _) => "model.norm".to_owned(),
         _ => {
             let below = stem.strip_prefix("blk.")?;
-            // Two vectors have no part of their own in the model.
+            // Two vectors are not separate modules in the model.
             if architecture.is_hybrid() {
                 match (below.split_once('.'), kind) {
                     (None, "ssm_a") => return Some(format!("model.layers.{below}.linear_attn.A")),
@@ -338,7 +339,7 @@ pub(super) fn family_name(architecture: Architecture, name: &str) -> Option<Stri
                     _ => {}
                 }
             }
-            // Some converters leave out its kind.
+            // Some converters omit its kind.
             if kind == "exp_probs_b" && !below.contains('.') {
                 return Some(format!("model.layers.{below}.mlp.exp_probs_b.bias"));
             }
@@ -354,8 +355,8 @@ pub(super) fn family_name(architecture: Architecture, name: &str) -> Option<Stri
     Some(format!("{whole}.{kind}"))
 }
 
-/// The names of the three vectors of a Mamba2, which have no part of their own in the model: `blk.N.ssm_a`, `.ssm_d`, `.ssm_dt.bias`;
-/// and of Falcon-H1's `blk.N.ffn_norm`, which llama.cpp's converter writes without its kind.
+/// Names of the three vectors of a Mamba2, which are not separate modules in the model: `blk.N.ssm_a`, `.ssm_d`,
+/// `.ssm_dt.bias`; and of Falcon-H1's `blk.N.ffn_norm`, which llama.cpp's converter writes without its kind.
 fn mamba_vector(architecture: Architecture, below: &str, kind: &str) -> Option<String> {
     let mixer = match architecture {
         Architecture::GraniteHybrid | Architecture::FalconH1 => "mamba",
@@ -404,7 +405,7 @@ fn own_parts(architecture: Architecture) -> &'static [(&'static str, &'static st
     }
 }
 
-/// The name in GGUF of a tensor that families know by `name`; `None` where there is none.
+/// The GGUF name of a tensor with the family's name `name`; `None` if there is none.
 pub(super) fn stored_name(architecture: Architecture, name: &str) -> Option<String> {
     let (stem, kind) = name.rsplit_once('.')?;
     let stored = match stem {
@@ -419,11 +420,11 @@ pub(super) fn stored_name(architecture: Architecture, name: &str) -> Option<Stri
         }
     };
     let stored = format!("{stored}.{kind}");
-    // Some names stand for another part in some architectures.
+    // Some names mean another part in some architectures.
     (family_name(architecture, &stored).as_deref() == Some(name)).then_some(stored)
 }
 
-/// In files of the Llama architecture and of some relatives rotated pairs stand side by side.
+/// Files of the Llama architecture and some related ones store rotated pairs adjacently.
 fn row_order(prefix: &str, header: &Header<'_>, stored: &StoredTensor) -> Result<RowOrder, ModelError> {
     let name = &stored.info.name;
     let (queries, keys) = (

@@ -1,47 +1,47 @@
-//! How texts are cut into words before bytes are merged, by the names GGUF files use.
+//! Pre-tokenizers by their names in GGUF files: they split texts into words before bytes are merged.
 //!
-//! The cuts are those of the tokenizer.json of the models a name stands for, or those of llama.cpp where it says no other.
+//! The patterns come from the tokenizer.json of the models with each name, or else from llama.cpp.
 
 use super::word_patterns::*;
 use crate::tokenizer::{Behavior, Cut, Decoding, Normalization, Pattern, SPACE_PIECE, is_punctuation};
 
-/// A way of cutting.
+/// A pre-tokenizer.
 #[derive(Debug)]
 pub(super) struct PreTokenizer {
     names: &'static [&'static str],
-    /// In their order. Each cuts what the one before left.
+    /// The splitting steps, in order. Each splits the pieces of the one before.
     cuts: &'static [Step],
     /// Composes characters first (NFC).
     composes: bool,
-    /// Takes words that are tokens whole, whatever the merges say.
+    /// True if words that are tokens stay whole, independent of the merges.
     pub(super) ignores_merges: bool,
     pub(super) bos: Bos,
     pub(super) spelling: Spelling,
 }
 
-/// The texts that begin with BOS.
+/// Which texts begin with BOS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Bos {
-    /// Texts of files that ask for it.
+    /// Texts of files that request it.
     Asked,
-    /// Texts of all files but those that refuse it.
+    /// Texts of all files except those that refuse it.
     Usual,
-    /// All: some files of the model say wrongly that there are none.
+    /// All texts: some files of the model wrongly disable it.
     Always,
 }
 
-/// How the tokens of a vocabulary spell a text.
+/// The spelling of a text in a vocabulary's tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Spelling {
     /// Bytes as printable characters.
     Bytes,
-    /// Characters as they are, `▁` for spaces, tokens `<0xXX>` for bytes of characters that are no tokens.
+    /// Characters unchanged, `▁` for spaces, tokens `<0xXX>` for bytes of characters without a token.
     Pieces,
-    /// Words as they are. What lies between them is left out.
+    /// Words unchanged; text between them is dropped.
     Words,
 }
 
-/// A cut. What it matches and what lies between the matches are pieces.
+/// A splitting step. Its matches, and the text between them, become pieces.
 #[derive(Debug, PartialEq, Eq)]
 enum Step {
     Matches(&'static str),
@@ -49,9 +49,10 @@ enum Step {
     NumberRuns,
     Punctuation,
     PunctuationRuns,
-    /// Numbers, cut into groups of three characters from their ends. The flag says whether a shorter first group is a match.
+    /// Numbers, split into groups of three characters from their ends. The flag tells whether a shorter first group
+    /// is a match.
     GroupsOfThree(&'static str, bool),
-    /// Bytes become characters. It is the last step of those that lack it.
+    /// Maps bytes to characters. It is added as the last step if missing.
     Bytes,
 }
 
@@ -239,7 +240,7 @@ static KNOWN: &[PreTokenizer] = &[
             Digits,
         ],
     ),
-    // Numbers are looked for in characters that stand for bytes: `²` is one of them.
+    // Numbers are matched in the characters that represent bytes: `²` is one of them.
     known(
         &["falcon"],
         &[
@@ -269,7 +270,7 @@ static KNOWN: &[PreTokenizer] = &[
         .spelling(Spelling::Pieces),
     known(&["sarvam-moe"], &[]).spelling(Spelling::Pieces),
     known(&["whitespace"], &[]).spelling(Spelling::Words),
-    // Files from before the name was stored, cut as llama.cpp cuts them.
+    // Files older than the name's key, split as in llama.cpp.
     known(
         &["default", ""],
         &[
@@ -281,19 +282,19 @@ static KNOWN: &[PreTokenizer] = &[
     ),
 ];
 
-/// The first name of each way of cutting that spells bytes as characters.
+/// The first name of each pre-tokenizer that spells bytes as characters.
 pub(super) fn known_names() -> impl Iterator<Item = &'static str> {
     let of_bytes = KNOWN.iter().filter(|known| known.spelling == Spelling::Bytes);
     of_bytes.filter_map(|known| known.names.first().copied())
 }
 
 impl PreTokenizer {
-    /// The way of cutting of that name.
+    /// The pre-tokenizer with this name.
     pub(super) fn named(name: &str) -> Option<&'static PreTokenizer> {
         KNOWN.iter().find(|known| known.names.contains(&name))
     }
 
-    /// The changes of a text before it is cut.
+    /// The changes of a text before it is split.
     pub(super) fn normalizations(&self) -> Vec<Normalization> {
         let composed = self.composes.then_some(Normalization::Composed);
         let spaced = Normalization::Replace(Pattern::Text(" ".to_owned()), SPACE_PIECE.to_owned());
@@ -301,7 +302,7 @@ impl PreTokenizer {
         composed.into_iter().chain(spaced).collect()
     }
 
-    /// The cuts, in their order, with bytes as characters where tokens spell these.
+    /// The splitting steps, in order, with bytes as characters if tokens spell these.
     pub(super) fn cuts(&self) -> Result<Vec<Cut>, String> {
         let mut cuts = self.cuts.iter().map(Step::cut).collect::<Result<Vec<Cut>, String>>()?;
         match self.spelling {

@@ -4,16 +4,16 @@ use super::header::Metadata;
 use super::list::List;
 use crate::weights::check_name;
 
-/// Bytes a header may take, so that one that is made up cannot ask for more memory than a machine has; the largest
-/// vocabularies with their merges take a tenth.
+/// Largest header, so that a forged one cannot request unlimited memory. The largest vocabularies with their merges
+/// take a tenth.
 const LARGEST_HEADER_BYTES: usize = 256 << 20;
-/// Values all metadata arrays together may hold; the largest vocabularies with their merges hold a third.
+/// Most values of all metadata arrays together. The largest vocabularies with their merges have a third.
 const LARGEST_METADATA: u64 = 1 << 22;
 /// The value type of texts and of lists.
 pub(super) const TEXT: u32 = 8;
 pub(super) const LIST: u32 = 9;
 
-/// A cursor that never leaves the file and never promises more than the file can hold.
+/// A cursor that never leaves the file and checks counts against its remaining bytes.
 pub(super) struct Reader<'a> {
     file: &'a [u8],
     position: usize,
@@ -60,7 +60,7 @@ impl<'a> Reader<'a> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
-    /// A number of things that take at least `least_bytes` each.
+    /// A count of items with at least `least_bytes` each.
     pub(super) fn count(&mut self, least_bytes: u64) -> Result<usize, String> {
         let count = self.u64()?;
         let left = (self.file.len() - self.position) as u64;
@@ -75,14 +75,14 @@ impl<'a> Reader<'a> {
         std::str::from_utf8(self.take(length)?).map_err(|_| "a text is not valid UTF-8".to_owned())
     }
 
-    /// The name of a tensor or of metadata, which may be shown.
+    /// The name of a tensor or of metadata, safe to show.
     pub(super) fn name(&mut self) -> Result<&'a str, String> {
         let name = self.text()?;
         check_name(name)?;
         Ok(name)
     }
 
-    /// A value of the type that GGUF numbers `kind`.
+    /// A value of GGUF type number `kind`.
     pub(super) fn value(&mut self, kind: u32) -> Result<Metadata<'a>, String> {
         Ok(match kind {
             0 => Metadata::Integer(self.take(1)?[0].into()),
@@ -105,7 +105,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Walks over a list; nothing is kept of it but its place.
+    /// Skips over a list and returns its location.
     fn list(&mut self, depth: usize) -> Result<List<'a>, String> {
         if depth == 2 {
             return Err("lists are nested too deep".into());
@@ -136,7 +136,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Bytes that a value of a type takes; `None` for texts and lists, whose length differs.
+/// Bytes of a value of a type; `None` for texts and lists, whose lengths differ.
 pub(super) fn value_bytes(kind: u32) -> Result<Option<usize>, String> {
     match kind {
         0 | 1 | 7 => Ok(Some(1)),

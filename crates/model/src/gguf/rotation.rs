@@ -1,4 +1,4 @@
-//! The rotation of queries and keys, from the metadata of a GGUF file and from its tensors that hold factors.
+//! The rotation of queries and keys, from a GGUF file's metadata and its tensors of factors.
 
 use serde_json::{Map, Value, json};
 
@@ -9,7 +9,7 @@ use crate::weights::Checkpoint;
 const TYPE: &str = "rope.scaling.type";
 const ATTENTION_FACTOR: &str = "rope.scaling.attn_factor";
 
-/// The settings that `rope_parameters` of the model's directory holds.
+/// The settings of `rope_parameters` in the model's directory.
 pub(super) fn rotation(keys: &OwnKeys<'_>, weights: &mut Checkpoint) -> Result<Map<String, Value>, ModelError> {
     let mut rotation = single_values(keys)?;
     let factor = factor(keys)?;
@@ -61,7 +61,7 @@ pub(super) fn rotation(keys: &OwnKeys<'_>, weights: &mut Checkpoint) -> Result<M
     Ok(rotation)
 }
 
-/// Settings that one key each tells.
+/// Settings stored under a single GGUF key.
 fn single_values(keys: &OwnKeys<'_>) -> Result<Map<String, Value>, ModelError> {
     let mut rotation = Map::new();
     for (key, setting) in [
@@ -81,7 +81,7 @@ fn single_values(keys: &OwnKeys<'_>) -> Result<Map<String, Value>, ModelError> {
     Ok(rotation)
 }
 
-/// By how much positions are divided; zero means not at all, and the second key is the older one.
+/// The divisor of positions; zero means none, and the second key is the older one.
 fn factor(keys: &OwnKeys<'_>) -> Result<Option<f64>, ModelError> {
     let factor = match keys.number("rope.scaling.factor")? {
         Some(factor) => Some(factor),
@@ -90,7 +90,7 @@ fn factor(keys: &OwnKeys<'_>) -> Result<Option<f64>, ModelError> {
     Ok(factor.filter(|factor| *factor != 0.0))
 }
 
-/// Divisors of angles that a file has as tensors, as JSON.
+/// Divisors of angles from a file's tensors, as JSON.
 struct StoredFactors {
     single: Option<Value>,
     short: Option<Value>,
@@ -112,7 +112,7 @@ impl StoredFactors {
         })
     }
 
-    /// The tensors that are there.
+    /// The existing tensors.
     fn names(&self) -> String {
         let tensors = [
             (&self.single, "rope_freqs"),

@@ -1,4 +1,4 @@
-//! Metadata of GGUF files as the settings of config.json the families read.
+//! Translates metadata of GGUF files to the config.json settings that families read.
 
 use serde_json::{Map, Value, json};
 
@@ -15,7 +15,7 @@ use crate::config::LARGEST_COUNT;
 use crate::fields::Fields;
 use crate::weights::Checkpoint;
 
-/// Metadata below the architecture's name, and the setting it is.
+/// Metadata below the architecture's name, and its setting.
 const SETTINGS: &[(&str, &str)] = &[
     ("embedding_length", "hidden_size"),
     ("block_count", "num_hidden_layers"),
@@ -41,7 +41,7 @@ const SETTINGS: &[(&str, &str)] = &[
     ("final_logit_softcapping", "final_logit_softcapping"),
 ];
 
-/// The keys that hold settings of a number, and the settings.
+/// The keys with number settings, and these settings.
 pub(super) fn written_settings() -> impl Iterator<Item = (&'static str, &'static str)> {
     let is_written = |key: &str| !matches!(key, "hidden_activation" | "vocab_size" | "attention.key_length");
     SETTINGS
@@ -50,10 +50,10 @@ pub(super) fn written_settings() -> impl Iterator<Item = (&'static str, &'static
         .filter(move |(key, _)| is_written(key) && !key.starts_with("ssm.") && !key.starts_with("nextn"))
 }
 
-/// Sizes that files of architectures with several kinds of layers list for each, with zero for layers without.
+/// Sizes that files with several kinds of layers list per layer, with zero for layers without.
 const LISTED: &[&str] = &["attention.head_count_kv", "feed_forward_length"];
 
-/// The one size that a list has beside zeros.
+/// The only size in a list other than zero.
 pub(super) fn largest(list: &List<'_>) -> Result<u64, String> {
     let mut largest = 0;
     for value in list.values() {
@@ -89,7 +89,7 @@ impl OwnKeys<'_> {
         value.map(|value| self.to_json(key, value)).transpose()
     }
 
-    /// A value as the file holds it.
+    /// A value in the file's encoding.
     pub(super) fn metadata(&self, key: &str) -> Option<&Metadata<'_>> {
         self.header.metadata.get(&self.name(key))
     }
@@ -124,7 +124,7 @@ impl OwnKeys<'_> {
     }
 }
 
-/// The settings of a file; some of them are told by which tensors there are.
+/// The settings of a file; some depend on which tensors exist.
 pub(super) fn fields(
     architecture: Architecture,
     header: &Header<'_>,
@@ -155,7 +155,7 @@ pub(super) fn fields(
     }
     mixed::settings(architecture, &keys, weights, &mut settings)?;
 
-    // Settings that the rest depends on are read with the usual checks.
+    // Settings on which the rest depends are read with the usual checks.
     let known = read(header, &keys, &settings)?;
     let (hidden, heads) = (known.size("hidden_size")?, known.size("num_attention_heads")?);
     let head_dim = known.optional_size("head_dim")?.unwrap_or(hidden / heads);
@@ -183,7 +183,8 @@ pub(super) fn fields(
     read(header, &keys, &settings)
 }
 
-/// Adds the settings that files of an architecture spell in their own way. Returns the width whose inverse root is the factor on query · key.
+/// Adds the settings that an architecture spells in its own way. Returns the width whose inverse square root is the
+/// attention scale.
 fn of_architecture(
     architecture: Architecture,
     keys: &OwnKeys<'_>,
@@ -211,7 +212,7 @@ fn of_architecture(
             let is_causal = keys.json("attention.causal")?.and_then(|value| value.as_bool());
             let looks_back = is_causal.unwrap_or(architecture != Architecture::GemmaEmbedding);
             settings.insert("use_bidirectional_attention".into(), (!looks_back).into());
-            // The files do not tell the scale: it is by head_dim but for the models of 27 billion weights.
+            // Files do not give the scale: it follows head_dim, except for the models of 27 billion weights.
             let by_width = matches!(
                 (architecture, known.size("num_hidden_layers")?),
                 (Architecture::Gemma2, 46) | (Architecture::Gemma3, 62)
@@ -233,7 +234,7 @@ fn of_architecture(
     Ok(head_dim)
 }
 
-/// The rotation of a file as its directory spells it: for each kind of layers where they differ.
+/// The rotation of a file in the directory's form: for each kind of layers if they differ.
 fn rotations(
     architecture: Architecture,
     keys: &OwnKeys<'_>,
@@ -241,7 +242,7 @@ fn rotations(
     settings: &mut Map<String, Value>,
 ) -> Result<Value, ModelError> {
     Ok(match architecture {
-        // A window tells the third generation from the second.
+        // A window distinguishes the third generation from the second.
         Architecture::Olmo2 if settings.get("sliding_window").is_some_and(|window| !window.is_null()) => {
             settings.insert("architectures".into(), json!(["Olmo3ForCausalLM"]));
             let theta = match keys.json("rope.freq_base_swa")? {
@@ -256,7 +257,7 @@ fn rotations(
         }
         Architecture::Gemma4 => gemma4::rotations(keys, rotation)?,
         Architecture::GptOss => {
-            // The ends of its stretching are not rounded, which files do not say.
+            // The range of its scaling is not rounded; files lack this setting.
             rotation.insert("truncate".into(), false.into());
             Value::Object(rotation)
         }
@@ -272,12 +273,12 @@ fn rotations(
     })
 }
 
-/// The settings that follow from one key or from one tensor.
+/// The settings that follow from one key or one tensor.
 fn direct(keys: &OwnKeys<'_>, family: &str, weights: &Checkpoint) -> Result<Map<String, Value>, ModelError> {
     let mut settings = Map::new();
     settings.insert("architectures".into(), json!([family]));
     for (key, setting) in SETTINGS {
-        // The lists of single layers are read with what they mean.
+        // Lists for single layers are read together with their meaning.
         if keys.prefix == "gemma4" && matches!(keys.metadata(key), Some(Metadata::List(_))) {
             continue;
         }
@@ -287,7 +288,7 @@ fn direct(keys: &OwnKeys<'_>, family: &str, weights: &Checkpoint) -> Result<Map<
     }
     let has = |name: &str| weights.info(name).is_some();
     let first = |part: &str| has(&format!("model.layers.0.{part}.bias"));
-    // Files of Nemotron that lack an output head lack more than that, and llama.cpp refuses them.
+    // Nemotron files without an output head lack other tensors too, and llama.cpp refuses them.
     let is_tied = !has("lm_head.weight") && family != "NemotronForCausalLM";
     settings.insert("tie_word_embeddings".into(), is_tied.into());
     settings.insert("attention_bias".into(), first("self_attn.q_proj").into());
@@ -302,7 +303,7 @@ fn direct(keys: &OwnKeys<'_>, family: &str, weights: &Checkpoint) -> Result<Map<
         "use_qk_norm".into(),
         has("model.layers.0.self_attn.q_norm.weight").into(),
     );
-    // Files hold the weights of norms with the one added.
+    // Files store the weights of norms with one added.
     settings.insert("norms_include_one".into(), true.into());
     if ["CohereForCausalLM", "Cohere2ForCausalLM", "Cohere2MoeForCausalLM"].contains(&family)
         && let Some(scale) = keys.json("logit_scale")?
@@ -330,13 +331,13 @@ fn direct(keys: &OwnKeys<'_>, family: &str, weights: &Checkpoint) -> Result<Map<
     Ok(settings)
 }
 
-/// The settings so far, with errors that name the file's keys.
+/// The settings so far; errors use the file's keys.
 fn read(header: &Header<'_>, keys: &OwnKeys<'_>, settings: &Map<String, Value>) -> Result<Fields, ModelError> {
     let names = SETTINGS.iter().map(|(key, setting)| (*setting, keys.name(key)));
     Ok(Fields::new(header.path, Value::Object(settings.clone()))?.with_source_names(names))
 }
 
-/// How far layers look back, and which of them do.
+/// The window, and the layers that have it.
 fn windows(
     architecture: Architecture,
     keys: &OwnKeys<'_>,
@@ -346,7 +347,7 @@ fn windows(
     const WINDOW: &str = "attention.sliding_window";
     const PATTERN: &str = "attention.sliding_window_pattern";
     let slides = architecture.slides();
-    // Zero means none, and so does a missing key where the window has a default.
+    // Zero means none, as does a missing key if the window has a default.
     match keys.number(WINDOW)? {
         None if !matches!(
             architecture,
@@ -393,7 +394,7 @@ fn windows(
     Ok(())
 }
 
-/// The factor on query · key, where a file tells it, must be the one that is computed with.
+/// If a file gives the attention scale, it must equal the computed one.
 fn check_scale(keys: &OwnKeys<'_>, score_width: usize) -> Result<(), ModelError> {
     let expected = (score_width as f64).sqrt().recip();
     match keys.number("attention.scale")? {
@@ -405,7 +406,7 @@ fn check_scale(keys: &OwnKeys<'_>, score_width: usize) -> Result<(), ModelError>
     }
 }
 
-/// The factors of Granite: of scores, embeddings, branches and, as a divisor, logits. Zero means none.
+/// The factors of Granite: on scores, embeddings, branches and, as a divisor, logits. Zero means none.
 fn multipliers(keys: &OwnKeys<'_>, settings: &mut Map<String, Value>) -> Result<(), ModelError> {
     for (key, setting) in [
         ("attention.scale", "attention_multiplier"),
@@ -420,7 +421,7 @@ fn multipliers(keys: &OwnKeys<'_>, settings: &mut Map<String, Value>) -> Result<
     Ok(())
 }
 
-/// Queries of Ministral 3 grow with their position; the two magnitudes of its stretching are the same and cancel.
+/// Queries of Ministral 3 grow with their position; the two magnitudes of its scaling are equal and cancel.
 fn growing_queries(
     keys: &OwnKeys<'_>,
     rotation: &mut Map<String, Value>,
@@ -441,7 +442,7 @@ fn growing_queries(
     Ok(())
 }
 
-/// The layers of a model without those that predict further tokens, which files count with the others.
+/// The number of layers without those that predict further tokens, which files count too.
 fn own_layers(keys: &OwnKeys<'_>, known: &Fields) -> Result<usize, ModelError> {
     let predicting = known.optional_count("num_nextn_predict_layers")?.unwrap_or(0);
     let layers = known.size("num_hidden_layers")?.checked_sub(predicting);
@@ -455,7 +456,7 @@ fn own_layers(keys: &OwnKeys<'_>, known: &Fields) -> Result<usize, ModelError> {
         })
 }
 
-/// Settings of a model with recurrent layers that its directory spells otherwise.
+/// Settings of a model with recurrent layers that GGUF spells differently.
 fn hybrid(
     architecture: Architecture,
     keys: &OwnKeys<'_>,
@@ -483,7 +484,7 @@ fn hybrid(
         }
         settings.insert("linear_value_head_dim".into(), json!(head));
     }
-    // Value heads are stored in another order, norms with the one added, decays ready for use.
+    // Value heads are stored in another order, norms with one added, and decays precomputed.
     settings.insert(
         "value_heads_tiled".into(),
         (architecture != Architecture::Qwen3Next).into(),
@@ -492,7 +493,7 @@ fn hybrid(
     Ok(())
 }
 
-/// The layers that the tensors make recurrent must be those that the metadata names.
+/// Checks that the recurrent layers by tensors match the metadata.
 fn check_recurrent(keys: &OwnKeys<'_>, known: &Fields, recurrent: &[bool]) -> Result<(), ModelError> {
     const LIST: &str = "attention.recurrent_layers";
     const INTERVAL: &str = "full_attention_interval";

@@ -1,4 +1,4 @@
-//! A model's weights and metadata as a GGUF file holds them, for programs that write one.
+//! A model's weights and metadata in GGUF form, for programs that write such files.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use crate::ModelError;
 use crate::place::ModelPlace;
 use crate::weights::{Checkpoint, RowOrder, TensorInfo, TensorRows};
 
-/// Keys that belong to one file of several, or to how its bytes lie.
+/// Keys of one shard, or of the file's byte layout.
 const OF_THE_FILE: [&str; 4] = ["split.no", "split.count", "split.tensors.count", "general.alignment"];
 
 /// The metadata and the tensors of a model, by the names and in the shapes of GGUF.
@@ -24,7 +24,7 @@ pub struct WeightSource {
 /// A tensor of a [`WeightSource`].
 #[derive(Debug, Clone)]
 pub struct SourceTensor {
-    /// Its name and shape in GGUF, its type and bytes in the source.
+    /// Its GGUF name and shape, and its type and bytes in the source.
     pub info: TensorInfo,
     pub(super) origin: Origin,
 }
@@ -32,29 +32,30 @@ pub struct SourceTensor {
 /// The origin of the values of a tensor.
 #[derive(Debug, Clone)]
 pub(super) enum Origin {
-    /// A tensor of the files by its name there, changed so.
+    /// A tensor of the files by its name there, with a change.
     Stored(String, Change),
-    /// Values that follow from the settings.
+    /// Values computed from the settings.
     Made(Vec<f32>),
 }
 
-/// How a stored tensor becomes that of GGUF.
+/// The change from a stored tensor to GGUF's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Change {
     None,
-    /// Within each of so many heads, rows i and i + rows/2 come to stand side by side.
+    /// Within each of `heads` heads, makes rows i and i + rows/2 adjacent.
     Interleave {
         heads: usize,
     },
-    /// One is added to each value.
+    /// Adds one to each value.
     AddOne,
 }
 
 impl WeightSource {
-    /// Opens the model at `path`, a folder or a GGUF file (the first of its shards). Nothing of the weights is read.
+    /// Opens the model at `path`, a folder or a GGUF file (the first of its shards), without reading weights.
     ///
     /// # Errors
-    /// [`ModelError`] for damaged files; [`ModelError::UnknownArchitecture`] for a folder whose form as GGUF is not known.
+    /// [`ModelError`] for damaged files; [`ModelError::UnknownArchitecture`] for a folder that cannot be written as
+    /// GGUF.
     pub fn open(path: impl AsRef<Path>) -> Result<WeightSource, ModelError> {
         match ModelPlace::find(path.as_ref())? {
             ModelPlace::Directory(path) => export::open(&path),
@@ -62,7 +63,7 @@ impl WeightSource {
         }
     }
 
-    /// Opens any GGUF file, not only that of a model.
+    /// Opens any GGUF file, not only a model's.
     ///
     /// # Errors
     /// [`ModelError`] for a damaged file.
@@ -108,7 +109,7 @@ impl WeightSource {
     /// The rows of a tensor.
     ///
     /// # Errors
-    /// [`ModelError::WrongType`] for one that holds no weights, and what the system refuses.
+    /// [`ModelError::WrongType`] for a tensor without weights, and errors of the system.
     pub fn rows(&self, tensor: &SourceTensor) -> Result<SourceRows, ModelError> {
         let rows = match &tensor.origin {
             Origin::Made(values) => Rows::Made(values.clone()),
@@ -129,11 +130,11 @@ enum Rows {
 }
 
 impl SourceRows {
-    /// Bytes of rows from `first` on as the file holds them; `None` where they are changed on their way.
+    /// Bytes of rows from `first` on, as in the file; `None` if they need a change.
     ///
     /// # Panics
     ///
-    /// If the tensor does not have so many bytes.
+    /// If the tensor has fewer bytes.
     pub fn stored(&self, first: usize, bytes: usize) -> Option<&[u8]> {
         match &self.rows {
             Rows::Stored(rows, Change::None) => rows.stored(first, bytes),
@@ -141,14 +142,14 @@ impl SourceRows {
         }
     }
 
-    /// Reads rows from `first` on into `output`, which holds whole rows, on the threads of the current rayon pool.
+    /// Reads rows from `first` on into `output`, which must be whole rows, on the threads of the current rayon pool.
     ///
     /// # Errors
     /// [`ModelError::NotFinite`] for a weight that is infinite or NaN.
     pub fn read(&self, first: usize, output: &mut [f32]) -> Result<(), ModelError> {
         match &self.rows {
             Rows::Made(values) => output.copy_from_slice(values),
-            // A bias: its values are the rows.
+            // A bias: each value is a row.
             Rows::Stored(rows, Change::Interleave { heads }) if rows.rows() == 1 => {
                 rows.read(first, output)?;
                 let stored = output.to_vec();
@@ -171,7 +172,7 @@ impl SourceRows {
     }
 }
 
-/// The row of a folder's tensor that is row `row` of GGUF's, where pairs of a head of `width` rows stand side by side.
+/// The row in a folder's tensor that becomes row `row` of GGUF's, with adjacent pairs in heads of `width` rows.
 fn interleaved(row: usize, width: usize) -> usize {
     let within = row % width;
     row - within + within % 2 * (width / 2) + within / 2

@@ -1,4 +1,4 @@
-//! Settings of plain architectures that their directories spell otherwise.
+//! Settings of plain architectures that GGUF spells differently.
 
 use serde_json::{Map, Value, json};
 
@@ -7,7 +7,7 @@ use super::settings::OwnKeys;
 use crate::ModelError;
 use crate::fields::Fields;
 
-/// Adds them; `known` are the settings so far, and `has` says if there is a tensor.
+/// Adds them; `known` are the settings so far, and `has` tells if a tensor exists.
 pub(super) fn settings(
     architecture: Architecture,
     keys: &OwnKeys<'_>,
@@ -66,7 +66,7 @@ pub(super) fn settings(
     Ok(())
 }
 
-/// The parameters of xIELU of each layer, which stand outside the architecture's keys.
+/// xIELU's parameters for each layer, which are outside the architecture's keys.
 fn activations(keys: &OwnKeys<'_>, settings: &mut Map<String, Value>) -> Result<(), ModelError> {
     for name in ["alpha_p", "alpha_n", "beta", "eps"] {
         let key = format!("xielu.{name}");
@@ -83,7 +83,7 @@ fn activations(keys: &OwnKeys<'_>, settings: &mut Map<String, Value>) -> Result<
     Ok(())
 }
 
-/// The layers with positions, which directories tell by a base of zero.
+/// The layers with positions; directories mark others by a base of zero.
 fn positions(keys: &OwnKeys<'_>, settings: &mut Map<String, Value>) -> Result<(), ModelError> {
     const PATTERN: &str = "attention.rope_pattern";
     let Some(list) = keys.header.list(&keys.name(PATTERN))? else {

@@ -13,7 +13,7 @@ use crate::tokenizer::{
 };
 use crate::{ChatTemplate, InfillTokens, ModelError, Tokenizer};
 
-/// Special tokens of Phi-3 behind which spaces stay.
+/// Special tokens of Phi-3 that keep the spaces after them.
 const PHI3_UNSTRIPPED: &[&str] = &["<unk>", "<s>", "<|endoftext|>"];
 
 /// The tokens of a file.
@@ -27,7 +27,7 @@ pub(super) struct Tokens<'a> {
 }
 
 impl<'a> Tokens<'a> {
-    /// `None` where the file has no tokenizer.
+    /// `None` if the file has no tokenizer.
     pub(super) fn read(path: &'a Path, header: &'a Header<'a>) -> Result<Option<Tokens<'a>>, ModelError> {
         let Some(list) = header.metadata.get("tokenizer.ggml.tokens") else {
             return Ok(None);
@@ -77,7 +77,7 @@ impl<'a> Tokens<'a> {
         )
     }
 
-    /// The chat template, with those for tools and documents; `None` where there is none.
+    /// The chat template, with those for tools and documents; `None` if there is none.
     pub(super) fn chat_template(&self) -> Result<Option<ChatTemplate>, ModelError> {
         let mut templates = Vec::new();
         for (name, key) in [
@@ -167,7 +167,7 @@ impl<'a> Tokens<'a> {
         pipeline.map_err(|problem| self.broken(&problem))
     }
 
-    /// The table of replacements, where the file has one.
+    /// The table of replacements, if the file has one.
     fn character_map(&self) -> Result<Option<CharacterMap>, ModelError> {
         let not_bytes = || self.broken("tokenizer.ggml.precompiled_charsmap must be a list of bytes");
         let list = match self.get("precompiled_charsmap") {
@@ -183,7 +183,7 @@ impl<'a> Tokens<'a> {
         CharacterMap::from_model(&bytes).map_err(|problem| self.broken(&problem))
     }
 
-    /// Byte-pair encoding with merges in the file and a pre-tokenizer known by name.
+    /// Byte-pair encoding with merges from the file and a named pre-tokenizer.
     fn byte_pairs(&self, name: &str) -> Result<Pipeline, ModelError> {
         let Some(known) = Known::named(name) else {
             return Err(unsupported(
@@ -257,8 +257,8 @@ impl<'a> Tokens<'a> {
             .collect()
     }
 
-    /// True for the tokenizer of Phi-3 and Phi-3.5, whose special tokens take in the white space behind them. Files do not say so:
-    /// llama.cpp goes by the model's name.
+    /// True for the tokenizer of Phi-3 and Phi-3.5, whose special tokens include the white space after them. Files do
+    /// not say so: llama.cpp decides by the model's name.
     fn is_phi3(&self) -> bool {
         let text = |key: &str| match self.header.metadata.get(key) {
             Some(Metadata::Text(text)) => text.to_lowercase(),
@@ -287,7 +287,7 @@ impl<'a> Tokens<'a> {
         ))
     }
 
-    /// A token the file names by id, which must exist.
+    /// A token that the file gives by id, which must exist.
     fn named(&self, setting: &'static str) -> Result<Option<u32>, ModelError> {
         let id = match self.get(setting) {
             None => return Ok(None),
@@ -328,7 +328,7 @@ impl<'a> Tokens<'a> {
         items.texts().map_err(|_| not_texts())
     }
 
-    /// The values of a list that holds one for every token.
+    /// The values of a list with one per token.
     fn for_every_token<T>(
         &self,
         name: &str,

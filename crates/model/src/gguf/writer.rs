@@ -1,4 +1,4 @@
-//! The header of a GGUF file as it is written: metadata and the table of tensors.
+//! Writes the header of a GGUF file: metadata and the table of tensors.
 
 use riffle_linear::WeightFormat;
 
@@ -6,7 +6,7 @@ use super::header::StoredValue;
 use super::reader::{LIST, TEXT};
 
 const VERSION: u32 = 3;
-/// Tensors begin at multiples of this many bytes of the data.
+/// Alignment of tensors within the data, in bytes.
 pub(crate) const ALIGNMENT: u64 = 32;
 
 const U32: u32 = 4;
@@ -14,11 +14,11 @@ const I32: u32 = 5;
 const F32: u32 = 6;
 const FLAG: u32 = 7;
 
-/// A key of the metadata of a GGUF file, with its value as the file holds it.
+/// A metadata key of a GGUF file, with its encoded value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GgufEntry {
     key: String,
-    /// The type of the value, as GGUF numbers it.
+    /// The value's GGUF type number.
     kind: u32,
     bytes: Vec<u8>,
 }
@@ -29,7 +29,7 @@ impl GgufEntry {
         GgufEntry::new(key, TEXT, text_bytes(text))
     }
 
-    /// A whole number of 32 bits.
+    /// A 32-bit unsigned integer.
     pub fn count(key: impl Into<String>, count: u32) -> GgufEntry {
         GgufEntry::new(key, U32, count.to_le_bytes().to_vec())
     }
@@ -58,7 +58,7 @@ impl GgufEntry {
         GgufEntry::new(key, LIST, bytes)
     }
 
-    /// A list of signed whole numbers of 32 bits.
+    /// A list of signed 32-bit integers.
     pub fn integers(key: impl Into<String>, integers: impl ExactSizeIterator<Item = i32>) -> GgufEntry {
         let mut bytes = list_head(I32, integers.len());
         integers.for_each(|integer| bytes.extend(integer.to_le_bytes()));
@@ -77,7 +77,7 @@ impl GgufEntry {
         &self.key
     }
 
-    /// The value as a whole number from 0, if it is one of 32 bits or fewer, or of 64.
+    /// The value as a non-negative integer, if it has up to 32 bits, or 64.
     pub fn as_count(&self) -> Option<u64> {
         match (self.kind, &self.bytes[..]) {
             (0, [byte]) => Some(u64::from(*byte)),
@@ -108,7 +108,7 @@ impl GgufEntry {
         Some(texts)
     }
 
-    /// The first count of a list of counts of 32 bits: some files give a number for each layer.
+    /// The first count of a list of 32-bit counts: some files give one per layer.
     pub fn first_count(&self) -> Option<u64> {
         let is_list = self.kind == LIST && matches!(self.bytes.get(..4)?, [4 | 5, 0, 0, 0]);
         let bytes = self.bytes.get(12..16).filter(|_| is_list)?;
@@ -137,12 +137,12 @@ pub struct GgufTensor {
     pub name: String,
     /// Its shape, slowest dimension first.
     pub shape: Vec<usize>,
-    /// Its format, one that ggml has.
+    /// Its format, which ggml must have.
     pub format: WeightFormat,
 }
 
 impl GgufTensor {
-    /// Bytes of the tensor; `None` where its rows are no whole number of blocks, or too many.
+    /// Bytes of the tensor; `None` if its rows are not a whole number of blocks, or it is too large.
     pub fn bytes(&self) -> Option<u64> {
         let (columns, outer) = self.shape.split_last()?;
         let rows = outer
@@ -152,10 +152,10 @@ impl GgufTensor {
     }
 }
 
-/// The header of a GGUF file of these tensors, and where each tensor begins in the file. Behind each tensor stand zeros up to the next
-/// multiple of 32 bytes.
+/// The header of a GGUF file with these tensors, and the offset of each tensor in the file. Each tensor is padded
+/// with zeros to the next multiple of 32 bytes.
 ///
-/// Returns `None` for a tensor of an impossible size or of a format that ggml does not have.
+/// Returns `None` for a tensor with an impossible size or a format that ggml does not have.
 pub fn gguf_header(entries: &[GgufEntry], tensors: &[GgufTensor]) -> Option<(Vec<u8>, Vec<u64>)> {
     let mut header = b"GGUF".to_vec();
     header.extend(VERSION.to_le_bytes());

@@ -1,4 +1,4 @@
-//! Tokens that are found in a text before it is cut into words: special tokens and tokens added to a vocabulary.
+//! Tokens found in a text before it is split into words: special tokens and tokens added to a vocabulary.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -12,22 +12,22 @@ use fancy_regex::Regex;
 pub(crate) struct AddedToken {
     pub(crate) id: u32,
     pub(crate) text: String,
-    /// The text as the normalizer leaves it, for tokens that are looked for behind the normalizer.
+    /// The normalised text, for tokens that are matched after the normalizer.
     pub(crate) normalized: Option<String>,
-    /// True if it is found only where no letter or digit stands beside it.
+    /// True if it matches only without adjacent letters or digits.
     pub(crate) single_word: bool,
-    /// True if it takes in the spaces before it.
+    /// True if it includes the spaces before it.
     pub(crate) strips_left: bool,
-    /// True if it takes in the spaces behind it.
+    /// True if it includes the spaces after it.
     pub(crate) strips_right: bool,
-    /// True if decoded text leaves it out.
+    /// True if decoded text omits it.
     pub(crate) special: bool,
-    /// True for a token that steers a conversation. Text that is a literal never becomes one.
+    /// True for a token that controls a conversation. Literal text never becomes one.
     pub(crate) control: bool,
 }
 
 impl AddedToken {
-    /// A token that is found in a text as it is written, wherever it stands.
+    /// A token that matches anywhere in the original text.
     pub(crate) fn new(id: u32, text: String, special: bool) -> AddedToken {
         AddedToken {
             id,
@@ -51,10 +51,10 @@ pub(crate) struct AddedTokens {
     behind: Option<Finder>,
 }
 
-/// Which of the tokens are looked for.
+/// The tokens to match.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// The matches of the text as it is.
+    /// Tokens matched in the original text.
     BeforeNormalizer,
     /// The matches of the normalized text.
     BehindNormalizer,
@@ -65,23 +65,23 @@ pub(crate) enum Stage {
 pub(crate) enum AddedPart<'a> {
     /// An added token.
     Token(u32),
-    /// Text between added tokens, and the byte where it begins.
+    /// Text between added tokens, and its first byte.
     Text(&'a str, usize),
 }
 
-/// Finds the leftmost and there the longest of several texts.
+/// Finds the leftmost of several texts, and the longest there.
 #[derive(Debug, Clone)]
 struct Finder {
     automaton: AhoCorasick,
     ids: Vec<u32>,
-    /// Of each text, ids and lengths of the others that it begins with, the longest first.
+    /// For each text, ids and lengths of other texts that are its prefixes, longest first.
     shorter: Vec<Vec<(u32, usize)>>,
 }
 
 static LETTER_OR_DIGIT: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r"\A\w\z").ok());
 
 impl AddedTokens {
-    /// True if a token takes in the spaces beside it, however many there are.
+    /// True if some token includes any number of adjacent spaces.
     pub(crate) fn take_in_spaces(&self) -> bool {
         self.by_id.values().any(|token| token.strips_left || token.strips_right)
     }
@@ -92,7 +92,7 @@ impl AddedTokens {
         self.by_id.values().map(lengths).max()
     }
 
-    /// The tokens; where several have one text or id, the last one counts.
+    /// A table of tokens; if several have the same text or id, the last one wins.
     pub(crate) fn new(tokens: Vec<AddedToken>) -> Result<AddedTokens, String> {
         let mut added = AddedTokens {
             by_id: HashMap::new(),
@@ -104,7 +104,7 @@ impl AddedTokens {
             added.ids.insert(token.text.clone(), token.id);
             added.by_id.insert(token.id, token);
         }
-        // In the order of ids, so that the same file always makes the same tables.
+        // In the order of ids, so that the same file always gives the same tables.
         let mut wanted: Vec<&AddedToken> = added.ids.values().filter_map(|id| added.by_id.get(id)).collect();
         wanted.sort_unstable_by_key(|token| token.id);
         let (behind, before): (Vec<_>, Vec<_>) = wanted.into_iter().partition(|token| token.normalized.is_some());
@@ -117,8 +117,8 @@ impl AddedTokens {
         Ok(added)
     }
 
-    /// Cuts `text` at the tokens of a stage. No control token is found that touches one of the `literals`, byte ranges of
-    /// `text`, ascending and apart.
+    /// Splits `text` at the tokens of a stage. No control token may overlap one of the `literals`, byte ranges of
+    /// `text`, ascending and disjoint.
     pub(crate) fn split<'a>(
         &self,
         text: &'a str,
@@ -142,7 +142,7 @@ impl AddedTokens {
                 continue;
             };
             at = to;
-            // A token before this one may have taken in the spaces that it begins with.
+            // A token before this one may have included its leading spaces.
             let (Some(token), true) = (self.by_id.get(&id), from >= start) else {
                 continue;
             };
@@ -169,7 +169,7 @@ impl AddedTokens {
         }
     }
 
-    /// The longest token at a place that is a token there, and where it ends.
+    /// The longest recognised token at a match, and its end.
     fn recognised(&self, found: &Found<'_>, literals: &[Range<usize>]) -> Option<(u32, usize)> {
         let start = found.range.start;
         let shorter = found.shorter.iter().map(|(id, bytes)| (*id, start + bytes));
@@ -180,14 +180,14 @@ impl AddedTokens {
         })
     }
 
-    /// True if control tokens are looked for behind the normalizer.
+    /// True if control tokens are matched after the normalizer.
     pub(crate) fn has_normalized_control(&self) -> bool {
         self.by_id
             .values()
             .any(|token| token.control && token.normalized.is_some())
     }
 
-    /// Makes control tokens of these tokens.
+    /// Makes these tokens control tokens.
     pub(crate) fn make_control(&mut self, ids: &[u32]) {
         for id in ids {
             if let Some(token) = self.by_id.get_mut(id) {
@@ -221,7 +221,7 @@ impl AddedTokens {
         self.by_id.keys().max().map_or(0, |id| *id as usize + 1)
     }
 
-    /// Memory the tables take, about.
+    /// Approximate memory of the tables.
     pub(crate) fn memory_bytes(&self) -> usize {
         let texts: usize = self.ids.keys().map(String::len).sum();
         let finders = [&self.before, &self.behind].into_iter().flatten();
@@ -232,11 +232,11 @@ impl AddedTokens {
     }
 }
 
-/// A token that is spelt in a text.
+/// A match of a token's text.
 struct Found<'f> {
     id: u32,
     range: Range<usize>,
-    /// Ids and lengths of the tokens that it begins with, the longest first.
+    /// Ids and lengths of tokens that are its prefixes, longest first.
     shorter: &'f [(u32, usize)],
 }
 
@@ -263,7 +263,7 @@ impl Finder {
         }))
     }
 
-    /// The first token that is spelt from byte `at` on.
+    /// The first match from byte `at` on.
     fn next(&self, text: &str, at: usize) -> Option<Found<'_>> {
         let found = self.automaton.find(Input::new(text).range(at..))?;
         let number = found.pattern().as_usize();
@@ -275,7 +275,7 @@ impl Finder {
     }
 }
 
-/// True if a range shares a byte with a literal, or has an empty one inside.
+/// True if a range shares a byte with a literal, or contains an empty one.
 fn touches(literals: &[Range<usize>], range: Range<usize>) -> bool {
     let next = literals.partition_point(|literal| literal.end <= range.start);
     literals.get(next).is_some_and(|literal| literal.start < range.end)
@@ -295,7 +295,7 @@ fn is_word_character(character: char) -> bool {
     pattern.is_some_and(|pattern| pattern.is_match(&text).unwrap_or(false))
 }
 
-/// True if a token is spelt as a mark of a conversation: `<|name|>`, `<｜name｜>`, `[NAME]`, `<start_of_name>`.
+/// True if a token is spelt like a conversation's tag: `<|name|>`, `<｜name｜>`, `[NAME]`, `<start_of_name>`.
 pub(crate) fn is_mark(text: &str) -> bool {
     let within = |before: &str, behind: &str| text.strip_prefix(before)?.strip_suffix(behind);
     let bracketed = within("[", "]").map(|name| name.strip_prefix('/').unwrap_or(name));

@@ -1,6 +1,6 @@
-//! Bytes spelt in base64.
+//! Decodes base64.
 
-/// The bytes of a text in base64 with its padding; `None` for any other text.
+/// The bytes of a padded base64 text; `None` for any other text.
 pub(crate) fn from_base64(text: &str) -> Option<Vec<u8>> {
     let padding = text.bytes().rev().take_while(|byte| *byte == b'=').count();
     if !text.len().is_multiple_of(4) || padding > 2 {

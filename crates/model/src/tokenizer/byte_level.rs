@@ -1,6 +1,6 @@
-//! Bytes as printable characters, as GPT-2's vocabulary spells them.
+//! Maps bytes to printable characters, as GPT-2's vocabulary does.
 
-/// The character of each byte: printable bytes stand for themselves, the others count up from U+0100.
+/// The character of each byte: itself if printable; the others count up from U+0100.
 const fn characters() -> [char; 256] {
     let mut table = ['\0'; 256];
     let mut next = 0x100u32;
@@ -48,7 +48,7 @@ pub(crate) fn push_byte(byte: u8, output: &mut String) {
     output.push(CHARACTERS[usize::from(byte)]);
 }
 
-/// The byte of a character, if it stands for one.
+/// The byte of a character, if it has one.
 pub(crate) fn byte_of(character: char) -> Option<u8> {
     let code = u32::from(character) as usize;
     match code {

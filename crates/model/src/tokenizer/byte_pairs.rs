@@ -1,4 +1,4 @@
-//! Byte-pair encoding: a word is cut into characters, and neighbours are merged in the order of their ranks.
+//! Byte-pair encoding: a word is split into characters, and neighbours are merged in the order of their ranks.
 
 use super::merges::Merges;
 use super::merging::Word;
@@ -9,29 +9,29 @@ use super::vocabulary::Vocabulary;
 #[derive(Debug, Clone)]
 pub(crate) struct BytePairs {
     pub(crate) merges: Merges,
-    /// Characters that stand side by side in some token.
+    /// Characters that are adjacent in some token.
     pub(crate) neighbours: Neighbours,
     pub(crate) unknown: Unknown,
-    /// True if neighbouring unknown characters become one unknown token.
+    /// True if adjacent unknown characters become one unknown token.
     pub(crate) fuses_unknown: bool,
-    /// Tokens of the 256 bytes, by which characters outside the vocabulary are spelt.
+    /// Tokens of the 256 bytes, which spell characters outside the vocabulary.
     pub(crate) byte_tokens: Vec<Option<u32>>,
-    /// Stands before every character of a word but the first.
+    /// Prefix of every character of a word except the first.
     pub(crate) continuing_prefix: String,
-    /// Stands behind the last character of a word.
+    /// Suffix of the last character of a word.
     pub(crate) word_suffix: String,
-    /// True if a word that is a token is taken whole, whatever the merges say.
+    /// True if a word that is a token stays whole, independent of the merges.
     pub(crate) takes_whole_words: bool,
 }
 
 /// The token for characters outside the vocabulary.
 #[derive(Debug, Clone)]
 pub(crate) enum Unknown {
-    /// Nothing: they are left out.
+    /// Unknown characters are dropped.
     Nothing,
     /// This token.
     Token(u32),
-    /// A token that the vocabulary lacks, which is an error once it is needed.
+    /// A token missing from the vocabulary, which is an error when it is needed.
     Missing(String),
 }
 
@@ -45,7 +45,7 @@ impl Unknown {
         }
     }
 
-    /// The token, `None` where characters are left out.
+    /// The token; `None` if characters are dropped.
     pub(crate) fn token(&self) -> Result<Option<u32>, String> {
         match self {
             Unknown::Nothing => Ok(None),
@@ -76,7 +76,7 @@ impl BytePairs {
         // An unknown token that further unknown characters may still join.
         let mut unknown = None;
         let mut spelt = String::new();
-        // The character before the next symbol, where a merge across the boundary can be told from it.
+        // The character before the next symbol, if it can show whether a merge may cross the boundary.
         let mut before: Option<char> = None;
         for (at, character) in text.char_indices() {
             word.watch.step(1, ids.len())?;
@@ -91,7 +91,7 @@ impl BytePairs {
             }
             if let Some(id) = vocabulary.id(symbol) {
                 unknown.take().into_iter().for_each(|id| word.push(id));
-                // No token holds these two characters side by side, so no merge crosses the boundary.
+                // No token contains these two characters side by side, so no merge crosses the boundary.
                 if before.is_some_and(|before| !self.neighbours.may_meet(before, character)) {
                     word.merge_into(&self.merges, vocabulary, ids)?;
                 }
@@ -116,13 +116,13 @@ impl BytePairs {
         word.merge_into(&self.merges, vocabulary, ids)
     }
 
-    /// Memory the tables take.
+    /// Memory of the tables.
     pub(crate) fn memory_bytes(&self) -> usize {
         self.merges.memory_bytes() + self.neighbours.memory_bytes() + size_of_val(self.byte_tokens.as_slice())
     }
 }
 
-/// The byte tokens that spell a text, if there is one for each of its bytes.
+/// The byte tokens of a text, if each of its bytes has one.
 pub(super) fn bytes_of<'a>(text: &'a str, byte_tokens: &'a [Option<u32>]) -> Option<impl Iterator<Item = u32> + 'a> {
     let token = |byte: u8| byte_tokens.get(usize::from(byte)).copied().flatten();
     let all = text.bytes().all(|byte| token(byte).is_some());

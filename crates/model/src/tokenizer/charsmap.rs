@@ -1,14 +1,14 @@
-//! SentencePiece's table of replacements, as its models and a Unigram tokenizer.json carry it.
+//! SentencePiece's table of replacements, from its models and Unigram tokenizer.json files.
 
 use unicode_segmentation::UnicodeSegmentation;
 
 use super::base64::from_base64;
 
-/// Longer clusters of characters are looked up character by character.
+/// Clusters with more bytes are looked up character by character.
 const LONGEST_CLUSTER_BYTES: usize = 5;
 
-/// A double-array trie of texts and what takes their place, in SentencePiece's binary form. Every step is checked, so a
-/// damaged table replaces wrongly but harms nothing.
+/// A double-array trie from texts to replacements, in SentencePiece's binary form. Every step is checked, so a
+/// damaged table gives wrong replacements but does no harm.
 #[derive(Debug, Clone)]
 pub(crate) struct CharacterMap {
     units: Vec<u32>,
@@ -23,7 +23,7 @@ impl CharacterMap {
         CharacterMap::from_bytes(&bytes)
     }
 
-    /// Reads the table of a SentencePiece model, which is empty where it replaces nothing.
+    /// Reads the table of a SentencePiece model; empty if it replaces nothing.
     pub(crate) fn from_model(bytes: &[u8]) -> Result<Option<CharacterMap>, String> {
         if bytes.is_empty() {
             return Ok(None);
@@ -66,19 +66,19 @@ impl CharacterMap {
         Ok(())
     }
 
-    /// The replacement of the shortest entry that `text` begins with.
+    /// The replacement of the shortest entry that is a prefix of `text`.
     fn replacement(&self, text: &str) -> Option<&str> {
         self.entries(text).next().map(|(_, replacement)| replacement)
     }
 
-    /// The replacement of the longest entry that `text` begins with, and the bytes it takes the place of.
+    /// The replacement of the longest entry that is a prefix of `text`, and the number of bytes it replaces.
     pub(crate) fn longest(&self, text: &str) -> Option<(usize, &str)> {
         self.entries(text)
             .filter(|(bytes, _)| text.is_char_boundary(*bytes))
             .last()
     }
 
-    /// Every entry that `text` begins with, by rising length: its bytes and its replacement.
+    /// Every entry that is a prefix of `text`, by ascending length: its bytes and its replacement.
     fn entries<'m: 't, 't>(&'m self, text: &'t str) -> impl Iterator<Item = (usize, &'m str)> + 't {
         let unit = |at: usize| self.units.get(at).copied();
         let offset = |unit: u32| ((unit >> 10) << ((unit & (1 << 9)) >> 6)) as usize;

@@ -1,4 +1,4 @@
-//! Tokens back to text.
+//! Decodes tokens to text.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -11,34 +11,34 @@ use super::pre_tokenizer::Prepend;
 
 const REPLACEMENT: &str = "\u{fffd}";
 
-/// The steps of a decoder, in their order.
+/// The steps of a decoder, in order.
 #[derive(Debug, Clone)]
 pub(crate) struct Decoder {
-    /// `None` where a file has no decoder: tokens are joined with spaces between.
+    /// `None` if a file has no decoder: tokens are joined with spaces.
     steps: Option<Vec<Decoding>>,
 }
 
-/// A step, which turns a list of texts into another.
+/// A step, which maps a list of texts to another.
 #[derive(Debug, Clone)]
 pub(crate) enum Decoding {
-    /// Printable characters as the bytes they stand for, all texts joined.
+    /// Printable characters become bytes, and all texts are joined.
     Bytes,
-    /// Tokens `<0xXX>` as bytes.
+    /// Tokens `<0xXX>` become bytes.
     ByteTokens,
     /// All texts joined.
     Fuse,
     Replace(Pattern, String),
-    /// At most so many of a character at the left and the right end of each text go.
+    /// Removes a limited number of a character at the left and the right end of each text.
     Strip(char, usize, usize),
-    /// A character for spaces becomes a space; with the flag, that of the first text goes.
+    /// A character for spaces becomes a space; with the flag, the first text's leading one is removed.
     Spaces(char, bool),
     WordPiece(String, bool),
-    /// A suffix becomes a space, that of the last text goes.
+    /// A suffix becomes a space; the last text's is removed.
     Suffix(String),
     Ctc(String, String, bool),
 }
 
-/// A decoder as tokenizer.json spells it.
+/// A decoder in tokenizer.json's form.
 #[derive(Deserialize)]
 #[serde(tag = "type")]
 enum DecoderText {
@@ -96,15 +96,15 @@ impl Decoder {
         Ok(Decoder { steps: Some(steps) })
     }
 
-    /// True if tokens `<0xXX>` are read as bytes.
+    /// True if tokens `<0xXX>` are decoded as bytes.
     pub(crate) fn reads_byte_tokens(&self) -> bool {
         let mut steps = self.steps.iter().flatten();
         steps.any(|step| matches!(step, Decoding::ByteTokens))
     }
 
-    /// The bytes that a token stands for in the middle of a text.
+    /// The bytes of a token in the middle of a text.
     pub(crate) fn bytes_in_text(&self, token: &str) -> Result<Vec<u8>, String> {
-        // A text that no decoder changes and no tokenizer writes.
+        // A text that no decoder changes and no tokenizer contains.
         const BEFORE: &str = "\u{1}";
         let mut steps = self.steps.iter().flatten();
         if steps.any(|step| matches!(step, Decoding::Bytes)) {
@@ -165,7 +165,7 @@ impl DecoderText {
 }
 
 impl Decoding {
-    /// The steps from SentencePiece's pieces to a text, a space before it included.
+    /// The steps from SentencePiece's pieces to a text, including the leading space.
     pub(crate) fn for_pieces() -> Vec<Decoding> {
         vec![
             Decoding::Replace(Pattern::Text(SPACE_PIECE.to_owned()), " ".into()),
@@ -174,7 +174,7 @@ impl Decoding {
         ]
     }
 
-    /// How many times as long as its input the output may be.
+    /// Upper bound of the ratio of output to input length.
     fn growth(&self) -> f64 {
         match self {
             Decoding::Replace(pattern, content) => match pattern.shortest_match() {
@@ -241,7 +241,7 @@ fn bytes_to_text(tokens: impl Iterator<Item = String>) -> String {
     for token in tokens {
         let before = bytes.len();
         bytes.extend(token.chars().map_while(byte_of));
-        // A token that is no spelling of bytes is its own text.
+        // A token that does not spell bytes is its own text.
         if bytes.len() - before < token.chars().count() {
             bytes.truncate(before);
             bytes.extend(token.bytes());
@@ -250,7 +250,7 @@ fn bytes_to_text(tokens: impl Iterator<Item = String>) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The byte that a token such as `<0x0A>` stands for.
+/// The byte of a token such as `<0x0A>`.
 pub(crate) fn byte_token(token: &str) -> Option<u8> {
     let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
     if digits.len() == 2 {
@@ -266,7 +266,7 @@ fn byte_tokens_to_text(tokens: impl Iterator<Item = String>) -> Vec<String> {
     let end_run = |bytes: &mut Vec<u8>, texts: &mut Vec<String>| match String::from_utf8(std::mem::take(bytes)) {
         Ok(text) if text.is_empty() => {}
         Ok(text) => texts.push(text),
-        // A run is valid or not as a whole.
+        // A run is valid or invalid as a whole.
         Err(error) => texts.extend(error.as_bytes().iter().map(|_| REPLACEMENT.to_owned())),
     };
     for token in tokens {
@@ -320,7 +320,7 @@ fn word_piece(at: usize, token: String, prefix: &str, cleanup: bool) -> String {
     if cleanup { tidy(&token) } else { token }
 }
 
-/// English as BERT's tokenizer cuts it, put together again.
+/// Joins English text split by BERT's tokenizer.
 fn tidy(text: &str) -> String {
     let pairs = [
         (" .", "."),

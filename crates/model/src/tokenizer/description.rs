@@ -1,4 +1,4 @@
-//! tokenizer.json, read and checked.
+//! Reads and checks tokenizer.json.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -22,10 +22,10 @@ use super::unigram::Unigram;
 use super::vocabulary::Vocabulary;
 use super::words::WordPieces;
 
-/// Bytes of the longest token of a model that tries every length, and characters of its longest word.
+/// Most bytes of a token in models that try every length, and most characters of a word.
 const LONGEST_PIECE: usize = 4096;
 
-/// The contents of tokenizer.json. Truncation and padding are not read: both would alter the text in silence.
+/// The contents of tokenizer.json. Truncation and padding are ignored: both would silently change the text.
 #[derive(Deserialize)]
 struct Description<'a> {
     #[serde(borrow, default)]
@@ -79,7 +79,7 @@ enum Entries<'a> {
 #[derive(Deserialize)]
 struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
 
-/// Two tokens that become one.
+/// A merge of two tokens.
 struct MergeText<'a>(Cow<'a, str>, Cow<'a, str>);
 
 /// Reads the bytes of a tokenizer.json.
@@ -155,7 +155,7 @@ impl Entries<'_> {
 }
 
 impl ModelText<'_> {
-    /// The kind a file names, or the one whose settings it has: files from before the name was written lack it.
+    /// The kind in the file, or the kind whose settings it has: older files do not name it.
     fn kind(&self) -> &str {
         match (&self.kind, &self.vocab) {
             (Some(kind), _) => kind,
@@ -313,7 +313,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for MergeText<'a> {
     }
 }
 
-/// The two tokens of a merge that is written as one text.
+/// The two tokens of a merge in one text.
 pub(crate) fn pair(text: &str) -> Option<(&str, &str)> {
     text.split_once(' ').filter(|(_, right)| !right.contains(' '))
 }

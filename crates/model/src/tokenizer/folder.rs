@@ -1,4 +1,4 @@
-//! The tokenizer files of a model's folder.
+//! The tokenizer files of a model folder.
 
 use std::path::{Path, PathBuf};
 
@@ -10,18 +10,18 @@ use super::{Tokenizer, broken, description, sentence_piece_file, tekken, unsuppo
 use crate::ModelError;
 use crate::fields::read_text_file;
 
-/// A tokenizer as a file describes it.
+/// A tokenizer as described by a file.
 pub(super) struct Source {
     pub(super) pipeline: Pipeline,
-    /// The tokens that begin and end a text, where the file itself says so.
+    /// The tokens at the start and end of a text, if the file gives them.
     pub(super) bos: Option<u32>,
     pub(super) eos: Option<u32>,
 }
 
-/// Why a file gives no tokenizer.
+/// The reason a file gives no tokenizer.
 pub(super) enum SourceError {
     Broken(String),
-    /// It is of a kind that is not read.
+    /// Its kind is unsupported.
     Unsupported(String),
 }
 
@@ -33,10 +33,10 @@ impl From<String> for SourceError {
 
 type Reader = fn(&[u8], &TokenizerSettings) -> Result<Source, SourceError>;
 
-/// Readers of the [`TOKENIZER_FILES`], in their order.
+/// Readers of the [`TOKENIZER_FILES`], in order.
 const READERS: [Reader; 3] = [read_description, sentence_piece_file::read, tekken::read];
 
-/// The tokenizer file of a folder; that which is missing where there is none.
+/// The tokenizer file of a folder; without one, the path where it is missing.
 pub(crate) fn tokenizer_file(directory: &Path) -> PathBuf {
     let mut paths = TOKENIZER_FILES.map(|file| directory.join(file)).into_iter();
     let found = paths.find(|path| path.exists());
@@ -52,7 +52,7 @@ fn read_description(bytes: &[u8], _: &TokenizerSettings) -> Result<Source, Sourc
 }
 
 impl Tokenizer {
-    /// Reads tokenizer.json, tokenizer.model or tekken.json; `None` where the directory has no tokenizer.
+    /// Reads tokenizer.json, tokenizer.model or tekken.json; `None` if the directory has no tokenizer.
     pub(crate) fn from_directory(
         directory: &Path,
         settings: &TokenizerSettings,

@@ -1,18 +1,18 @@
-//! How much longer a text may become.
+//! Limits the growth of texts.
 
 /// Steps a normalizer or a decoder may have.
 pub(crate) const MOST_STEPS: usize = 64;
 
-/// How many times as long as its input the output of all steps together may be, by the steps' own settings. The longest
-/// chains of known tokenizers stay below 200: a space of one byte becomes `▁` of three, a compatibility character of three
-/// bytes becomes 33, an upper-case letter of two becomes three.
+/// Largest ratio of output to input length of all steps together, by the steps' settings. The longest chains of known
+/// tokenizers stay below 200: a one-byte space becomes a three-byte `▁`, a compatibility character of three bytes
+/// becomes 33, an upper-case letter of two becomes three.
 const LARGEST_GROWTH: f64 = 1024.0;
 
-/// How many times as long as its input a text may in fact become, and bytes that short texts may have beyond.
+/// Largest actual ratio of output to input length, and additional bytes for short texts.
 const LARGEST_FACTOR: usize = 64;
 const SPARE_BYTES: usize = 1 << 20;
 
-/// Checks the number of steps and the growth they may cause together.
+/// Checks the number of steps and their total growth.
 pub(crate) fn check(what: &str, growths: impl ExactSizeIterator<Item = f64>) -> Result<(), String> {
     if growths.len() > MOST_STEPS {
         return Err(format!(
@@ -29,14 +29,14 @@ pub(crate) fn check(what: &str, growths: impl ExactSizeIterator<Item = f64>) -> 
     Ok(())
 }
 
-/// A text under construction that never grows beyond what its input allows.
+/// A text buffer that never grows beyond the limit for its input.
 pub(crate) struct Bounded {
     text: String,
     limit: usize,
 }
 
 impl Bounded {
-    /// An empty text, made of an input of this many bytes.
+    /// An empty text for an input of this many bytes.
     pub(crate) fn new(input_bytes: usize) -> Bounded {
         Bounded {
             text: String::with_capacity(input_bytes),
@@ -55,7 +55,7 @@ impl Bounded {
         Ok(())
     }
 
-    /// Removes every `end` that the text ends with.
+    /// Removes every trailing `end`.
     pub(crate) fn trim_end(&mut self, end: &str) {
         let kept = self.text.trim_end_matches(end).len();
         self.text.truncate(kept);

@@ -1,20 +1,20 @@
-//! How few tokens a text can have, from its length alone.
+//! Computes the fewest tokens of a text from its length alone.
 
 use super::byte_level::byte_of;
 use super::{Model, Tokenizer};
 
-/// Characters that stand for bytes are below this one.
+/// Characters that represent bytes are below this one.
 const BEHIND_BYTES: u32 = 0x180;
 
 impl Tokenizer {
-    /// The fewest tokens that a text of `bytes` bytes can have; 0 for a tokenizer that may leave parts of a text out or make
-    /// one token of a word of any length, as WordPiece does. Looks at every token of the vocabulary.
+    /// The fewest tokens of a text of `bytes` bytes. Returns 0 for a tokenizer that may drop parts of a text or make
+    /// one token of a word of any length, as WordPiece does. Reads the whole vocabulary.
     pub fn fewest_tokens(&self, bytes: usize) -> usize {
         let longest = self.longest_token().filter(|longest| *longest > 0);
         longest.map_or(0, |longest| bytes.div_ceil(longest))
     }
 
-    /// Bytes of text that become one token at most.
+    /// Most bytes of text that become one token.
     fn longest_token(&self) -> Option<usize> {
         let pipeline = &self.pipeline;
         let shrinking = pipeline.normalizer.most_shrinking()?;

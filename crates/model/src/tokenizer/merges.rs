@@ -1,11 +1,11 @@
-//! Which two tokens become one, and which merge comes first.
+//! Which two tokens merge, and in which order.
 
 use std::cmp::Ordering;
 use std::hash::{BuildHasher, RandomState};
 
 use super::vocabulary::Vocabulary;
 
-/// Marks an empty slot; no id is that large.
+/// Marks an empty slot; ids are smaller.
 const VACANT: u32 = u32::MAX;
 
 /// The merges of a byte-pair encoding.
@@ -13,21 +13,22 @@ const VACANT: u32 = u32::MAX;
 pub(crate) enum Merges {
     /// Listed by the file, best first.
     Listed(MergeTable),
-    /// Every token made of two tokens, in the order of its score.
+    /// Every token that is made of two others, in the order of scores.
     Scored(Scores),
 }
 
-/// The place of a merge among all; the lesser comes first.
+/// The rank of a merge; the lowest is applied first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Rank {
-    /// Place in the file's list.
+    /// Index in the file's list.
     Place(u32),
     /// By score.
     Score(ScoredRank),
 }
 
-/// Orders merges of a scored vocabulary by falling score. Equal scores are ordered as `transformers` lists them when it converts a
-/// SentencePiece model: by falling length of the left and the right token in characters, then by rising ids.
+/// Orders merges of a scored vocabulary by descending score. Equal scores have the order in which `transformers`
+/// lists them when it converts a SentencePiece model: by descending length of the left and the right token in
+/// characters, then by ascending ids.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ScoredRank {
     score: f32,
@@ -59,7 +60,7 @@ impl PartialEq for ScoredRank {
 impl Eq for ScoredRank {}
 
 impl Merges {
-    /// The rank of the merge of two tokens and the token it makes; `joined` is scratch.
+    /// The rank of the merge of two tokens, and the resulting token; `joined` is scratch.
     pub(crate) fn find(
         &self,
         left: u32,
@@ -97,7 +98,7 @@ impl Merges {
         }
     }
 
-    /// Memory the tables take.
+    /// Memory of the tables.
     pub(crate) fn memory_bytes(&self) -> usize {
         match self {
             Merges::Listed(table) => size_of_val(table.slots.as_slice()),
@@ -106,17 +107,17 @@ impl Merges {
     }
 }
 
-/// The order of merges by the tokens they make.
+/// The order of merges by the resulting tokens.
 #[derive(Debug, Clone)]
 pub(crate) struct Scores {
-    /// Score of each token; NaN for those that no merge makes.
+    /// Score of each token; NaN for tokens that are not a merge's result.
     scores: Vec<f32>,
-    /// Of equal scores the leftmost comes first, rather than as `transformers` lists them.
+    /// True if equal scores merge from the left; otherwise in `transformers`' order.
     from_left: bool,
 }
 
 impl Scores {
-    /// Scores by id. Those that are no number are of tokens that merges do not make, such as control tokens.
+    /// Scores by id. Tokens that merges do not produce, such as control tokens, have a score that is not a number.
     pub(crate) fn new(scores: Vec<f32>) -> Scores {
         Scores {
             scores,
@@ -124,7 +125,7 @@ impl Scores {
         }
     }
 
-    /// The same; of equal scores the leftmost comes first, as in SentencePiece and tiktoken.
+    /// Scores by id; equal scores merge from the left, as in SentencePiece and tiktoken.
     pub(crate) fn from_left(scores: Vec<f32>) -> Scores {
         Scores {
             scores,
@@ -167,7 +168,7 @@ impl MergeTable {
         }
     }
 
-    /// Adds the merge of two tokens by their texts, listed at `place`. A pair that is listed twice has the later place.
+    /// Adds the merge of two tokens by their texts, with list index `place`. A repeated pair keeps the later index.
     /// The right token's first `prefix` bytes are not part of the merged token.
     pub(crate) fn insert(
         &mut self,

@@ -1,4 +1,4 @@
-//! Merging neighbouring tokens of a word, best merge first.
+//! Merges neighbouring tokens of a word, best merge first.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -10,7 +10,7 @@ use super::watch::Watch;
 /// No neighbour.
 const NONE: u32 = u32::MAX;
 
-/// A word under way. Reused from word to word, so that a long text allocates it once.
+/// A word during merging. Reused, so that a long text allocates it once.
 pub(crate) struct Word<'p> {
     symbols: Vec<Symbol>,
     candidates: BinaryHeap<Candidate>,
@@ -18,14 +18,14 @@ pub(crate) struct Word<'p> {
     pub(crate) watch: Watch<'p>,
 }
 
-/// A token of the word, linked to its neighbours; `NONE` as its token once its left neighbour has swallowed it.
+/// A token of the word, linked to its neighbours; its token is `NONE` after its left neighbour absorbed it.
 struct Symbol {
     token: u32,
     previous: u32,
     next: u32,
 }
 
-/// Two neighbouring tokens that may become one.
+/// Two neighbouring tokens that can merge.
 #[derive(PartialEq, Eq)]
 struct Candidate {
     rank: Rank,
@@ -75,10 +75,10 @@ impl<'p> Word<'p> {
         });
     }
 
-    /// Merges the tokens for as long as any merge applies, appends what is left to `ids` and empties the word.
+    /// Merges the tokens as long as any merge applies, appends the result to `ids` and empties the word.
     ///
     /// # Errors
-    /// True once the caller wants no more; the word is of no use then.
+    /// `true` if the caller stopped the work; the word is then invalid.
     pub(crate) fn merge_into(
         &mut self,
         merges: &Merges,
@@ -92,7 +92,7 @@ impl<'p> Word<'p> {
         while let Some(candidate) = self.candidates.pop() {
             self.watch.step(1, ids.len())?;
             let Symbol { token, next, previous } = self.symbols[candidate.position as usize];
-            // One of the two was merged with another neighbour since.
+            // One of the two has merged with another neighbour meanwhile.
             if token != candidate.left || next == NONE || self.symbols[next as usize].token != candidate.right {
                 continue;
             }
@@ -118,7 +118,7 @@ impl<'p> Word<'p> {
         Ok(())
     }
 
-    /// Queues the merge of a symbol with its right neighbour, where there is one.
+    /// Queues the merge of a symbol with its right neighbour, if they merge.
     fn consider(&mut self, position: u32, merges: &Merges, vocabulary: &Vocabulary) {
         let left = &self.symbols[position as usize];
         let right = self.symbols[left.next as usize].token;

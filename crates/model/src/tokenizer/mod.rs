@@ -1,8 +1,8 @@
 //! Text to token ids and back.
 //!
-//! tokenizer.json, tokenizer.model, tekken.json and GGUF files become one [`Pipeline`]: added tokens are cut out of a text, the rest is normalized, cut
-//! into words and encoded word by word. The steps are those of the crate `tokenizers`, and so are the ids; settings come from
-//! strangers' files, so every step is checked when it is read and bounded when it runs.
+//! tokenizer.json, tokenizer.model, tekken.json and GGUF files all become a [`Pipeline`]: added tokens are extracted
+//! from a text, and the rest is normalized, split into words and encoded word by word. Steps and ids match the crate
+//! `tokenizers`. Files are untrusted, so every step is checked when it is read and bounded when it runs.
 
 mod added;
 mod base64;
@@ -61,7 +61,7 @@ pub(crate) use stored::{StoredModel, StoredTokens};
 pub(crate) use surroundings::Surroundings;
 pub(crate) use vocabulary::Vocabulary;
 
-/// Characters of the longest problem that an error shows.
+/// Most characters of a problem in an error.
 const LONGEST_PROBLEM: usize = 240;
 
 /// The tokenizer of a model. Copies share their tables.
@@ -71,7 +71,7 @@ pub struct Tokenizer {
     vocab_size: usize,
     bos: Option<u32>,
     eos: Option<u32>,
-    /// True if BOS is put in front although the tokenizer has no such rule.
+    /// True if BOS is prepended although the tokenizer has no such rule.
     adds_bos: bool,
 }
 
@@ -114,18 +114,18 @@ impl Tokenizer {
     }
 
     /// Token ids of `text`. With `add_special` the tokens the model expects around a text, such as BOS, are added.
-    /// Special tokens spelt out in the text are always recognised. Time and memory are near linear in the text.
+    /// Special tokens spelt in the text are always recognised. Time and memory are nearly linear in the text.
     ///
     /// # Errors
-    /// [`ModelError::Tokenize`] where the tokenizer's settings cannot deal with the text: a pattern that takes too many
+    /// [`ModelError::Tokenize`] if the tokenizer's settings cannot handle the text: a pattern that takes too many
     /// steps, replacements that make the text too long, characters outside the vocabulary with no token for them.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, ModelError> {
         self.encode_around(text, &[], add_special, &mut |_| ControlFlow::Continue(()))
     }
 
-    /// As [`encode`](Self::encode), but what messages and documents spell stays text: within the literals of `text` control
-    /// tokens are not recognised. Control tokens are the special ones, those that end an answer, and those spelt as marks,
-    /// such as `<|name|>` and `[NAME]`. Other added tokens, such as `<think>`, are recognised everywhere.
+    /// As [`encode`](Self::encode), but messages and documents stay text: within the literals of `text`, control
+    /// tokens are not recognised. Control tokens are special tokens, tokens that end an answer, and tokens spelt like
+    /// tags, such as `<|name|>` and `[NAME]`. Other added tokens, such as `<think>`, are recognised everywhere.
     ///
     /// # Errors
     /// As [`encode`](Self::encode).
@@ -133,11 +133,11 @@ impl Tokenizer {
         self.encode_conversation_until(text, add_special, &mut |_| ControlFlow::Continue(()))
     }
 
-    /// As [`encode_conversation`](Self::encode_conversation); every few milliseconds `poll` is given the tokens that the text has at
-    /// least and says whether to go on.
+    /// As [`encode_conversation`](Self::encode_conversation); every few milliseconds `poll` receives a lower bound of
+    /// the text's tokens and decides whether to continue.
     ///
     /// # Errors
-    /// As [`encode`](Self::encode), and [`ModelError::TokenizeInterrupted`] where `poll` breaks.
+    /// As [`encode`](Self::encode), and [`ModelError::TokenizeInterrupted`] if `poll` breaks.
     pub fn encode_conversation_until(
         &self,
         text: &ConversationText,
@@ -174,12 +174,12 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// The text of `ids`, special tokens left out. Bytes that are no UTF-8 become U+FFFD.
+    /// The text of `ids` without special tokens. Invalid UTF-8 becomes U+FFFD.
     pub fn decode(&self, ids: &[u32]) -> Result<String, ModelError> {
         self.pipeline.decode(ids, true).map_err(failed)
     }
 
-    /// The text of `ids` with special tokens spelt out.
+    /// The text of `ids`, including special tokens.
     pub fn decode_with_special(&self, ids: &[u32]) -> Result<String, ModelError> {
         self.pipeline.decode(ids, false).map_err(failed)
     }
@@ -189,16 +189,16 @@ impl Tokenizer {
         self.pipeline.id(token)
     }
 
-    /// The text of a token as the vocabulary spells it.
+    /// The text of a token in the vocabulary's spelling.
     pub fn token_text(&self, id: u32) -> Option<String> {
         self.pipeline.text(id).map(str::to_owned)
     }
 
-    /// The bytes that a token adds to a text it stands in the middle of; those of its own spelling for an added token, and none for
-    /// an id that is no token.
+    /// The bytes that a token adds in the middle of a text; for an added token, its own spelling; empty for an
+    /// invalid id.
     ///
     /// # Errors
-    /// [`ModelError::Tokenize`] where the tokenizer's settings cannot deal with it.
+    /// [`ModelError::Tokenize`] if the tokenizer's settings cannot handle it.
     pub fn token_bytes(&self, id: u32) -> Result<Vec<u8>, ModelError> {
         let pipeline = &self.pipeline;
         match (pipeline.added.token(id), pipeline.vocabulary.text(id)) {
@@ -213,7 +213,7 @@ impl Tokenizer {
         self.pipeline.added.is_special(id)
     }
 
-    /// Makes control tokens of the tokens that end an answer.
+    /// Makes the tokens that end an answer control tokens.
     pub(crate) fn add_control_tokens(&mut self, ids: &[u32]) {
         Arc::make_mut(&mut self.pipeline).added.make_control(ids);
     }
@@ -223,7 +223,7 @@ impl Tokenizer {
         self.pipeline.added.control_texts()
     }
 
-    /// The algorithm, as tokenizer.json names it.
+    /// The algorithm, named as in tokenizer.json.
     pub(crate) fn kind(&self) -> &'static str {
         self.pipeline.model.name()
     }
@@ -233,17 +233,17 @@ impl Tokenizer {
         self.vocab_size
     }
 
-    /// Memory the tokenizer's tables take, about, in bytes.
+    /// Approximate memory of the tokenizer's tables, in bytes.
     pub fn memory_bytes(&self) -> u64 {
         self.pipeline.memory_bytes() as u64
     }
 
-    /// The token that begins a text, if there is one.
+    /// The token at the start of a text, if there is one.
     pub fn bos(&self) -> Option<u32> {
         self.bos
     }
 
-    /// The token that ends a text, if there is one.
+    /// The token at the end of a text, if there is one.
     pub fn eos(&self) -> Option<u32> {
         self.eos
     }
@@ -256,7 +256,7 @@ impl Tokenizer {
     /// True if a following token can still change the text of this one.
     pub(crate) fn is_open(&self, id: u32, text: &str) -> bool {
         if self.has_byte_runs() {
-            // A run of byte tokens is valid UTF-8 or not as a whole, which is known only once it ends.
+            // A run of byte tokens is valid UTF-8 only as a whole, which is known at its end.
             self.pipeline
                 .text(id)
                 .is_some_and(|token| decoder::byte_token(token).is_some())
@@ -266,7 +266,7 @@ impl Tokenizer {
     }
 }
 
-/// An error about a tokenizer file, in one line of moderate length whatever the file holds.
+/// An error about a tokenizer file, in one line of limited length.
 pub(crate) fn broken(path: &Path, problem: &str) -> ModelError {
     ModelError::Tokenizer {
         path: path.to_owned(),
@@ -274,7 +274,7 @@ pub(crate) fn broken(path: &Path, problem: &str) -> ModelError {
     }
 }
 
-/// An error about a tokenizer of a kind that is not read.
+/// An error about an unsupported kind of tokenizer.
 pub(crate) fn unsupported(path: &Path, kind: &str, advice: &'static str) -> ModelError {
     ModelError::UnsupportedTokenizer {
         path: path.to_owned(),

@@ -16,7 +16,7 @@ pub(crate) enum Model {
 }
 
 impl Model {
-    /// The algorithm, as tokenizer.json names it.
+    /// The algorithm, named as in tokenizer.json.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Model::BytePairs(_) => "BPE",
@@ -42,7 +42,7 @@ impl Model {
         }
     }
 
-    /// Memory the tables take.
+    /// Memory of the tables.
     pub(crate) fn memory_bytes(&self) -> usize {
         match self {
             Model::BytePairs(model) => model.memory_bytes(),

@@ -1,12 +1,13 @@
-//! Which characters stand side by side in tokens.
+//! Records which characters are adjacent in tokens.
 
 use super::vocabulary::Vocabulary;
 
-/// Bits of the filter: a byte for each of the 200,000 pairs of characters that large vocabularies hold.
+/// Bits of the filter: a byte for each of the 200,000 pairs of characters in large vocabularies.
 const BITS: usize = 1 << 21;
 
-/// The pairs of characters that stand side by side in some token, as a Bloom filter: it may say so of a pair that does not,
-/// never the reverse. Text can be cut between two characters that are not neighbours without changing a merge.
+/// The pairs of characters that are adjacent in some token, as a Bloom filter: it may return true for other pairs,
+/// but never false for these. A text can be split between two characters that are not neighbours without changing a
+/// merge.
 #[derive(Debug, Clone)]
 pub(crate) struct Neighbours {
     words: Vec<u64>,
@@ -26,13 +27,13 @@ impl Neighbours {
         Neighbours { words }
     }
 
-    /// False where no token holds `left` and `right` side by side.
+    /// False if no token contains `left` and `right` side by side.
     pub(crate) fn may_meet(&self, left: char, right: char) -> bool {
         let bit = bit_of(left, right);
         self.words[bit / 64] >> (bit % 64) & 1 == 1
     }
 
-    /// Memory the filter takes.
+    /// Memory of the filter.
     pub(crate) fn memory_bytes(&self) -> usize {
         size_of_val(self.words.as_slice())
     }

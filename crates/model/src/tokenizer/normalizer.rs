@@ -1,4 +1,4 @@
-//! Changes of a text before it is cut into words.
+//! Changes a text before it is split into words.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -15,7 +15,7 @@ use super::growth::{self, Bounded};
 use super::pattern::{Pattern, PatternText};
 use super::piece_spaces::PieceSpaces;
 
-/// The steps of a normalizer, in their order.
+/// The steps of a normalizer, in order.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Normalizer {
     steps: Vec<Normalization>,
@@ -30,9 +30,9 @@ pub(crate) enum Normalization {
     CompatiblyDecomposed,
     Lowercase,
     StripAccents,
-    /// Spaces at the left and the right end go.
+    /// Removes spaces at the left and the right end.
     Strip(bool, bool),
-    /// Control characters go, unusual spaces become spaces, as in NMT models.
+    /// Removes control characters and replaces unusual spaces, as in NMT models.
     Nmt,
     Mapped(CharacterMap),
     Replace(Pattern, String),
@@ -44,7 +44,7 @@ pub(crate) enum Normalization {
     Pieces(PieceSpaces),
 }
 
-/// A normalizer as tokenizer.json spells it.
+/// A normalizer in tokenizer.json's form.
 #[derive(Deserialize)]
 #[serde(tag = "type")]
 enum NormalizerText {
@@ -87,9 +87,9 @@ enum NormalizerText {
 }
 
 impl Normalizer {
-    /// How many bytes of a text become one byte at most; `None` where a step may leave parts of it out.
+    /// Most bytes of a text that become one byte; `None` if a step may drop text.
     pub(crate) fn most_shrinking(&self) -> Option<usize> {
-        // Composing joins a letter and its marks: 9 bytes of Hangul become 3.
+        // Composition joins a letter and its marks: 9 bytes of Hangul become 3.
         const BY_COMPOSING: usize = 4;
         self.steps.iter().try_fold(1, |most, step| match step {
             Normalization::Composed => Some(most * BY_COMPOSING),
@@ -98,7 +98,7 @@ impl Normalizer {
         })
     }
 
-    /// True if bytes become characters of their own.
+    /// True if bytes become separate characters.
     pub(crate) fn spells_bytes(&self) -> bool {
         self.steps.iter().any(|step| matches!(step, Normalization::ByteLevel))
     }
@@ -119,7 +119,7 @@ impl Normalizer {
         Ok(Normalizer { steps })
     }
 
-    /// The text as the steps leave it.
+    /// The text after all steps.
     pub(crate) fn apply<'a>(&self, text: &'a str) -> Result<Cow<'a, str>, String> {
         let mut text = Cow::Borrowed(text);
         for step in &self.steps {
@@ -130,8 +130,8 @@ impl Normalizer {
         Ok(text)
     }
 
-    /// Ranges of `text`, ascending and apart, as they lie in `normalized`, which the steps made of it. One range is the whole
-    /// text where the steps leave no trace of their ends.
+    /// Maps ranges of `text`, ascending and disjoint, to `normalized`, the result of the steps. Returns one range for
+    /// the whole text if the steps do not preserve the ranges' ends.
     pub(crate) fn ranges_behind(
         &self,
         text: &str,
@@ -220,7 +220,7 @@ impl NormalizerText {
 }
 
 impl Normalization {
-    /// How many times as long as its input the output may be.
+    /// Upper bound of the ratio of output to input length.
     fn growth(&self) -> f64 {
         match self {
             Normalization::Replace(pattern, content) => match pattern.shortest_match() {
@@ -241,7 +241,7 @@ impl Normalization {
         }
     }
 
-    /// The text as this step leaves it, `None` where it leaves it as it is.
+    /// The text after this step; `None` if unchanged.
     fn apply(&self, text: &str) -> Result<Option<String>, String> {
         let mut output = Bounded::new(text.len());
         match self {
@@ -275,7 +275,7 @@ impl Normalization {
         Ok(Some(output.finish()))
     }
 
-    /// The text as a step leaves it that looks at characters alone, which make at most a few others each.
+    /// The text after a step that maps single characters to at most a few others.
     fn apply_to_characters(&self, text: &str) -> String {
         let characters = text.chars();
         match self {
@@ -324,7 +324,7 @@ fn is_control(character: char) -> bool {
     !matches!(character, '\t' | '\n' | '\r') && character.is_other()
 }
 
-/// The blocks that BERT's normalizer puts spaces around.
+/// The blocks that BERT's normalizer surrounds with spaces.
 fn is_ideograph(character: char) -> bool {
     matches!(
         u32::from(character),

@@ -1,4 +1,4 @@
-//! Patterns that texts are searched for, and the cuts at their matches.
+//! Patterns to search for in texts, and splitting at their matches.
 
 use std::ops::Range;
 
@@ -6,22 +6,22 @@ use fancy_regex::{Regex, RegexBuilder};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Steps back that a regular expression may take for one match: a thousand times what the patterns of known tokenizers need
-/// for a word, and few enough that a hostile one is refused within a blink.
+/// Most backtracking steps of a regular expression per match: a thousand times the need of known tokenizers' patterns
+/// for a word, and few enough to refuse a hostile one quickly.
 const MOST_BACKTRACKS: usize = 1_000_000;
-/// Bytes of all regular expressions of a tokenizer together, and of the automaton that each part of one may become: the
-/// patterns of known tokenizers have at most 700 bytes, and hundreds of parts would fit into these.
+/// Most bytes of all regular expressions of a tokenizer together, and of the automaton of each part. Patterns of
+/// known tokenizers have at most 700 bytes.
 const MOST_PATTERN_BYTES: usize = 4096;
 const LARGEST_AUTOMATON: usize = 2 << 20;
 
-/// A pattern as tokenizer.json spells it.
+/// A pattern in tokenizer.json's form.
 #[derive(Debug, Deserialize)]
 pub(crate) enum PatternText {
     String(String),
     Regex(String),
 }
 
-/// A pattern that is searched for.
+/// A pattern to search for.
 #[derive(Debug, Clone)]
 pub(crate) enum Pattern {
     Text(String),
@@ -32,46 +32,47 @@ pub(crate) enum Pattern {
     GroupsOfThree(Box<GroupsOfThree>),
 }
 
-/// Groups of three characters in numbers, counted from the end of each.
+/// Groups of three characters in numbers, counted from each number's end.
 #[derive(Debug, Clone)]
 pub(crate) struct GroupsOfThree {
     numbers: Regex,
-    /// True if what is left at the beginning of a number is a match too.
+    /// True if the remainder at the start of a number is a match too.
     with_shorter: bool,
 }
 
-/// A regular expression that ends as those of nearly all byte-level tokenizers do: spaces before a word belong to it but for the
-/// last. Looking ahead is left out of the expression, so that it runs as an automaton: in linear time, whatever the text.
+/// A regular expression with the ending of nearly all byte-level tokenizers: of several spaces before a word, only
+/// the last belongs to it. The look-ahead is removed from the expression, so that it runs as an automaton in linear
+/// time.
 #[derive(Debug, Clone)]
 pub(crate) struct WordExpression {
-    /// The alternatives before, and a last one named `spaces`.
+    /// The alternatives before it, and a last one named `spaces`.
     regex: Regex,
     /// True if a single space before a word is a match.
     matches_single_space: bool,
 }
 
-/// How the expressions of words end, and whether a single space before a word is a match.
+/// Endings of word expressions, and whether a single space before a word is a match.
 const ENDS_OF_WORD_EXPRESSIONS: [(&str, bool); 2] = [(r"|\s+(?!\S)|\s+", true), (r"|\s+(?!\S)", false)];
 
-/// The treatment of the matches of a pattern that cuts a text.
+/// The treatment of matches when a pattern splits a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub(crate) enum Behavior {
-    /// They are left out.
+    /// Matches are dropped.
     Removed,
-    /// Each is a piece of its own.
+    /// Each match is a separate piece.
     Isolated,
-    /// Each ends the piece before it.
+    /// Each match ends the piece before it.
     MergedWithPrevious,
-    /// Each begins the piece behind it.
+    /// Each match begins the piece after it.
     MergedWithNext,
-    /// Neighbouring matches are one piece.
+    /// Adjacent matches form one piece.
     Contiguous,
 }
 
-/// Takes the pieces of a text.
+/// Receives the pieces of a text.
 pub(crate) type PieceSink<'s> = dyn FnMut(Range<usize>) -> Result<(), String> + 's;
 
-/// Refuses settings whose regular expressions are too long together, before any of them is compiled.
+/// Refuses settings whose regular expressions are too long in total, before compilation.
 pub(crate) fn check_length<'v>(settings: impl Iterator<Item = &'v Value>) -> Result<(), String> {
     let bytes: usize = settings.map(expression_bytes).sum();
     if bytes <= MOST_PATTERN_BYTES {
@@ -115,7 +116,7 @@ impl Pattern {
         let known = ends
             .filter_map(|(end, single)| Some((pattern.strip_suffix(end)?, *single)))
             .next();
-        // Expressions that look around elsewhere as well are left as they are.
+        // Expressions with other look-around stay unchanged.
         if let Some((words, matches_single_space)) = known.filter(|(words, _)| !looks_around(words)) {
             let regex = compile(&format!(r"{words}|(?P<spaces>\s+)"))?;
             return Ok(Pattern::Words(Box::new(WordExpression {
@@ -126,8 +127,8 @@ impl Pattern {
         Ok(Pattern::Expression(Box::new(compile(pattern)?)))
     }
 
-    /// Groups of three characters in the matches of `numbers`, counted from the end of each; with the flag, a shorter first group too.
-    /// A match with a group of its own is no number.
+    /// Groups of three characters in the matches of `numbers`, counted from each match's end; with the flag, a
+    /// shorter first group too. A match with a capture group is not a number.
     pub(crate) fn groups_of_three(numbers: &str, with_shorter: bool) -> Result<Pattern, String> {
         let numbers = compile(numbers)?;
         Ok(Pattern::GroupsOfThree(Box::new(GroupsOfThree {
@@ -136,7 +137,7 @@ impl Pattern {
         })))
     }
 
-    /// Bytes of the shortest match, at least; 0 where a match may be empty or nothing is known of it.
+    /// Lower bound of a match's bytes; 0 if a match may be empty or nothing is known.
     pub(crate) fn shortest_match(&self) -> usize {
         match self {
             Pattern::Text(text) => text.len(),
@@ -170,7 +171,7 @@ impl Pattern {
         }
     }
 
-    /// Cuts `text` at the matches, or between them with `inverted`; empty pieces are left out.
+    /// Splits `text` at the matches, or between them with `inverted`; empty pieces are dropped.
     pub(crate) fn cut(
         &self,
         text: &str,
@@ -264,7 +265,7 @@ impl WordExpression {
                 from = range.end;
                 found(range)?;
             } else if range.len() > last {
-                // The last space belongs to the word behind.
+                // The last space belongs to the next word.
                 from = range.end - last;
                 found(range.start..from)?;
             } else {
@@ -277,17 +278,17 @@ impl WordExpression {
         Ok(())
     }
 
-    /// True if the match at `start` is one of the last alternative.
+    /// True if the match at `start` is of the last alternative.
     fn are_spaces(&self, text: &str, start: usize) -> Result<bool, String> {
         let groups = self.regex.captures_from_pos(text, start).map_err(cannot_cut)?;
         Ok(groups.is_some_and(|groups| groups.name("spaces").is_some()))
     }
 }
 
-/// Joins matches with what lies beside them.
+/// Joins matches with adjacent text.
 struct Joiner<'p, 's> {
     behavior: Behavior,
-    /// The last piece, where the next range may still join it.
+    /// The last piece, which the next range may still join.
     waiting: Option<Range<usize>>,
     matched_before: bool,
     piece: &'p mut PieceSink<'s>,

@@ -1,29 +1,29 @@
-//! How SentencePiece changes a text before it is cut: replacements of characters, and spaces.
+//! SentencePiece's changes of a text before splitting: replacements of characters, and spaces.
 
 use aho_corasick::{AhoCorasick, Input, MatchKind};
 
 use super::charsmap::CharacterMap;
 use super::growth::Bounded;
 
-/// Stands for a space in pieces.
+/// Represents a space in pieces.
 pub(crate) const SPACE_PIECE: &str = "▁";
 
-/// The changes, which are made in one go.
+/// The changes, made in one pass.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PieceSpaces {
     pub(crate) map: Option<CharacterMap>,
-    /// Symbols that no replacement touches.
+    /// Symbols that replacements leave alone.
     pub(crate) kept: Option<AhoCorasick>,
-    /// A space is put before a text, or behind it with `at_end`.
+    /// True to add a space before a text, or after it with `at_end`.
     pub(crate) adds_space: bool,
     pub(crate) at_end: bool,
-    /// Spaces at both ends go, and of several in a row one stays.
+    /// True to remove spaces at both ends and to collapse repeated ones.
     pub(crate) removes_extra: bool,
     /// Spaces become `▁`.
     pub(crate) escapes: bool,
 }
 
-/// Finds symbols, at each place the longest.
+/// Finds symbols, the longest at each position.
 pub(crate) fn finder_of(symbols: &[&str]) -> Result<Option<AhoCorasick>, String> {
     if symbols.is_empty() {
         return Ok(None);
@@ -37,7 +37,7 @@ pub(crate) fn finder_of(symbols: &[&str]) -> Result<Option<AhoCorasick>, String>
 }
 
 impl PieceSpaces {
-    /// How many times as long as its input the output may be.
+    /// Upper bound of the ratio of output to input length.
     pub(crate) fn growth(&self) -> f64 {
         if self.map.is_some() { 33.0 } else { 3.0 }
     }

@@ -1,4 +1,4 @@
-//! A tokenizer's parts in the order a text passes them.
+//! A tokenizer's parts, in processing order.
 
 use std::ops::Range;
 
@@ -12,10 +12,10 @@ use super::surroundings::Surroundings;
 use super::vocabulary::Vocabulary;
 use super::watch::{Poll, Watch};
 
-/// Bytes of the longest text; positions in a word are counted in 32 bits.
+/// Longest text in bytes; positions in a word have 32 bits.
 const LONGEST_TEXT: usize = 1 << 30;
 
-/// Everything that turns text into tokens and back.
+/// All parts for converting text to tokens and back.
 #[derive(Debug, Clone)]
 pub(crate) struct Pipeline {
     pub(crate) vocabulary: Vocabulary,
@@ -28,8 +28,8 @@ pub(crate) struct Pipeline {
 }
 
 impl Pipeline {
-    /// Token ids of a text: added tokens are cut out, the rest is normalized, cut into words and encoded word by word. No
-    /// control token touches one of the `literals`, byte ranges of the text, ascending and apart.
+    /// Token ids of a text: added tokens are extracted, and the rest is normalized, split into words and encoded word
+    /// by word. No control token may overlap one of the `literals`, byte ranges of the text, ascending and disjoint.
     pub(crate) fn encode(
         &self,
         text: &str,
@@ -84,11 +84,11 @@ impl Pipeline {
             })
     }
 
-    /// The text of tokens; ids that are no tokens are left out, special tokens are with `skip_special`.
+    /// The text of tokens. Invalid ids are dropped; so are special tokens with `skip_special`.
     pub(crate) fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, String> {
         let shown = ids.iter().filter(|id| !(skip_special && self.added.is_special(**id)));
         let texts = shown.filter_map(|id| match self.added.token(*id) {
-            // Normalized on its way in, so that the decoder can undo it.
+            // Normalized during encoding, so that the decoder can undo it.
             Some(token) => Some(token.normalized.as_ref().unwrap_or(&token.text).clone()),
             None => self.vocabulary.text(*id).map(str::to_owned),
         });
@@ -111,13 +111,13 @@ impl Pipeline {
         self.vocabulary.len().max(self.added.len()).max(self.surroundings.len())
     }
 
-    /// Memory all tables take, about.
+    /// Approximate memory of all tables.
     pub(crate) fn memory_bytes(&self) -> usize {
         self.vocabulary.memory_bytes() + self.added.memory_bytes() + self.model.memory_bytes()
     }
 }
 
-/// Literals as far as they lie in a part of a text, counted from where the part begins.
+/// Literals within a part of a text, relative to its start.
 fn literals_within(literals: &[Range<usize>], part: Range<usize>) -> Vec<Range<usize>> {
     let first = literals.partition_point(|literal| literal.end <= part.start);
     let within = literals[first..].iter().take_while(|literal| literal.start < part.end);

@@ -1,4 +1,4 @@
-//! How a text is cut into words before a model turns them into tokens.
+//! Splits a text into words before a model turns them into tokens.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -13,7 +13,7 @@ pub(crate) const GPT2_WORDS: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+|
 /// Runs of letters and digits, and runs of everything else but spaces.
 const WORDS_AND_SIGNS: &str = r"\w+|[^\w\s]+";
 
-/// The steps of a pre-tokenizer, in their order. Each cuts what the one before left.
+/// The steps of a pre-tokenizer, in order. Each splits the pieces of the one before.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PreTokenizer {
     steps: Vec<Cut>,
@@ -22,35 +22,35 @@ pub(crate) struct PreTokenizer {
 /// A step.
 #[derive(Debug, Clone)]
 pub(crate) enum Cut {
-    /// At the matches of a pattern; `inverted` exchanges matches and the text between.
+    /// Splits at the matches of a pattern; `inverted` swaps matches and the text between.
     Split {
         pattern: Pattern,
         behavior: Behavior,
         inverted: bool,
     },
-    /// A space before texts that begin with none.
+    /// Adds a space before texts that do not start with one.
     PrefixSpace,
-    /// Bytes as printable characters.
+    /// Maps bytes to printable characters.
     Bytes,
-    /// Spaces become another character, which texts get in front as `prepend` says.
+    /// Replaces spaces by another character, which `prepend` adds before texts.
     Spaces { replacement: char, prepend: Prepend },
-    /// Pieces of this many characters.
+    /// Splits into pieces of this many characters.
     FixedLength(usize),
 }
 
-/// Which texts get the character for spaces in front.
+/// Which texts get a leading character for spaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Prepend {
-    /// The one that the whole text begins with.
+    /// Only a text at the start of the whole text.
     First,
     /// None.
     Never,
-    /// Every one between two added tokens.
+    /// Every text between two added tokens.
     Always,
 }
 
-/// A pre-tokenizer as tokenizer.json spells it.
+/// A pre-tokenizer in tokenizer.json's form.
 #[derive(Deserialize)]
 #[serde(tag = "type")]
 enum PreTokenizerText {
@@ -107,7 +107,7 @@ fn five() -> usize {
 }
 
 impl Cut {
-    /// Each match of a pattern is a word, and so is what lies between two.
+    /// Each match of a pattern is a word, and so is the text between two matches.
     pub(crate) fn isolated(pattern: Pattern) -> Cut {
         Cut::Split {
             pattern,
@@ -125,7 +125,7 @@ impl Cut {
         }
     }
 
-    /// How many times as long as its input the output may be.
+    /// Upper bound of the ratio of output to input length.
     fn growth(&self) -> f64 {
         match self {
             Cut::Split { .. } | Cut::FixedLength(_) => 1.0,
@@ -137,7 +137,7 @@ impl Cut {
 }
 
 impl PreTokenizer {
-    /// True if no part of a text is left out.
+    /// True if no text is dropped.
     pub(crate) fn keeps_text(&self) -> bool {
         let removes = |step: &Cut| {
             matches!(
@@ -151,7 +151,7 @@ impl PreTokenizer {
         !self.steps.iter().any(removes)
     }
 
-    /// True if bytes become characters of their own.
+    /// True if bytes become separate characters.
     pub(crate) fn spells_bytes(&self) -> bool {
         self.steps.iter().any(|step| matches!(step, Cut::Bytes))
     }
@@ -173,7 +173,7 @@ impl PreTokenizer {
         Ok(PreTokenizer { steps })
     }
 
-    /// Calls `word` with the words of `text`, from left to right; `at_start` says that the whole text begins with it.
+    /// Calls `word` with the words of `text`, from left to right; `at_start` is true at the start of the whole text.
     pub(crate) fn cut(
         &self,
         text: &str,
@@ -291,7 +291,7 @@ impl PreTokenizerText {
     }
 }
 
-/// ByteLevel: words, then bytes as characters.
+/// ByteLevel: splits into words, then maps bytes to characters.
 fn push_byte_level(steps: &mut Vec<Cut>, add_prefix_space: bool, use_regex: bool) -> Result<(), String> {
     let words = use_regex.then(|| Pattern::expression(GPT2_WORDS).map(Cut::isolated));
     steps.extend(add_prefix_space.then_some(Cut::PrefixSpace));
@@ -309,7 +309,7 @@ fn digits(individual: bool) -> Cut {
     Cut::split(Pattern::Character(char::is_numeric), behavior)
 }
 
-/// The meaning of Metaspace's two settings together; files from before the second was invented have the first alone.
+/// Combines Metaspace's two settings; older files only have the first.
 fn prepend(add_prefix_space: Option<bool>, scheme: Option<Prepend>) -> Result<Prepend, String> {
     match (add_prefix_space, scheme) {
         (Some(false), None | Some(Prepend::Never)) => Ok(Prepend::Never),
@@ -318,7 +318,7 @@ fn prepend(add_prefix_space: Option<bool>, scheme: Option<Prepend>) -> Result<Pr
     }
 }
 
-/// True for ASCII's signs, `$` and `+` among them, and for what Unicode calls punctuation.
+/// True for ASCII's signs, including `$` and `+`, and for Unicode punctuation.
 pub(crate) fn is_punctuation(character: char) -> bool {
     character.is_ascii_punctuation() || character.is_punctuation()
 }

@@ -1,4 +1,4 @@
-//! Protocol Buffers as they lie in a file: fields by number, nothing copied and nothing trusted.
+//! Reads Protocol Buffers: fields by number, without copies, from untrusted input.
 
 /// A message whose fields are read one by one.
 #[derive(Debug, Clone)]
@@ -6,7 +6,7 @@ pub(crate) struct Message<'a> {
     rest: &'a [u8],
 }
 
-/// The value of a field, by the four ways of writing one.
+/// The value of a field, in its four encodings.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum FieldValue<'a> {
     Number(u64),
@@ -35,7 +35,7 @@ impl<'a> Message<'a> {
         Ok((tag >> 3, value))
     }
 
-    /// A number of up to 64 bits, seven of them a byte.
+    /// A number of up to 64 bits, in groups of seven bits per byte.
     fn number(&mut self) -> Result<u64, String> {
         let mut number = 0;
         for place in 0..10 {

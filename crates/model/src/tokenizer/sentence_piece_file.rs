@@ -1,4 +1,4 @@
-//! tokenizer.model, a model of SentencePiece, read and checked.
+//! Reads and checks tokenizer.model, a SentencePiece model.
 
 use super::charsmap::CharacterMap;
 use super::folder::{Source, SourceError};
@@ -6,7 +6,7 @@ use super::protobuf::Message;
 use super::sentence_pieces::{Algorithm, BYTE, CONTROL, NORMAL, SentencePieces};
 use super::settings::TokenizerSettings;
 
-/// Numbers of the fields that are read.
+/// Numbers of the used fields.
 mod field {
     pub(super) const PIECE: u64 = 1;
     pub(super) const TRAINER: u64 = 2;
@@ -31,12 +31,12 @@ mod field {
     }
 }
 
-/// Most pieces: several times those of the largest known model.
+/// Most pieces: several times the largest known model's.
 const MOST_PIECES: usize = 1 << 22;
 const UNIGRAM: u64 = 1;
 const BYTE_PAIRS: u64 = 2;
 
-/// The parts of a model that decide how it reads texts.
+/// The parts of a model that affect how it reads texts.
 struct Read<'a> {
     pieces: SentencePieces<'a>,
     algorithm: u64,
@@ -76,7 +76,7 @@ pub(super) fn read(bytes: &[u8], settings: &TokenizerSettings) -> Result<Source,
 /// Texts, kinds and scores.
 type Pieces = (Vec<String>, Vec<u8>, Vec<f32>);
 
-/// The pieces of a tokenizer.model that merges by score; `None` for another.
+/// The pieces of a tokenizer.model that merges by score; `None` for other kinds.
 pub(super) fn pieces(bytes: &[u8]) -> Result<Option<Pieces>, String> {
     let read = parse(bytes)?;
     let SentencePieces {
@@ -124,7 +124,7 @@ fn parse(bytes: &[u8]) -> Result<Read<'_>, String> {
     if read.pieces.texts.is_empty() {
         return Err("it holds no pieces".into());
     }
-    // They stand behind the pieces: a file without them was cut off.
+    // They follow the pieces: a file without them is truncated.
     if !(read.has_trainer && read.has_normalizer) {
         return Err("it ends before its settings".into());
     }

@@ -1,4 +1,4 @@
-//! Vocabularies of SentencePiece, wherever a file holds them: as a pipeline.
+//! Turns SentencePiece vocabularies from any file into a pipeline.
 
 use super::added::{AddedToken, AddedTokens};
 use super::byte_pairs::{BytePairs, Unknown};
@@ -15,7 +15,7 @@ use super::surroundings::Surroundings;
 use super::unigram::Unigram;
 use super::vocabulary::Vocabulary;
 
-/// The purposes of pieces, as SentencePiece and GGUF number them.
+/// The types of pieces, with the numbers of SentencePiece and GGUF.
 pub(crate) const NORMAL: u8 = 1;
 pub(crate) const UNKNOWN: u8 = 2;
 pub(crate) const CONTROL: u8 = 3;
@@ -23,7 +23,7 @@ pub(crate) const USER_DEFINED: u8 = 4;
 pub(crate) const UNUSED: u8 = 5;
 pub(crate) const BYTE: u8 = 6;
 
-/// A vocabulary and what belongs to it. Lists hold a value for each id.
+/// A vocabulary with its settings. Lists have one value per id.
 pub(crate) struct SentencePieces<'a> {
     pub(crate) texts: Vec<&'a str>,
     pub(crate) scores: Vec<f32>,
@@ -34,22 +34,22 @@ pub(crate) struct SentencePieces<'a> {
     pub(crate) space_at_end: bool,
     pub(crate) removes_extra_spaces: bool,
     pub(crate) escapes_spaces: bool,
-    /// Unknown characters are spelt by tokens of bytes, where the vocabulary has them.
+    /// True if tokens of bytes spell unknown characters, if the vocabulary has them.
     pub(crate) spells_bytes: bool,
 }
 
-/// How a text becomes pieces.
+/// The algorithm from text to pieces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Algorithm {
-    /// Byte-pair encoding by scores, equal ones from the left as SentencePiece merges them.
+    /// Byte-pair encoding by scores; equal scores merge from the left, as in SentencePiece.
     Merging,
-    /// The same, equal ones in the order in which `transformers` lists them.
+    /// Byte-pair encoding by scores; equal scores merge in the order in which `transformers` lists them.
     ListedMerging,
     Unigram,
 }
 
 impl SentencePieces<'_> {
-    /// The pipeline; `added` takes the place of what the vocabulary says of its own tokens that are not of the common kind.
+    /// The pipeline; `added` replaces the vocabulary's own tokens of special types.
     pub(crate) fn pipeline(
         self,
         added: impl FnOnce(Vec<AddedToken>) -> Vec<AddedToken>,
@@ -68,7 +68,7 @@ impl SentencePieces<'_> {
         })
     }
 
-    /// Control tokens are found in a text as it is written, symbols of users in the normalized one.
+    /// Control tokens are matched in the original text, user symbols in the normalized one.
     fn added_tokens(&self) -> Vec<AddedToken> {
         let tokens = self.texts.iter().zip(&self.kinds).enumerate();
         let added = tokens.filter(|(_, (_, kind))| matches!(**kind, UNKNOWN | CONTROL | USER_DEFINED));

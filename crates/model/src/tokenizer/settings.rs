@@ -13,7 +13,7 @@ const CONFIG_FILE: &str = "tokenizer_config.json";
 const ADDED_TOKENS_FILE: &str = "added_tokens.json";
 const ADDED_TOKENS: &str = "added_tokens_decoder";
 
-/// Tokenizer classes whose `add_bos_token: true` holds even where tokenizer.json adds no BOS by itself.
+/// Tokenizer classes whose `add_bos_token: true` applies even if tokenizer.json adds no BOS.
 const CLASSES_WITH_BOS_RULE: &[&str] = &[
     "LlamaTokenizer",
     "LlamaTokenizerFast",
@@ -34,14 +34,14 @@ pub(crate) struct TokenizerSettings {
     pub(crate) special_tokens: Vec<(String, String)>,
     /// Names and texts of the chat templates.
     pub(crate) chat_templates: Vec<(String, String)>,
-    /// Texts begin with BOS and end with EOS, for files that do not say so themselves.
+    /// True if texts begin with BOS and end with EOS, for files without their own rule.
     adds_bos: bool,
     adds_eos: bool,
     added_tokens: Vec<AddedToken>,
 }
 
 impl TokenizerSettings {
-    /// Reads tokenizer_config.json; a directory without one has no settings.
+    /// Reads tokenizer_config.json; a directory without one has default settings.
     pub(crate) fn from_directory(directory: &Path) -> Result<TokenizerSettings, ModelError> {
         let path = directory.join(CONFIG_FILE);
         let value = read_json(&path)?.unwrap_or_else(|| serde_json::json!({}));
@@ -82,7 +82,7 @@ impl TokenizerSettings {
 }
 
 impl TokenizerSettings {
-    /// The id of the token of that role, where it is one of the added tokens or of `texts`.
+    /// The id of the token with this role, if it is an added token or in `texts`.
     pub(super) fn token_id(&self, texts: &[&str], role: &str) -> Option<u32> {
         let (_, text) = self.special_tokens.iter().find(|(name, _)| name == role)?;
         let added = self.added_tokens.iter().find(|token| token.text == *text);
@@ -96,13 +96,13 @@ impl TokenizerSettings {
         Surroundings::new(wanted(self.adds_bos, bos), wanted(self.adds_eos, eos))
     }
 
-    /// The tokens of a file's own and those that the settings add. Of two with one id, that of the settings counts.
+    /// The file's own tokens and those that the settings add. Of two with the same id, the settings' token wins.
     pub(super) fn with_added_tokens(&self, mut own: Vec<AddedToken>) -> Vec<AddedToken> {
         let by_id: HashMap<u32, usize> = own.iter().enumerate().map(|(place, token)| (token.id, place)).collect();
         for added in self.added_tokens.iter().cloned() {
             match by_id.get(&added.id) {
                 Some(place) => {
-                    // The file decides in which text a symbol is looked for.
+                    // The file decides in which text a symbol is matched.
                     let normalized = own[*place].normalized.take().filter(|text| *text == added.text);
                     own[*place] = AddedToken { normalized, ..added };
                 }
@@ -113,7 +113,7 @@ impl TokenizerSettings {
     }
 }
 
-/// The tokens of `added_tokens_decoder`, or those of added_tokens.json, which older models have.
+/// The tokens of `added_tokens_decoder`, or of added_tokens.json in older models.
 fn added_tokens(directory: &Path, fields: &Fields) -> Result<Vec<AddedToken>, ModelError> {
     let token = |id: u32, text: String, flag: &dyn Fn(&str) -> bool| AddedToken {
         single_word: flag("single_word"),
@@ -163,7 +163,7 @@ fn special_token(fields: &Fields, name: &str) -> Result<Option<String>, ModelErr
     }
 }
 
-/// A template given as text, which is the default, or a list of templates with names.
+/// A template as text, which is the default, or a list of named templates.
 fn chat_templates(fields: &Fields) -> Result<Vec<(String, String)>, ModelError> {
     let Some(serde_json::Value::Array(templates)) = fields.get("chat_template") else {
         let text = fields.text("chat_template")?;

@@ -1,4 +1,4 @@
-//! The tokens of a folder's tokenizer as lists, for files that store them so.
+//! The tokens of a folder's tokenizer as lists, for files that store lists.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -13,29 +13,29 @@ use super::{
 use crate::ModelError;
 use crate::fields::{read_json, read_text_file};
 
-/// The score of a piece that no merge makes.
+/// The score of a piece that merges do not produce.
 const NEVER_MERGED: f32 = -1e9;
 
-/// Tokens by id, and how texts become tokens.
+/// Tokens by id, and the algorithm from text to tokens.
 pub(crate) struct StoredTokens {
     pub(crate) texts: Vec<String>,
     pub(crate) kinds: Vec<u8>,
     pub(crate) model: StoredModel,
 }
 
-/// How words become tokens.
+/// The algorithm from words to tokens.
 pub(crate) enum StoredModel {
     /// Pieces of characters, merged by score.
     Pieces(Vec<f32>),
-    /// Characters that stand for bytes, merged in this order.
+    /// Characters that represent bytes, merged in this order.
     Bytes(Vec<String>),
 }
 
 impl StoredTokens {
-    /// Reads tokenizer.model, or else tokenizer.json, with `count` ids at least; `None` where the folder has neither.
+    /// Reads tokenizer.model, or else tokenizer.json, with at least `count` ids; `None` if the folder has neither.
     ///
     /// # Errors
-    /// [`ModelError`] for a tokenizer that is damaged, or of a kind that the lists cannot hold.
+    /// [`ModelError`] for a damaged tokenizer, or a kind that lists cannot represent.
     pub(crate) fn read(
         directory: &Path,
         settings: &TokenizerSettings,
@@ -80,10 +80,10 @@ impl StoredTokens {
         Ok(Some(tokens))
     }
 
-    /// Adds a token that is found in a text before it is cut.
+    /// Adds a token that is matched before a text is split.
     fn add(&mut self, id: u32, text: &str, is_special: bool) {
         let id = id as usize;
-        // Ids far behind the others would ask for memory that no vocabulary needs.
+        // Ids far beyond the others would allocate memory that no vocabulary needs.
         if id > self.texts.len() + (1 << 16) {
             return;
         }
@@ -172,7 +172,7 @@ fn kind_of(text: Option<&str>, unknown: Option<&str>, is_pieces: bool) -> u8 {
     }
 }
 
-/// Scores with which pieces are merged in the order of the merges: the first is the highest.
+/// Scores that give the order of the merges: the first has the highest.
 fn scores(texts: &[String], merges: &[String]) -> Vec<f32> {
     let mut ranks = HashMap::new();
     for (rank, merge) in merges.iter().enumerate() {

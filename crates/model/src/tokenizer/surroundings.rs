@@ -1,11 +1,11 @@
-//! Tokens that a tokenizer puts around a text.
+//! Tokens that a tokenizer adds around a text.
 
 use std::collections::HashMap;
 
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Tokens before, between and behind a text.
+/// Tokens before, between and after a text.
 #[derive(Debug, Clone)]
 pub(crate) struct Surroundings {
     parts: Vec<Surrounding>,
@@ -17,7 +17,7 @@ enum Surrounding {
     Text,
 }
 
-/// A post-processor as tokenizer.json spells it.
+/// A post-processor in tokenizer.json's form.
 #[derive(Deserialize)]
 #[serde(tag = "type")]
 enum PostProcessorText {
@@ -63,7 +63,7 @@ impl Default for Surroundings {
 }
 
 impl Surroundings {
-    /// These tokens before and behind a text.
+    /// These tokens before and after a text.
     pub(crate) fn new(before: Vec<u32>, behind: Vec<u32>) -> Surroundings {
         let parts = [
             Surrounding::Tokens(before),
@@ -83,7 +83,7 @@ impl Surroundings {
         Ok(text.parts()?.unwrap_or_default())
     }
 
-    /// The tokens of a text with what is around them; without `add_special`, the text alone.
+    /// The tokens of a text with the surrounding ones; without `add_special`, only the text.
     pub(crate) fn around(&self, text: Vec<u32>, add_special: bool) -> Vec<u32> {
         if let [Surrounding::Text] | [_, Surrounding::Text, _] = self.parts.as_slice()
             && !add_special
@@ -109,7 +109,7 @@ impl Surroundings {
 }
 
 impl PostProcessorText {
-    /// `None` for those that only concern where tokens lie in the text.
+    /// `None` for post-processors that only affect token offsets.
     fn parts(self) -> Result<Option<Surroundings>, String> {
         match self {
             PostProcessorText::ByteLevel => Ok(None),

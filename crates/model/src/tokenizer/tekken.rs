@@ -1,4 +1,4 @@
-//! tekken.json, Mistral's own form of a tokenizer: tokens as bytes, merged by their ranks.
+//! Reads tekken.json, Mistral's own tokenizer format: tokens as bytes, merged by rank.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -27,7 +27,7 @@ const EOS: &str = "</s>";
 /// Most special tokens; known files have a thousand.
 const MOST_SPECIAL: usize = 1 << 12;
 
-/// The special tokens of files that list none, in the order of their ids.
+/// The special tokens of files without a list, by id.
 const OLDER_SPECIAL: [&str; 20] = [
     "<unk>",
     BOS,
@@ -51,7 +51,7 @@ const OLDER_SPECIAL: [&str; 20] = [
     "[TOOL_CONTENT]",
 ];
 
-/// The contents of tekken.json that concern texts.
+/// The contents of tekken.json for text.
 #[derive(Deserialize)]
 struct File<'a> {
     config: Config,
@@ -143,7 +143,7 @@ pub(super) fn read(bytes: &[u8], settings: &TokenizerSettings) -> Result<Source,
     Ok(Source { pipeline, bos, eos })
 }
 
-/// The tokens by rank, bytes as characters.
+/// The tokens by rank, with bytes as characters.
 fn texts(vocabulary: &[RankedText<'_>]) -> Result<Vec<String>, String> {
     let mut seen = HashSet::with_capacity(vocabulary.len());
     let text = |(rank, token): (usize, &RankedText<'_>)| {
@@ -172,7 +172,7 @@ fn texts(vocabulary: &[RankedText<'_>]) -> Result<Vec<String>, String> {
     }
 }
 
-/// The special tokens, whose ids come before all others; ids without a token get a text of their own.
+/// The special tokens, whose ids precede all others; ids without a token get a generated text.
 fn added_tokens(listed: Option<Vec<SpecialText>>, count: usize) -> Result<Vec<AddedToken>, String> {
     let older = OLDER_SPECIAL.iter().enumerate().map(|(rank, text)| SpecialText {
         rank,

@@ -1,34 +1,34 @@
-//! Unigram language models: a text is cut where the sum of its pieces' scores is largest.
+//! Unigram language models: a text is split to maximise the sum of its pieces' scores.
 
 use super::byte_pairs::bytes_of;
 use super::vocabulary::Vocabulary;
 use super::watch::Watch;
 
-/// How much less than the least score an unknown character scores.
+/// Difference between the lowest score and an unknown character's.
 const UNKNOWN_PENALTY: f64 = 10.0;
 
 /// A unigram model without its vocabulary.
 #[derive(Debug, Clone)]
 pub(crate) struct Unigram {
-    /// Score of each token; NaN for those that no text is cut into.
+    /// Score of each token; NaN for tokens that splitting never uses.
     scores: Vec<f64>,
     least_score: f64,
-    /// Sums are rounded to 32 bits, as SentencePiece adds them.
+    /// True if sums are rounded to 32 bits, as in SentencePiece.
     in_32_bits: bool,
     unknown: Option<u32>,
-    /// Tokens of the 256 bytes, by which unknown text is spelt.
+    /// Tokens of the 256 bytes, which spell unknown text.
     byte_tokens: Vec<Option<u32>>,
-    /// Ids of the tokens that texts lead to, in the order of the texts.
+    /// Ids of the usable tokens, in the order of their texts.
     sorted: Vec<u32>,
-    /// The first place in `sorted` of the tokens that begin with each byte.
+    /// For each byte, the first index in `sorted` of the tokens that begin with it.
     starts: Vec<usize>,
 }
 
-/// The best cut of a text up to some byte.
+/// The best split of a text up to some byte.
 #[derive(Clone, Copy)]
 struct Best {
     score: f64,
-    /// The byte at which its last piece begins.
+    /// The first byte of its last piece.
     start: Option<usize>,
     token: u32,
 }
@@ -50,7 +50,7 @@ impl Unigram {
         Ok(Unigram::build(scores, unknown, byte_tokens, vocabulary))
     }
 
-    /// A model of a SentencePiece vocabulary. Its texts are cut into no token whose score is NaN.
+    /// A model of a SentencePiece vocabulary. Tokens with NaN scores are not used.
     pub(crate) fn of_pieces(
         scores: &[f32],
         unknown: Option<u32>,
@@ -118,7 +118,7 @@ impl Unigram {
         {
             let unknown = Some(token) == self.unknown;
             match pieces.last_mut() {
-                // Neighbouring unknown characters are one piece.
+                // Adjacent unknown characters form one piece.
                 Some(piece) if unknown && unknown_before => piece.0 = start,
                 _ => pieces.push((start, end)),
             }
@@ -147,7 +147,7 @@ impl Unigram {
         self.unknown.ok_or_else(|| missing.to_owned())
     }
 
-    /// The best cut up to each byte of the text.
+    /// The best split up to each byte of the text.
     fn best_cuts(
         &self,
         text: &str,
@@ -187,7 +187,7 @@ impl Unigram {
         Ok(best)
     }
 
-    /// Calls `found` with the length and the id of every token that `text` begins with, by rising length.
+    /// Calls `found` with the length and the id of every token that is a prefix of `text`, by ascending length.
     fn for_each_prefix(&self, text: &str, vocabulary: &Vocabulary, mut found: impl FnMut(usize, u32)) {
         let bytes = text.as_bytes();
         let token_bytes = |id: u32| vocabulary.text(id).unwrap_or_default().as_bytes();
@@ -199,7 +199,7 @@ impl Unigram {
                 found(length, least);
                 range = &range[1..];
             }
-            // Every token left is longer and begins with the first `length` bytes.
+            // Every remaining token is longer and starts with the first `length` bytes.
             let Some(&next) = bytes.get(length) else { return };
             let from = range.partition_point(|id| token_bytes(*id)[length] < next);
             let to = range.partition_point(|id| token_bytes(*id)[length] <= next);
@@ -207,7 +207,7 @@ impl Unigram {
         }
     }
 
-    /// Memory the tables take.
+    /// Memory of the tables.
     pub(crate) fn memory_bytes(&self) -> usize {
         size_of_val(self.scores.as_slice()) + size_of_val(self.sorted.as_slice())
     }

@@ -1,4 +1,4 @@
-//! The tokens of a vocabulary in compact tables: texts by id, ids by text.
+//! Compact tables of a vocabulary's tokens: texts by id, ids by text.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -7,27 +7,27 @@ use twox_hash::XxHash3_64;
 /// Marks an id without a token, and an empty slot.
 const VACANT: u32 = u32::MAX;
 
-/// Ids beyond this many times the tokens, plus [`SPARE_IDS`], are refused: a table by id would be larger than the file
-/// accounts for.
+/// Ids beyond this many times the number of tokens, plus [`SPARE_IDS`], are refused: a table by id would be out of
+/// proportion to the file.
 const LARGEST_SPREAD: usize = 4;
 const SPARE_IDS: usize = 1 << 16;
 
 /// The tokens of a vocabulary.
 #[derive(Debug, Clone)]
 pub(crate) struct Vocabulary {
-    /// The texts of all tokens, one after another.
+    /// The texts of all tokens, concatenated.
     texts: String,
     /// Start and end of each id's text in `texts`.
     spans: Vec<(u32, u32)>,
-    /// Open-addressing hash table, a power of two long: the upper half of a text's hash, and its id.
+    /// Open-addressing hash table with a power-of-two length: the upper half of a text's hash, and its id.
     slots: Vec<(u32, u32)>,
-    /// Hash seed, different in every run, so that a file cannot be made to collide.
+    /// Hash seed, different in every run, so that a file cannot provoke collisions.
     seed: u64,
 }
 
 impl Vocabulary {
-    /// A vocabulary of these ids and texts. Of two tokens with one text, the later one is found by it; two texts with one id
-    /// are refused.
+    /// A vocabulary of these ids and texts. If two tokens have the same text, the later one is found; two texts with
+    /// the same id are refused.
     pub(crate) fn new<'a>(entries: impl Iterator<Item = (u32, &'a str)> + Clone) -> Result<Vocabulary, String> {
         let (mut tokens, mut bytes, mut ids) = (0, 0, 0);
         for (id, text) in entries.clone() {
@@ -74,7 +74,7 @@ impl Vocabulary {
         Ok(())
     }
 
-    /// The slot that holds `text`, or the empty one where it belongs, with the upper half of its hash.
+    /// The slot of `text`, or the empty slot for it, with the upper half of its hash.
     fn slot_of(&self, text: &str) -> (usize, u32) {
         let hash = XxHash3_64::oneshot_with_seed(self.seed, text.as_bytes());
         let tag = (hash >> 32) as u32;
@@ -122,7 +122,7 @@ impl Vocabulary {
         (0..=255).map(|byte: u8| self.id(&format!("<0x{byte:02X}>"))).collect()
     }
 
-    /// Memory the tables take.
+    /// Memory of the tables.
     pub(crate) fn memory_bytes(&self) -> usize {
         self.texts.capacity() + size_of_val(self.spans.as_slice()) + size_of_val(self.slots.as_slice())
     }

@@ -1,14 +1,14 @@
-//! Asks the caller now and then whether to go on with a text.
+//! Regularly asks the caller whether to continue with a text.
 
 use std::ops::ControlFlow;
 
-/// Steps of work between two questions, each about a byte of text: some milliseconds.
+/// Steps of work between two questions, about one per byte of text: some milliseconds.
 const STEPS: usize = 1 << 15;
 
-/// Is given the tokens that are certain so far, and says whether to go on.
+/// Receives the number of tokens certain so far, and decides whether to continue.
 pub(crate) type Poll<'p> = dyn FnMut(usize) -> ControlFlow<()> + 'p;
 
-/// Work that its caller may stop.
+/// Work that the caller may stop.
 pub(crate) struct Watch<'p> {
     poll: &'p mut Poll<'p>,
     /// Steps until the next question.
@@ -20,10 +20,10 @@ impl<'p> Watch<'p> {
         Self { poll, left: STEPS }
     }
 
-    /// Takes so many steps; `tokens` are certain.
+    /// Counts `steps` steps; `tokens` are certain.
     ///
     /// # Errors
-    /// True once the caller wants no more.
+    /// `true` if the caller stopped the work.
     #[inline]
     pub(crate) fn step(&mut self, steps: usize, tokens: usize) -> Result<(), String> {
         match self.left.checked_sub(steps) {

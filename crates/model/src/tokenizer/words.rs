@@ -1,13 +1,13 @@
-//! Vocabularies of whole words, and of words cut from the left into the longest pieces.
+//! Vocabularies of whole words, and of words split from the left into the longest pieces.
 
 use super::byte_pairs::Unknown;
 use super::vocabulary::Vocabulary;
 
-/// WordPiece: the longest token that begins a word, then the longest that goes on with it.
+/// WordPiece: the longest token at the start of a word, then the longest that continues it.
 #[derive(Debug, Clone)]
 pub(crate) struct WordPieces {
     pub(crate) unknown: Unknown,
-    /// Stands before every piece of a word but the first.
+    /// Prefix of every piece of a word except the first.
     pub(crate) continuing_prefix: String,
     /// Words of more characters are unknown.
     pub(crate) longest_word: usize,

@@ -22,24 +22,24 @@ use crate::adapters::{Adapter, LowRankWeights};
 use crate::blocks::ExpertStreams;
 use crate::inputs::InputSums;
 
-/// The tensors of a model by name. Data is mapped only when a tensor is taken, and each tensor is taken once: loading refuses a model
-/// of which tensors are left over.
+/// The tensors of a model by name. Data is mapped when a tensor is taken. Each tensor must be taken exactly once:
+/// loading refuses a model with unused tensors.
 #[derive(Default)]
 pub struct Checkpoint {
     files: Vec<WeightFile>,
     tensors: BTreeMap<String, Location>,
     taken: BTreeSet<String>,
-    /// Tensors of zeros that a family need not take.
+    /// Tensors of zeros that a family may leave unused.
     zeros: BTreeSet<String>,
-    /// Matrices that are stored as `[columns, rows]`.
+    /// Matrices stored as `[columns, rows]`.
     pub(super) turned: BTreeSet<String>,
     pub(super) activations: Activations,
-    /// Names in GGUF of the weights whose inputs are summed, by their names here; `None` where no inputs are.
+    /// Names in GGUF of the weights whose inputs are summed, by their names here; `None` without summing.
     observed: Option<BTreeMap<String, String>>,
     sums: Vec<Arc<InputSums>>,
-    /// Adapters whose parts go beside the matrices.
+    /// Adapters to apply beside the matrices.
     adapters: Vec<Adapter>,
-    /// Experts that are read while the model runs.
+    /// Experts that are loaded on demand.
     streams: Option<ExpertStreams>,
 }
 
@@ -55,17 +55,17 @@ struct Location {
     row_order: RowOrder,
     /// A scale of the whole tensor.
     factor: f32,
-    /// The tensor is made of others of the files.
+    /// Set if the tensor is computed from others in the files.
     recipe: Option<Box<Recipe>>,
 }
 
-/// A tensor of weights that a file holds as they are computed with.
+/// A tensor of weights that a file stores in a computable form.
 pub(crate) struct PlainTensor<'a> {
     pub(crate) format: WeightFormat,
     pub(crate) shape: &'a [usize],
     /// Number of the file.
     pub(crate) file: usize,
-    /// The place of its bytes in the file.
+    /// Offset of its bytes in the file.
     pub(crate) offset: u64,
     /// A scale of the whole tensor.
     pub(crate) factor: f32,
@@ -80,7 +80,7 @@ pub(super) struct Taken<'a> {
 }
 
 impl Taken<'_> {
-    /// A matrix `[rows, columns]` of some of its rows, with the tensor's factor and its order of inputs.
+    /// A matrix `[rows, columns]` of some of its rows, with the tensor's factor and input order.
     pub(super) fn pack(
         &self,
         activations: Activations,
@@ -97,7 +97,7 @@ impl Taken<'_> {
 }
 
 impl Checkpoint {
-    /// Adds a file whose tensors are known: name in the model, place in the file, order of rows.
+    /// Adds a file with known tensors: name in the model, location in the file, order of rows.
     pub(crate) fn add_file(
         &mut self,
         path: PathBuf,
@@ -126,19 +126,19 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Gives every tensor the name that `rename` makes of its own.
+    /// Renames every tensor with `rename`.
     pub(crate) fn rename(&mut self, rename: impl Fn(&str) -> String) {
         let tensors = std::mem::take(&mut self.tensors);
         self.tensors = tensors.into_iter().map(|(name, at)| (rename(&name), at)).collect();
         self.zeros = self.zeros.iter().map(|name| rename(name)).collect();
     }
 
-    /// Says that rotated pairs of a tensor stand side by side in the first rows of each head, unless its file said so.
+    /// Marks rotated pairs of a tensor as adjacent in the first rows of each head, unless its file already did.
     pub(crate) fn interleave(&mut self, name: &str, heads: usize, rotated: usize) {
         self.interleave_from(name, heads, 0, rotated);
     }
 
-    /// As [`interleave`](Self::interleave), in the rows of each head from its row `first` on.
+    /// As [`interleave`](Self::interleave), for the rows of each head from its row `first` on.
     pub(crate) fn interleave_from(&mut self, name: &str, heads: usize, first: usize, rotated: usize) {
         if let Some(location) = self.tensors.get_mut(name)
             && location.row_order == RowOrder::Plain
@@ -147,7 +147,7 @@ impl Checkpoint {
         }
     }
 
-    /// Says that a matrix is stored as `[columns, rows]`.
+    /// Marks a matrix as stored in the form `[columns, rows]`.
     pub(crate) fn turn(&mut self, name: &str) {
         self.turned.insert(name.to_owned());
     }
@@ -168,7 +168,7 @@ impl Checkpoint {
         file.bytes(&map, &part.stored).map(<[u8]>::to_vec)
     }
 
-    /// True if two tensors are there and hold the same bytes.
+    /// True if both tensors exist and have the same bytes.
     pub(crate) fn are_equal(&self, names: [&str; 2]) -> Result<bool, ModelError> {
         let [Some(first), Some(second)] = names.map(|name| self.tensors.get(name)) else {
             return Ok(false);
@@ -184,7 +184,7 @@ impl Checkpoint {
         Ok(files[0].bytes(&maps[0], &first.stored)? == files[1].bytes(&maps[1], &second.stored)?)
     }
 
-    /// Puts `name`, which `recipe` makes, in the place of the tensors `used`.
+    /// Replaces the tensors `used` by `name`, which `recipe` computes.
     pub(crate) fn bind(&mut self, name: String, used: &[String], recipe: Recipe) -> Result<(), ModelError> {
         let path = &self.files[recipe.parts.codes.file].path;
         let Some(bytes) = recipe.bytes() else {
@@ -222,7 +222,8 @@ impl Checkpoint {
         }
     }
 
-    /// Takes the tensors `X.scale` of one number as factors of their `X.weight`, as llama.cpp stores them. True if there are some.
+    /// Uses the tensors `X.scale` of one number as factors of `X.weight`, as llama.cpp stores them. True if there are
+    /// some.
     pub(crate) fn bind_factors(&mut self) -> Result<bool, ModelError> {
         let mut factors = Vec::new();
         for (name, location) in &self.tensors {
@@ -243,17 +244,17 @@ impl Checkpoint {
                 location.factor = factor;
             }
         }
-        // Activations are not rounded by scales of their own.
+        // Scales of activations are not used.
         self.forget(|name| !factors.is_empty() && name.ends_with(".input_scale"));
         Ok(!factors.is_empty())
     }
 
-    /// Takes the tensors out of which nothing is made.
+    /// Drops tensors that are not needed.
     pub(crate) fn forget(&mut self, is_unused: impl Fn(&str) -> bool) {
         self.tensors.retain(|name, _| !is_unused(name));
     }
 
-    /// Lets a tensor be left over if it holds zeros alone.
+    /// Allows a tensor to stay unused if all its values are zero.
     pub(crate) fn forgive_zeros(&mut self, name: &str) -> Result<(), ModelError> {
         if let Some(part) = self.part(name)
             && self.small_bytes(&part)?.iter().all(|byte| *byte == 0)
@@ -263,7 +264,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Puts adapters beside the matrices that are taken from here on.
+    /// Adds adapters beside the matrices taken from now on.
     pub(crate) fn set_adapters(&mut self, adapters: Vec<Adapter>) {
         self.adapters = adapters;
     }
@@ -273,7 +274,7 @@ impl Checkpoint {
         &self.adapters
     }
 
-    /// Takes the parts that adapters have for the matrix `{name}.weight`.
+    /// Takes the adapters' parts for the matrix `{name}.weight`.
     pub(crate) fn low_rank(&mut self, name: &str) -> Result<Vec<LowRankWeights>, ModelError> {
         let order = self
             .tensors
@@ -286,7 +287,7 @@ impl Checkpoint {
         Ok(parts)
     }
 
-    /// How the matrices that are taken from here on multiply.
+    /// Sets the activations of the matrices taken from now on.
     pub(crate) fn set_activations(&mut self, activations: Activations) {
         self.activations = activations;
     }
@@ -296,7 +297,7 @@ impl Checkpoint {
         self.observed = Some(names);
     }
 
-    /// The sums for the inputs of a linear layer, where they are asked for.
+    /// The sums for the inputs of a linear layer, if requested.
     pub(crate) fn input_sums(&mut self, name: &str, inputs: usize) -> Option<Arc<InputSums>> {
         let stored = self.observed.as_ref()?.get(name)?;
         let sums = InputSums::new(stored.clone(), inputs);
@@ -321,7 +322,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// The file that holds a tensor.
+    /// The file of a tensor.
     pub(crate) fn file_of(&self, name: &str) -> Option<&Path> {
         let location = self.tensors.get(name)?;
         Some(&self.files[location.file].path)
@@ -332,7 +333,7 @@ impl Checkpoint {
         Some(&self.tensors.get(name)?.stored.info)
     }
 
-    /// A tensor that no recipe makes and whose rows stand in order; `None` for any other.
+    /// A tensor without a recipe and with plain row order; `None` for any other.
     pub(crate) fn plain(&self, name: &str) -> Option<PlainTensor<'_>> {
         let location = self.tensors.get(name)?;
         let TensorType::Weights(format) = location.stored.info.element_type else {
@@ -348,22 +349,22 @@ impl Checkpoint {
         })
     }
 
-    /// Lets the experts of layers be read from the files while the model runs.
+    /// Enables loading the experts of layers on demand.
     pub(crate) fn set_streams(&mut self, streams: ExpertStreams) {
         self.streams = Some(streams);
     }
 
-    /// The experts that are read while the model runs, if there are some.
+    /// The experts that are loaded on demand, if there are some.
     pub(crate) fn streams(&self) -> Option<&ExpertStreams> {
         self.streams.as_ref()
     }
 
-    /// Takes tensors whose data is read while the model runs.
+    /// Takes tensors whose data is loaded on demand.
     pub(crate) fn take_unread(&mut self, names: impl IntoIterator<Item = String>) {
         self.taken.extend(names);
     }
 
-    /// How matrices that are taken multiply.
+    /// The activations of taken matrices.
     pub(crate) fn activations(&self) -> Activations {
         self.activations
     }
@@ -400,7 +401,7 @@ impl Checkpoint {
         self.tensors.keys()
     }
 
-    /// Tensors no architecture asked for.
+    /// Tensors that no architecture used.
     pub(crate) fn untaken(&self) -> Vec<String> {
         self.tensors
             .keys()
@@ -409,7 +410,7 @@ impl Checkpoint {
             .collect()
     }
 
-    /// Name and shape checked; the data is not touched.
+    /// Checks name and shape without reading data.
     pub(crate) fn check(&self, name: &str, shape: &[usize]) -> Result<&TensorInfo, ModelError> {
         let Some(location) = self.tensors.get(name) else {
             return Err(ModelError::MissingTensor {
@@ -427,7 +428,7 @@ impl Checkpoint {
         Ok(info)
     }
 
-    /// The rows of a tensor of weights, in the order of its file, to be read a few at a time. The tensor is not taken.
+    /// The rows of a weight tensor, in the file's order, to be read a few at a time. The tensor is not taken.
     pub(crate) fn rows(&self, name: &str) -> Result<TensorRows, ModelError> {
         let Some(location) = self.tensors.get(name) else {
             return Err(ModelError::MissingTensor {
@@ -482,12 +483,12 @@ impl Checkpoint {
         })
     }
 
-    /// The files that hold tensors.
+    /// The files with tensors.
     pub(crate) fn paths(&self) -> impl Iterator<Item = &Path> {
         self.files.iter().map(|file| file.path.as_path())
     }
 
-    /// Lets go of the pages read for a tensor; else the whole file would stand in memory beside the packed weights.
+    /// Releases a tensor's file pages; otherwise the whole file would be in memory beside the packed weights.
     pub(super) fn unmap(&mut self, name: &str) {
         if let Some(location) = self.tensors.get(name) {
             self.files[location.file].map = None;
@@ -543,7 +544,7 @@ impl Checkpoint {
 }
 
 impl WeightFile {
-    /// The bytes of a tensor, of a file that is mapped first where it is not.
+    /// The bytes of a tensor; maps its file if necessary.
     fn mapped(&mut self, stored: &StoredTensor) -> Result<&[u8], ModelError> {
         if self.map.is_none() {
             self.map = Some(map_file(&self.file).map_err(|source| self.unread(source))?);

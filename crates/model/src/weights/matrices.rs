@@ -1,4 +1,4 @@
-//! Tensors taken as values in f32 or as packed matrices.
+//! Takes tensors as f32 values or as packed matrices.
 
 use std::borrow::Cow;
 
@@ -27,7 +27,7 @@ impl Checkpoint {
         })
     }
 
-    /// The values of a matrix `[rows, columns]` as f32; it may be quantised.
+    /// The values of a matrix `[rows, columns]` as f32, from any format.
     pub(crate) fn unpacked(&mut self, name: &str, shape: [usize; 2]) -> Result<Vec<f32>, ModelError> {
         let format = match self.info(name).map(|info| &info.element_type) {
             Some(TensorType::Weights(format)) if format.block_weights() > 1 => *format,
@@ -48,7 +48,7 @@ impl Checkpoint {
         Ok(values)
     }
 
-    /// The values of a tensor of `count` elements, whatever its shape, as f32.
+    /// The values of a tensor of `count` elements, of any shape, as f32.
     pub(crate) fn values(&mut self, name: &str, count: usize) -> Result<Vec<f32>, ModelError> {
         let shape = self.info(name).map(|info| info.shape.clone());
         match shape.filter(|shape| shape.iter().product::<usize>() == count) {
@@ -63,8 +63,7 @@ impl Checkpoint {
         Ok(matrix)
     }
 
-    /// A matrix stored as several on top of each other, so many rows of each for each of `heads` heads; each is packed
-    /// by itself.
+    /// Separate matrices stacked in one tensor, with the given rows of each, for each of `heads` heads.
     pub fn matrices<const PARTS: usize>(
         &mut self,
         name: &str,
@@ -114,8 +113,8 @@ impl Checkpoint {
         all(name, parts)
     }
 
-    /// A matrix of each of `heads` heads, stored as `[heads, rows, columns]` or with heads on top of each other; where there are several
-    /// `rows`, so many matrices of each head stand on top of each other. Each is packed by itself.
+    /// A matrix for each of `heads` heads, stored as `[heads, rows, columns]` or with stacked heads. With several
+    /// `rows`, each head has several stacked matrices. Each is packed separately.
     pub fn head_matrices<const PARTS: usize>(
         &mut self,
         name: &str,

@@ -1,4 +1,4 @@
-//! Weight files: what they hold, checked, and tensors taken from them one by one.
+//! Weight files: their contents, checks, and taking tensors one by one.
 
 mod checkpoint;
 mod matrices;

@@ -2,19 +2,19 @@
 
 use std::borrow::Cow;
 
-/// How the rows of a stored tensor follow each other.
+/// The order of a stored tensor's rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RowOrder {
-    /// As the model computes with them.
+    /// The model's order.
     Plain,
-    /// Within each of so many heads, rows i and i + head_dim/2 stand side by side.
+    /// Within each of `heads` heads, rows i and i + head_dim/2 are adjacent.
     Interleaved { heads: usize },
-    /// The same for the `rotated` rows of each head from its row `first` on.
+    /// As `Interleaved`, for the `rotated` rows of each head from its row `first` on.
     PartlyInterleaved { heads: usize, first: usize, rotated: usize },
 }
 
 impl RowOrder {
-    /// The bytes of `rows` rows in the order in which the model computes with them.
+    /// The bytes of `rows` rows in the model's order.
     pub(super) fn ordered(self, bytes: Cow<'_, [u8]>, rows: usize) -> Cow<'_, [u8]> {
         match self {
             RowOrder::Plain => bytes,
@@ -28,7 +28,7 @@ impl RowOrder {
     }
 }
 
-/// Puts rows 2i and 2i + 1 of the `rotated` rows of each head, from its row `first` on, back to i and i + rotated/2.
+/// Moves rows 2i and 2i + 1 of the `rotated` rows of each head, from its row `first` on, back to i and i + rotated/2.
 fn without_interleaving(bytes: &[u8], rows: usize, heads: usize, (first, rotated): (usize, usize)) -> Vec<u8> {
     let row_bytes = bytes.len() / rows;
     let head_dim = rows / heads;

@@ -1,4 +1,4 @@
-//! Rows of a tensor as f32, read a few at a time.
+//! Reads rows of a tensor as f32, a few at a time.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use riffle_linear::WeightFormat;
 
 use crate::ModelError;
 
-/// The rows of a tensor: all dimensions but the last one, together.
+/// The rows of a tensor: all dimensions except the last are flattened.
 pub(crate) struct TensorRows {
     /// The name in its file.
     pub(super) name: String,
@@ -18,7 +18,7 @@ pub(crate) struct TensorRows {
     pub(super) columns: usize,
     /// A scale of all weights.
     pub(super) factor: f32,
-    /// The column of each stored one.
+    /// The column of each stored column.
     pub(super) order: Option<Arc<[u32]>>,
     pub(super) source: RowSource,
 }
@@ -34,7 +34,7 @@ impl TensorRows {
         self.rows
     }
 
-    /// Bytes of rows from `first` on as the file holds them; `None` where no file does.
+    /// Bytes of rows from `first` on, as in the file; `None` if no file stores them.
     pub(crate) fn stored(&self, first: usize, bytes: usize) -> Option<&[u8]> {
         let is_plain = self.factor == 1.0 && self.order.is_none();
         match &self.source {
@@ -53,7 +53,7 @@ impl TensorRows {
     ///
     /// # Panics
     ///
-    /// If these are not whole rows of the tensor.
+    /// If `output` is not whole rows of the tensor.
     pub(crate) fn read(&self, first: usize, output: &mut [f32]) -> Result<(), ModelError> {
         self.read_as(output, |row| first + row)
     }
@@ -78,7 +78,7 @@ impl TensorRows {
             if self.factor != 1.0 {
                 output.iter_mut().for_each(|value| *value *= self.factor);
             }
-            // Exponents of ones, found without branches.
+            // Detects exponents of ones, without branches.
             let is_finite = output.iter().fold(true, |all, value| all & value.is_finite());
             let bad = output
                 .iter()

@@ -1,8 +1,8 @@
-//! The header of a safetensors file: which tensors it holds and where.
+//! The header of a safetensors file: its tensors and their locations.
 //!
-//! The `safetensors` crate checks a header as a whole and keeps the last of two tensors with one name. A loader that
-//! tells the user which tensor is wrong needs each entry checked by itself, so the header is read here; the tests read
-//! their vectors with that crate.
+//! The `safetensors` crate checks a header as a whole and keeps the last of two tensors with one name. To name the
+//! faulty tensor, each entry must be checked separately, so this module reads the header. The tests read their
+//! vectors with that crate.
 
 use std::fs::File;
 use std::io::Read;
@@ -19,7 +19,7 @@ const LARGEST_HEADER_BYTES: u64 = 100_000_000;
 const LARGEST_TENSOR_COUNT: usize = 1 << 18;
 const LARGEST_RANK: usize = 16;
 
-/// Reads and checks the table of contents; the data itself is not touched.
+/// Reads and checks the table of contents without reading data.
 pub(crate) fn read_header(path: &Path, file: &mut File) -> Result<Vec<StoredTensor>, ModelError> {
     let io = |source| ModelError::Io {
         path: path.to_owned(),
@@ -135,7 +135,7 @@ struct Entry {
     data_offsets: (u64, u64),
 }
 
-/// Dimensions, of which a header may not claim more than memory has room for.
+/// Dimensions; limits how many a header may claim.
 struct Shape(Vec<u64>);
 
 impl<'de> Deserialize<'de> for Shape {

@@ -78,14 +78,14 @@ fn add(checkpoint: &mut Checkpoint, path: PathBuf) -> Result<(), ModelError> {
     checkpoint.add_file(path, file, named)
 }
 
-/// A tensor's name in the text model, which multi-modal checkpoints keep below a name of its own.
+/// A tensor's name in the text model; multimodal checkpoints add a prefix.
 pub(crate) fn text_name(name: &str) -> String {
     let known = crate::families::WRAPPED_NAMES.iter();
     let mut renamed = known.filter_map(|(stored, known)| Some(format!("{known}{}", name.strip_prefix(stored)?)));
     renamed.next().unwrap_or_else(|| name.to_owned())
 }
 
-/// A shard must lie beside its index; anything else could read files of the user.
+/// A shard must be beside its index; another path could read other files of the user.
 fn is_plain_file_name(name: &str) -> bool {
     let mut components = Path::new(name).components();
     matches!(

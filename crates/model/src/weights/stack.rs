@@ -1,4 +1,4 @@
-//! Tensors that hold several matrices of one size: those of experts.
+//! Tensors with several matrices of one size, such as experts.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -15,17 +15,17 @@ use crate::ModelError;
 pub(crate) struct Stack {
     /// Matrices.
     pub(crate) count: usize,
-    /// Rows of each, of all parts together.
+    /// Rows per matrix, over all parts.
     pub(crate) rows: usize,
-    /// Columns of each.
+    /// Columns per matrix.
     pub(crate) columns: usize,
-    /// Each is stored as `[columns, rows]`.
+    /// True if each is stored as `[columns, rows]`.
     pub(crate) transposed: bool,
-    /// The parts of each.
+    /// The parts of each matrix.
     pub(crate) parts: StackParts,
 }
 
-/// How rows of a matrix are shared out to parts.
+/// The assignment of a matrix's rows to parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StackParts {
     /// One part.
@@ -45,7 +45,7 @@ impl StackParts {
         }
     }
 
-    /// The rows of a part, of a matrix of so many rows.
+    /// The rows of a part in a matrix of `rows` rows.
     pub(crate) fn rows(self, part: usize, rows: usize) -> std::iter::StepBy<Range<usize>> {
         match self {
             StackParts::Whole => (0..rows).step_by(1),
@@ -85,7 +85,7 @@ impl Stack {
 }
 
 impl Checkpoint {
-    /// A tensor `[rows, columns]` as matrices of these rows of it.
+    /// A tensor `[rows, columns]` split into matrices with these rows.
     pub(crate) fn matrices_of_rows<const PARTS: usize>(
         &mut self,
         name: &str,
@@ -105,7 +105,7 @@ impl Checkpoint {
         all(name, packed)
     }
 
-    /// Tensors `[rows, columns]`, each with its name and its rows, as one matrix. They must have one format.
+    /// Joins tensors `[rows, columns]`, each given by name and rows, to one matrix. They must have the same format.
     pub(crate) fn joined(&mut self, parts: &[(String, usize)], columns: usize) -> Result<PackedMatrix, ModelError> {
         let activations = self.activations;
         let (mut joined, mut found) = (Vec::new(), None);
@@ -135,13 +135,13 @@ impl Checkpoint {
         Ok(matrix.with_activations(activations))
     }
 
-    /// The matrices of a tensor that holds several, `[part][matrix]`.
+    /// The matrices of a tensor with several, `[part][matrix]`.
     pub(crate) fn stack(&mut self, name: &str, stack: &Stack) -> Result<Vec<Vec<PackedMatrix>>, ModelError> {
         let Stack {
             count, rows, columns, ..
         } = *stack;
         let activations = self.activations;
-        // Matrices that are made of other tensors stand on top of each other.
+        // Matrices computed from other tensors are stacked.
         let is_flat = self.info(name).is_some_and(|info| info.shape.len() == 2);
         let shape = match (is_flat, stack.transposed) {
             (true, _) => vec![count * rows, columns],
@@ -178,7 +178,7 @@ impl Checkpoint {
     }
 }
 
-/// All parts of a tensor, or the error of one.
+/// All parts of a tensor, or the first error.
 pub(super) fn all<T, const PARTS: usize>(
     name: &str,
     parts: [Result<T, LinearError>; PARTS],

@@ -1,4 +1,4 @@
-//! The entry of a tensor in a weight file, and how its elements are read.
+//! A tensor's entry in a weight file, and reading its elements.
 
 use std::fmt;
 use std::ops::Range;
@@ -19,13 +19,13 @@ pub enum TensorType {
         name: String,
         /// Elements stored together.
         block_elements: u64,
-        /// Bytes they take.
+        /// Their bytes.
         block_bytes: u64,
     },
 }
 
 impl TensorType {
-    /// Elements stored together; 1 for all but quantised types.
+    /// Elements per block; 1 except for quantised types.
     pub fn block_elements(&self) -> u64 {
         match self {
             TensorType::Weights(format) => format.block_weights() as u64,
@@ -33,7 +33,7 @@ impl TensorType {
         }
     }
 
-    /// Bytes a block takes.
+    /// Bytes per block.
     pub fn block_bytes(&self) -> u64 {
         match self {
             TensorType::Weights(format) => format.block_bytes() as u64,
@@ -41,7 +41,7 @@ impl TensorType {
         }
     }
 
-    /// Bytes that `elements` take; `None` where they are no whole number of blocks or too many.
+    /// Bytes of `elements` elements; `None` if they are not a whole number of blocks, or too many.
     pub fn bytes_of(&self, elements: u64) -> Option<u64> {
         let whole = elements.is_multiple_of(self.block_elements());
         (elements / self.block_elements())
@@ -57,7 +57,7 @@ impl TensorType {
         }
     }
 
-    /// The type a safetensors header names, `None` when the format has no such type.
+    /// The type named in a safetensors header; `None` if the format has no such type.
     pub(crate) fn from_safetensors(name: &str) -> Option<TensorType> {
         let (elements, bytes) = match name {
             "F32" => return Some(TensorType::Weights(WeightFormat::F32)),
@@ -74,7 +74,7 @@ impl TensorType {
         Some(TensorType::other(name, elements, bytes))
     }
 
-    /// The type a GGUF file numbers so, or why there is none.
+    /// The type with this number in GGUF files, or the reason there is none.
     pub(crate) fn from_gguf(number: u32) -> Result<TensorType, NoSuchType> {
         if let Some(format) = WeightFormat::from_ggml_type(number) {
             return Ok(TensorType::Weights(format));
@@ -93,11 +93,11 @@ impl TensorType {
     }
 }
 
-/// A number that GGUF gives to no type today.
+/// A number without a type in current GGUF.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NoSuchType {
     number: u32,
-    /// The name of a type that ggml has removed.
+    /// The name, if ggml has removed the type.
     removed: Option<&'static str>,
 }
 
@@ -146,14 +146,14 @@ pub struct TensorInfo {
     pub element_type: TensorType,
     /// Its shape, slowest dimension first.
     pub shape: Vec<usize>,
-    /// Bytes it takes in the file, or in memory where it is made of several tensors of files.
+    /// Bytes in the file; in memory if it is computed from several tensors.
     pub bytes: u64,
 }
 
 /// Longest name of a tensor or a setting.
 const LARGEST_NAME_BYTES: usize = 256;
 
-/// Refuses names that could not be shown in one line: no model has such.
+/// Refuses names that cannot be shown in one line.
 pub(crate) fn check_name(name: &str) -> Result<(), String> {
     if name.len() > LARGEST_NAME_BYTES {
         return Err(format!(
@@ -168,7 +168,7 @@ pub(crate) fn check_name(name: &str) -> Result<(), String> {
     }
 }
 
-/// A tensor and the bytes of the file that hold it.
+/// A tensor and its byte range in the file.
 #[derive(Debug, Clone)]
 pub(crate) struct StoredTensor {
     pub(crate) info: TensorInfo,
@@ -193,9 +193,10 @@ pub(crate) fn to_f32(format: WeightFormat, bytes: &[u8]) -> Option<Vec<f32>> {
     }
 }
 
-/// The first element that is NaN or infinite, or of quantised formats the first whose block's scale is, with its index.
+/// The first NaN or infinite element with its index; for quantised formats, the first element of a block with such a
+/// scale.
 pub(crate) fn first_not_finite(format: WeightFormat, bytes: &[u8]) -> Option<(usize, f32)> {
-    // The exponent bits are all ones in infinities and NaNs and in nothing else.
+    // Only infinities and NaNs have exponent bits of all ones.
     match format {
         WeightFormat::F32 => {
             let bits = |bytes: &[u8; 4]| u32::from_le_bytes(*bytes) & 0x7f80_0000 == 0x7f80_0000;
@@ -216,8 +217,8 @@ fn is_not_finite_half(bytes: &[u8; 2]) -> bool {
     u16::from_le_bytes(*bytes) & 0x7c00 == 0x7c00
 }
 
-/// The first element for which `suspicious` holds. Stretches are checked whole first, so that the common case is one
-/// vectorised pass.
+/// The first element for which `suspicious` is true. Ranges are first checked as a whole, so that the common case is
+/// one vectorised pass.
 fn first_element<const BYTES: usize>(
     bytes: &[u8],
     suspicious: impl Fn(&[u8; BYTES]) -> bool + Sync,
@@ -233,7 +234,7 @@ fn first_element<const BYTES: usize>(
 
 /// The first element of a block with a scale that is NaN or infinite, and the scale.
 fn first_block(format: WeightFormat, bytes: &[u8]) -> Option<(usize, f32)> {
-    /// Blocks that a thread checks at once.
+    /// Blocks that a thread checks per task.
     const BLOCKS: usize = 1 << 12;
     let parts = bytes.par_chunks(BLOCKS * format.block_bytes()).enumerate();
     let (part, (block, value)) =
@@ -272,7 +273,7 @@ mod tests {
         {
             let mut bytes = vec![0u8; 5000 * format.block_bytes()];
             assert_eq!(first_not_finite(format, &bytes), None);
-            // A block of ones everywhere has every scale NaN.
+            // A block of all-one bits has NaN in every scale.
             let block = 4500 * format.block_bytes();
             bytes[block..][..format.block_bytes()].fill(0xff);
             let found = first_not_finite(format, &bytes);

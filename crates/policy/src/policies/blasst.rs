@@ -9,10 +9,10 @@ use crate::{BudgetParameter, KeyUse, ParameterInfo, ParameterKind, PolicyInfo, R
 
 /// Skips blocks whose best key is far below the best key before them.
 ///
-/// Each query passes over the blocks of keys in order and keeps the largest logit it has seen. A block is skipped when
-/// its largest logit lies more than ln(L / `factor`) below that, for every query of the query block and every head of the
-/// group. All keys are scanned for this, so only the reading of values is saved. A skipped key holds at most
-/// `factor` / L of a query's mass.
+/// Each query visits the blocks of keys in order and remembers the largest logit so far. A block is skipped if its
+/// largest logit is more than ln(L / `factor`) below it, for every query of the query block and every head of the
+/// group. All keys are scanned, so only the reading of values is saved. A skipped key has at most `factor` / L of a
+/// query's mass.
 struct Blasst {
     factor: f32,
     block: usize,
@@ -53,7 +53,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
 
 impl SelectByScan for Blasst {
     fn select_by_scan(&self, scan: &mut Scan, tile: &QueryTile<'_>, context: &SelectContext<'_>) -> Vec<RangeReads> {
-        // The weight beside the largest one below which a block is skipped. At most 1, so the largest is always read.
+        // Relative weight below which a block is skipped. At most 1, so the largest is always read.
         let threshold = (self.factor / context.tokens.max(1) as f32).min(1.0);
         let of_block = |number| {
             let queries = block_span(number, self.block, tile.start + tile.rows);
@@ -70,7 +70,7 @@ impl SelectByScan for Blasst {
                     let mut largest = 0.0f32;
                     for (read, weights) in read.iter_mut().zip(scan.weights(query).chunks(self.block)) {
                         let best = largest_of(weights);
-                        // A best of 0 says that the query sees nothing of the block.
+                        // A best of 0 means that the query sees no key of the block.
                         *read |= best >= largest * threshold && best > 0.0;
                         largest = largest.max(best);
                     }
@@ -87,7 +87,7 @@ impl SelectByScan for Blasst {
     }
 }
 
-/// The largest of some weights. It goes lane by lane, so that it compiles to vector instructions.
+/// The largest of some weights, lane by lane, so that it compiles to vector instructions.
 fn largest_of(weights: &[f32]) -> f32 {
     let (whole, rest) = weights.as_chunks::<LANES>();
     let mut largest = [0.0f32; LANES];

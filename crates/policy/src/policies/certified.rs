@@ -7,13 +7,13 @@ use crate::ranking::{cut, cut_sampled};
 use crate::scan_policy::{RangeReads, ScanPolicy, SelectByScan};
 use crate::{BudgetParameter, KeyUse, ParameterInfo, ParameterKind, PolicyInfo, Recall, SelectContext, Traits};
 
-/// Reads the fewest tokens that hold 1 − ε of every query's mass, found by scanning all keys.
+/// Reads the fewest tokens with 1 − ε of every query's mass, found by a scan of all keys.
 ///
-/// The scan gives the softmax itself, so the dropped mass is known: no query of any head drops more than ε, and an output
-/// moves by at most the dropped mass times the diameter of the values. This bounds the heads of one layer, not the
-/// model's answer. Keys are read once, and values of the chosen tokens only. The queries and heads of a tile share their
-/// tokens. In long sequences each query's lowest weight comes from a sample, so a few tokens more than the fewest are
-/// read; the dropped mass is counted over all tokens.
+/// The scan gives the softmax itself, so the dropped mass is known: no query of any head drops more than ε, and an
+/// output changes by at most the dropped mass times the diameter of the values. This bounds the heads of one layer,
+/// not the model's answer. Keys are read once, and values only of the chosen tokens. The queries and heads of a tile
+/// share their tokens. In long sequences each query's threshold comes from a sample, so slightly more tokens than
+/// necessary are read; the dropped mass is counted over all tokens.
 struct Certified {
     epsilon: f32,
 }
@@ -47,7 +47,7 @@ impl SelectByScan for Certified {
     fn select_by_scan(&self, scan: &mut Scan, tile: &QueryTile<'_>, context: &SelectContext<'_>) -> Vec<RangeReads> {
         scan_keys(scan, tile, context);
         let allowed = |scan: &Scan, query: usize| f64::from(self.epsilon) * scan.total(query);
-        // A little less than ε, so that sums in another order keep it.
+        // Slightly less than ε, so that sums in another order stay below it.
         let aimed = |scan: &Scan, query: usize| (1.0 - 1e-6) * allowed(scan, query);
         // The lowest weight that each query reads.
         let mut lowest: Vec<f32> = (0..scan.queries())
@@ -61,7 +61,7 @@ impl SelectByScan for Certified {
             for (query, dropped) in dropped.iter().enumerate() {
                 if *dropped > allowed(scan, query) {
                     within_bound = false;
-                    // A sample may miss tokens that are rare and hold much.
+                    // A sample may miss rare tokens with much mass.
                     lowest[query] = match std::mem::take(&mut sampled[query]) {
                         true => cut(scan.weights(query), aimed(scan, query)).min(1.0),
                         false if lowest[query] > 1e-30 => lowest[query] * 0.9,
@@ -83,7 +83,7 @@ impl SelectByScan for Certified {
 fn work(_: &Parameters, chunk: &ChunkSize) -> ChunkWork {
     let logits = (chunk.rows * chunk.group * chunk.tokens) as f64;
     ChunkWork {
-        // Values of the tokens of all heads of the group, as measured on text. The scan has read the keys.
+        // Values of the tokens of all heads of the group, as measured on text. The scan has already read the keys.
         share: 0.1,
         scored: logits,
         weighed: logits,

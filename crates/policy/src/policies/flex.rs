@@ -16,7 +16,7 @@ use crate::{
     SparsePolicy, Traits,
 };
 
-/// Gives each head and chunk a pattern of its own, sized by the mass it keeps.
+/// Chooses a pattern for each head and chunk, sized by the mass that it keeps.
 ///
 /// The estimate computes the full attention of the chunk's last queries. If means of key blocks predict it (distance
 /// below `tau`), every query block reads key blocks chosen by their means. Otherwise the chunk reads the columns and
@@ -172,8 +172,8 @@ impl Flex {
         }
     }
 
-    /// For each range of the chunk's rows, the attention that means predict: the softmax of the mean query over the mean
-    /// keys of the blocks up to the range's last row, summed over the heads of the group.
+    /// For each range of the chunk's rows, the attention predicted from means, summed over the heads of the group. It
+    /// is the softmax of the mean query over the mean keys of the blocks up to the range's last row.
     fn predicted(&self, chunk: &QueryTile<'_>, ranges: &[Range<usize>], context: &SelectContext<'_>) -> Vec<Vec<f32>> {
         let vectors: Vec<f32> = ranges
             .iter()
@@ -232,7 +232,8 @@ fn work(parameters: &Parameters, chunk: &ChunkSize) -> ChunkWork {
     let tokens = chunk.tokens as f64;
     let logits = (chunk.rows.min(parameters.count("last")) * chunk.group) as f64 * tokens;
     ChunkWork {
-        // As measured on text. It follows the mass; only the fewest blocks, columns and diagonals are a budget.
+        // As measured on text. The share depends on the mass; only the minimum number of blocks, columns and
+        // diagonals is a budget.
         share: (0.35 + 3.0 * parameters.count("min_budget") as f64 / tokens).min(1.0),
         scored: logits + chunk.group as f64 * tokens,
         weighed: logits,

@@ -7,13 +7,13 @@ use crate::{
     PolicyInfo, SelectContext, SparsePolicy, Traits, state,
 };
 
-/// Reads the heavy hitters: a bounded number of tokens, those that queries voted for most.
+/// Reads the heavy hitters: a bounded number of tokens with the most votes from queries.
 ///
-/// A token's score is the softmax mass it received, summed over the group and divided by the number of queries that could
-/// see it: without the division old tokens would win by age. The first tokens, the latest tokens and named ranges are
-/// never evicted, nor is a token that no query could vote for yet. An evicted token is not read again, and its memory is
-/// freed. A rollback forgets the tokens after it and the votes of their queries; earlier evictions stand. The votes become
-/// those of the latest snapshot that remains, taken at the beginning or the end of the latest prompt.
+/// A token's score is the softmax mass it received, summed over the group and divided by the number of queries that
+/// could see it. Without the division old tokens would win by age. The first tokens, the latest tokens and named
+/// ranges are never evicted, nor are tokens without a possible vote so far. An evicted token is not read again, and
+/// its memory is freed. A rollback removes the tokens after it and the votes of their queries; earlier evictions
+/// remain. Votes return to the latest remaining snapshot, taken at the beginning or the end of the latest prompt.
 #[derive(Clone)]
 struct H2o {
     budget: usize,
@@ -24,7 +24,7 @@ struct H2o {
     votes: Vec<Votes>,
     /// One past the last query that voted.
     voted_tokens: usize,
-    /// Votes before the latest prompt and at its end, in this order.
+    /// Votes before the latest prompt, then at its end.
     snapshots: Vec<VoteSnapshot>,
     /// True if queries of a prompt have voted since a token was generated.
     in_prompt: bool,
@@ -37,7 +37,7 @@ struct VoteSnapshot {
     votes: Vec<(usize, Votes)>,
 }
 
-/// Attention mass that queries gave a token.
+/// Attention mass of a token.
 #[derive(Clone, Copy, Default)]
 struct Votes {
     mass: f32,
@@ -236,7 +236,7 @@ impl Persist for H2o {
 }
 
 impl H2o {
-    /// Keeps the votes as they are, for a rollback to `tokens` or later.
+    /// Stores the votes, for a rollback to `tokens` or later.
     fn take_snapshot(&mut self, tokens: usize) {
         let votes = self
             .retained

@@ -12,28 +12,28 @@ use crate::{
     SelectContext, SparsePolicy, Traits, state,
 };
 
-/// Lets a chunk read itself and a bounded memory of what came before: the latest tokens and the heavy hitters.
+/// Lets a chunk read itself and a bounded memory of earlier tokens: the latest ones and the heavy hitters.
 ///
 /// In the first phase every chunk of a logical batch attends to itself. In the second phase, chunk by chunk, a chunk
-/// attends to its memory: the `local` tokens before it, and the `heavy` tokens of the previous memory and the previous
-/// chunk that queries voted for most. A vote is softmax mass over everything the query read, summed over the group and
-/// divided by the number of queries that could give it: without the division old tokens would win by age. The first
-/// `sinks` tokens count among the heavy ones. A rollback returns to the votes of the latest chunk that remains, where they
-/// are still remembered.
+/// attends to its memory: the `local` tokens before it, and the `heavy` tokens with most votes in the previous memory
+/// and the previous chunk. A vote is softmax mass over everything that the query read, summed over the group and
+/// divided by the number of queries that could give it. Without the division old tokens would win by age. The first
+/// `sinks` tokens count among the heavy ones. A rollback returns to the votes of the latest remaining chunk, if they
+/// are still stored.
 #[derive(Clone)]
 struct H2oChunk {
     local: usize,
     heavy: usize,
     sinks: usize,
-    /// For each of the latest chunks its end, and the candidates for the next memory: the chunk's memory and the chunk
-    /// itself, ascending. A rollback returns to an earlier one.
+    /// For each of the latest chunks its end, and the candidates for the next memory: the chunk's memory and the
+    /// chunk itself, ascending. A rollback returns to an earlier chunk.
     history: VecDeque<(usize, Vec<Candidate>)>,
     /// The memory of the chunk that begins at `memory_start`.
     memory: Vec<Candidate>,
     memory_start: usize,
 }
 
-/// A token that may be remembered, and its votes.
+/// A candidate for the memory, with its votes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Candidate {
     position: usize,
@@ -76,14 +76,14 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     },
 };
 
-/// Over a whole prompt: chunks and memories are read, and scored once more for the votes.
+/// Over a whole prompt: chunks and memories are read, and scored again for the votes.
 fn work(parameters: &Parameters, chunk: &ChunkSize) -> ChunkWork {
     let (rows, tokens) = (chunk.rows as f64, chunk.tokens as f64);
     let memory = (parameters.count("local") + parameters.count("heavy")) as f64;
     let chunks = (tokens / rows).ceil();
     let read = chunks * rows * (rows + 1.0) / 2.0 + (chunks - 1.0) * rows * memory;
     let all = tokens * (tokens + 1.0) / 2.0;
-    // Shares of one chunk's work: the caller compares with one chunk.
+    // As shares of one chunk's work, because the caller compares with one chunk.
     let share = (read / all).min(1.0);
     ChunkWork {
         share,
@@ -112,7 +112,7 @@ impl SparsePolicy for H2oChunk {
         let oldest = self.history.front().cloned();
         self.history.retain(|(end, _)| *end <= tokens);
         if let Some((_, mut candidates)) = oldest.filter(|(end, _)| *end > tokens && tokens > 0) {
-            // Too far back: the tokens that were read are known, but not the votes for them.
+            // Too far back: the tokens that were read are known, but their votes are not.
             candidates.retain(|candidate| candidate.position < tokens);
             let unvoted = candidates.iter().map(|candidate| Candidate::new(candidate.position));
             self.history.push_back((tokens, unvoted.collect()));
@@ -131,7 +131,7 @@ impl SparsePolicy for H2oChunk {
 
 impl Learn for H2oChunk {
     fn observes_from(&self, context: &SelectContext<'_>) -> usize {
-        // No chunk of this prompt reads the memory that the last chunk would vote for.
+        // After the last chunk, no chunk of this prompt reads the memory.
         if context.tokens < context.total_tokens {
             context.chunk_start
         } else {
@@ -189,20 +189,20 @@ impl Persist for H2oChunk {
     }
 }
 
-/// Chunks whose votes are remembered: those of a logical batch by default, and one more.
+/// Number of chunks whose votes are stored: those of a logical batch by default, plus one.
 const REMEMBERED: usize = 5;
 
 impl H2oChunk {
-    /// The tokens that the next memory is chosen from.
+    /// The candidates for the next memory.
     fn candidates(&self) -> &[Candidate] {
         self.history.back().map_or(&[], |(_, candidates)| candidates)
     }
 
-    /// The `local` tokens before `start` and the `heavy` best candidates before those, ascending. All tokens if there
-    /// are no more than that.
+    /// The `local` tokens before `start` and the `heavy` best candidates before them, ascending. All tokens if there
+    /// are no more.
     fn memory_for(&self, start: usize) -> Vec<Candidate> {
         let local = start.saturating_sub(self.local);
-        // Tokens without votes (the end of an earlier prompt, and its answer) rank behind all others.
+        // Tokens without votes (the end of an earlier prompt, and its answer) rank last.
         let candidates = self.candidates();
         let known = candidates.last().map_or(0, |last| last.position + 1);
         let older = candidates

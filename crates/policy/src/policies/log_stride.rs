@@ -65,7 +65,7 @@ impl SparsePolicy for LogStride {
         if !self.landmarks {
             return selection;
         }
-        // A block that ends after the last query is left out: no query sees the whole of it.
+        // A block that ends after the last query is left out: no query sees all of it.
         let whole = (tile.start + tile.rows).min(context.tokens) / self.block;
         selection.with_summaries((0..whole).map(|number| Span::new(number * self.block, (number + 1) * self.block)))
     }
@@ -82,7 +82,7 @@ impl LogStride {
     }
 }
 
-/// Bytes a token of the means of keys and values, which the caller keeps.
+/// Bytes per token of the means of keys and values, which the caller stores.
 fn mean_bytes(parameters: &Parameters, head_dim: usize) -> f64 {
     (parameters.count("landmarks") * 8 * head_dim) as f64 / parameters.count("block") as f64
 }

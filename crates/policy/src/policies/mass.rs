@@ -1,8 +1,8 @@
-//! A policy for drafts alone: the keys that carried the mass when the answer was last verified (Vegas, arXiv 2602.07223).
+//! A policy for drafts only: it reads the keys with most mass in the last verification (Vegas, arXiv 2602.07223).
 //!
-//! Verification reads every key that the answer's own policy names, so it can say where the mass went. The policy keeps the tokens that got
-//! most of it, head by head, and drafts read these, the latest tokens and the first ones. It looks at one row of a verification, the last:
-//! its mass takes a second look at the keys.
+//! Verification reads every key that the answer's own policy selects, so it knows each key's mass. For each head the
+//! policy stores the tokens with most mass; drafts read these, the latest tokens and the first ones. Only the last
+//! row of a verification is used, because its mass needs a second pass over the keys.
 
 use riffle_attention::{QueryTile, Selection, Span};
 
@@ -11,7 +11,7 @@ use crate::{
     PolicyInfo, SelectContext, SparsePolicy, Traits,
 };
 
-/// Most tokens that a parameter may name.
+/// The largest value of a parameter.
 const MOST: usize = 1 << 20;
 
 pub(crate) const INFO: PolicyInfo = PolicyInfo::outside(
@@ -45,7 +45,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo::outside(
 
 fn work(parameters: &Parameters, chunk: &ChunkSize) -> ChunkWork {
     let [budget, recent, sinks] = ["budget", "recent", "sinks"].map(|name| parameters.count(name));
-    // Kernels take keys in blocks of 16, of which a key that stands alone needs one.
+    // Kernels read keys in blocks of 16; a single key costs a whole block.
     let read = 8 * budget + recent + sinks;
     ChunkWork::reading((read as f64 / chunk.tokens as f64).min(1.0))
 }
@@ -83,7 +83,7 @@ impl SparsePolicy for Mass {
 
 impl Learn for Mass {
     fn observes_from(&self, context: &SelectContext<'_>) -> usize {
-        // The last row of a pass: its mass is that of the longest text.
+        // The last row of a pass: its mass covers the longest text.
         if context.tokens == context.total_tokens {
             context.tokens - 1
         } else {
@@ -96,12 +96,14 @@ impl Learn for Mass {
     }
 }
 
-/// Positions of the `count` largest masses, ascending. Ties go to the lower position, so that a choice is the same on every machine.
+/// Positions of the `count` largest masses, ascending. Ties go to the lower position, so the choice is the same on
+/// every machine.
 fn heaviest(mass: &[f32], count: usize) -> Vec<usize> {
     if mass.len() <= count {
         return (0..mass.len()).collect();
     }
-    // The upper bits of floats that are not negative are in the order of the floats. Counting them is quicker than a sort of all positions.
+    // The upper bits of non-negative floats have the order of the floats. Counting them is faster than sorting all
+    // positions.
     let bin = |mass: f32| (mass.max(0.0).to_bits() >> 20) as usize;
     let mut bins = vec![0; 1 << 11];
     mass.iter().for_each(|mass| bins[bin(*mass)] += 1);

@@ -1,4 +1,4 @@
-//! Every policy, one file each. A file ends up in the catalogue by its module and its entry here.
+//! Every policy, one file each. A policy enters the catalogue by its module and its entry here.
 
 use crate::PolicyInfo;
 
@@ -19,10 +19,11 @@ mod twilight;
 mod vertical_slash;
 mod xattention;
 
-/// Policies of drafts alone, for [`PolicySpec::parse_among`](crate::PolicySpec::parse_among): the catalogue does not list them.
+/// Policies for drafts only, for [`PolicySpec::parse_among`](crate::PolicySpec::parse_among). The catalogue does not
+/// list them.
 pub static DRAFT_POLICIES: [PolicyInfo; 1] = [mass::INFO];
 
-/// In the order of lists: by phase, then by what decides.
+/// In the order of lists: by phase, then by method.
 pub(crate) static CATALOGUE: [PolicyInfo; 15] = [
     full::INFO,
     streaming::INFO,

@@ -13,12 +13,12 @@ use crate::{
 
 /// Reads the blocks in which some query has a peak.
 ///
-/// All queries are multiplied with all keys in 8 bits, and the largest logit of every query in every block of keys is kept.
-/// A query has a peak in a block that holds at least `peak` of the softmax over these largest logits. A block of queries
-/// reads the peaks of all its queries and heads, the first block and its own.
+/// All queries are multiplied with all keys in 8 bits, to find the largest logit of every query in every block of
+/// keys. A query has a peak in a block with at least `peak` of the softmax over these largest logits. A block of
+/// queries reads the peaks of all its queries and heads, the first block and its own block.
 ///
-/// Estimates from means or sums lose a fact that few queries ask for; here a single query is enough. A query has at most
-/// 1 / `peak` peaks, and one that reads evenly has none.
+/// Estimates from means or sums miss a fact that few queries need; here a single query is enough. A query has at most
+/// 1 / `peak` peaks. A query with even attention has none.
 struct Peaks {
     peak: f32,
     block: usize,
@@ -120,12 +120,12 @@ impl Peaks {
 }
 
 fn work(parameters: &Parameters, chunk: &ChunkSize) -> ChunkWork {
-    /// Cost of a product of 8-bit integers beside one of single precision.
+    /// Cost of a product of 8-bit integers relative to single precision.
     const BYTE_PRODUCT: f64 = 0.35;
     let (tokens, block) = (chunk.tokens as f64, parameters.count("block") as f64);
     let pairs = chunk.pairs();
     ChunkWork {
-        // As measured on text with blocks of 32: 23 to 30% at 4K tokens, by the model.
+        // As measured on text with blocks of 32: 23 to 30% at 4K tokens, depending on the model.
         share: (0.03 + 28.0 * block / tokens).min(1.0),
         scored: BYTE_PRODUCT * pairs,
         weighed: pairs / block,

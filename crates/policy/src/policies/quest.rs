@@ -15,13 +15,14 @@ use crate::{
 
 /// Reads the blocks whose keys could score highest.
 ///
-/// Each block keeps the smallest and the largest value of its keys in every channel. No key of the block scores higher
-/// than Σ max(q·min, q·max) over channels. Blocks are ranked by this bound, summed over the tile's queries and the heads
-/// of the group. The bound ranks blocks; it does not prove that little mass was left out.
+/// Each block stores the smallest and the largest value of its keys in every channel. No key of the block scores
+/// higher than Σ max(q·min, q·max) over channels. Blocks are ranked by this bound, summed over the tile's queries and
+/// the heads of the group. The bound only ranks blocks; it does not limit the dropped mass.
 ///
-/// Bounds of long blocks hardly rank them: on Qwen2.5-Coder-1.5B blocks of 256 miss facts that blocks of 64 find with half of
-/// the tokens. A fixed number of blocks loses facts as the text grows: of five facts at 16K, 16 blocks find three and 32 find all. So a
-/// share of the blocks is read. One of many keys that look alike is lost all the same (docs/results/quality-tasks.md).
+/// Bounds of long blocks rank badly: on Qwen2.5-Coder-1.5B, blocks of 256 miss facts that blocks of 64 find with half
+/// of the tokens. A fixed number of blocks loses facts as the text grows: of five facts at 16K, 16 blocks find three
+/// and 32 find all. So the policy reads a share of the blocks. It still misses one of many similar keys
+/// (docs/results/quality-tasks.md).
 struct Quest {
     topk: usize,
     share: f32,
@@ -32,11 +33,11 @@ struct Quest {
     sinks: usize,
     recent: usize,
     bounds: Bounds,
-    /// Scores of blocks that the caller computed.
+    /// Scores of blocks from the caller.
     prepared: Prepared<Vec<f32>>,
 }
 
-/// Blocks that a share is at least.
+/// Smallest number of blocks for a share.
 const LEAST_BLOCKS: usize = 16;
 
 pub(crate) const INFO: PolicyInfo = PolicyInfo {
@@ -198,7 +199,7 @@ impl Quest {
     }
 }
 
-/// A share of the blocks: as many for a context of any length would lose facts in long ones.
+/// A share of the blocks, because a fixed number would lose facts in long contexts.
 fn share_of(blocks: usize, share: f32) -> usize {
     if share > 0.0 {
         ((f64::from(share) * blocks as f64).ceil() as usize).max(LEAST_BLOCKS)
@@ -207,8 +208,8 @@ fn share_of(blocks: usize, share: f32) -> usize {
     }
 }
 
-/// True if a block is always read: the first `sinks` blocks, the `recent` blocks up to that of the tile's first query, and
-/// all blocks after it.
+/// True if a block is always read: the first `sinks` blocks, the `recent` blocks up to the block of the tile's first
+/// query, and all later blocks.
 pub(super) fn forced_blocks(
     tile: &QueryTile<'_>,
     block: usize,
@@ -231,7 +232,7 @@ fn work(parameters: &Parameters, chunk: &ChunkSize) -> ChunkWork {
     let blocks = chunk.tokens.div_ceil(block) as f64;
     ChunkWork {
         share: (read as f64 / chunk.tokens as f64).min(1.0),
-        // Two products a channel, once for all queries.
+        // Two products per channel, once for all queries.
         scored: 2.0 * blocks,
         weighed: 0.0,
         ranked: blocks,

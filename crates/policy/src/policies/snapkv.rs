@@ -8,13 +8,13 @@ use crate::{
     SelectContext, SparsePolicy, Traits, state,
 };
 
-/// Reads a bounded number of prompt tokens, those that the prompt's last queries attended to, and all tokens after the
-/// prompt.
+/// Reads a bounded number of prompt tokens, to which the prompt's last queries attended most, and all tokens after
+/// the prompt.
 ///
-/// The mass is summed over the queries and the heads of the group and averaged over neighbours, so that the surroundings
-/// of a hit are retained with it. An evicted token is never read again, even where a later question needs it: every method
-/// that compresses before it knows the question has this weakness. A rollback forgets the tokens after it; earlier
-/// evictions stand.
+/// The mass is summed over the queries and the heads of the group and averaged over neighbours, so that the tokens
+/// around a hit are retained too. An evicted token is never read again, even if a later question needs it; every
+/// method that compresses before it knows the question has this weakness. A rollback removes the tokens after it;
+/// earlier evictions remain.
 #[derive(Clone)]
 struct SnapKv {
     budget: usize,
@@ -22,7 +22,7 @@ struct SnapKv {
     pool: usize,
     protected: ProtectedTokens,
     retained: RetainedTokens,
-    /// Mass by position. It is there from the end of a prompt until the next token is generated.
+    /// Mass by position, stored from the end of a prompt until the next token is generated.
     mass: Vec<f32>,
 }
 

@@ -3,7 +3,7 @@ use riffle_attention::{QueryTile, Selection, Span};
 use crate::parameter::MAX_TOKENS;
 use crate::{BudgetParameter, ParameterInfo, PolicyInfo, SelectContext, SparsePolicy, Traits};
 
-/// Reads sinks and a window, and everything for the prompt's last queries and in the first layers.
+/// Reads sinks and a window. The prompt's last queries and the first layers read everything.
 ///
 /// All queries of a tile share a selection, so the dense tail begins at the first query of a tile.
 struct TriShape {

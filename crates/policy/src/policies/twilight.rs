@@ -14,14 +14,15 @@ use crate::{
     Summarize, Traits,
 };
 
-/// Reads the fewest tokens that hold a share of the mass, estimated from candidates with keys in four bits.
+/// Reads the fewest tokens with a given share of the mass, estimated from candidates with keys in four bits.
 ///
-/// Candidates are the blocks of highest bound, as in Quest. Their tokens are scored with keys in four bits. The policy
-/// reads the fewest of them that hold `p` of every query's estimated mass, and always the first and the latest blocks.
-/// The queries and heads of a tile share their tokens.
+/// Candidates are the blocks with the highest bounds, as in Quest. Their tokens are scored with keys in four bits.
+/// The policy reads the fewest of them that reach `p` of every query's estimated mass, and always the first and the
+/// latest blocks. The queries and heads of a tile share their tokens.
 ///
-/// No layer is read whole by default: a head that spreads its attention reads more tokens by itself. Two ways to choose whole layers
-/// were measured: the first two, and the layers with the most even attention. Both cost more than they gain (docs/results/quality-prediction.md).
+/// By default no layer is read completely: a head with spread attention reads more tokens anyway. Reading the first
+/// two layers, or the layers with the most even attention, costs more than it gains
+/// (docs/results/quality-prediction.md).
 struct Twilight {
     p: f32,
     candidates: f32,
@@ -170,7 +171,7 @@ impl Twilight {
             let visible = tokens.partition_point(|token| *token < end);
             let weights = &mut logits[..visible];
             let total = exponentiate(weights);
-            // Forced tokens are read in any case, so they are not among those that may be left out.
+            // Forced tokens are always read, so they are not candidates for dropping.
             for (weight, forced) in weights.iter_mut().zip(&forced) {
                 *weight = if *forced { f32::INFINITY } else { *weight };
             }

@@ -11,11 +11,11 @@ use crate::{
     PolicyInfo, Recall, SelectContext, SparsePolicy, Traits,
 };
 
-/// Reads the columns and diagonals of the attention map that held most mass for the last queries of the chunk.
+/// Reads the columns and diagonals of the attention map with most mass for the last queries of the chunk.
 ///
 /// Mass is the softmax over all keys, summed over the last `last` queries and the heads of the group. Diagonals are
-/// chosen in blocks of neighbours: a tile reads such a block as one run of keys, wide enough for all its queries, and
-/// scattered diagonals would add up to everything. The latest diagonals are exact for each query.
+/// chosen in blocks of neighbours, because scattered diagonals would add up to everything. A tile reads such a block
+/// as one run of keys, wide enough for all its queries. The latest diagonals are exact for each query.
 struct VerticalSlash {
     budget: f32,
     vertical: usize,
@@ -40,7 +40,8 @@ struct Lines {
 pub(super) struct LineMass {
     /// `[tokens]`, by key.
     pub(super) columns: Vec<f32>,
-    /// `[tokens]`, by distance query − key, the largest first: in this order a query's weights are added as they lie.
+    /// `[tokens]`, by distance query − key, the largest first: a query's weights are added in this order without
+    /// reordering.
     falling: Vec<f32>,
 }
 
@@ -151,7 +152,7 @@ impl VerticalSlash {
 }
 
 impl LineMass {
-    /// The mass that the chunk's last `last` queries give, summed over them and the heads of the group.
+    /// The mass from the chunk's last `last` queries, summed over them and the heads of the group.
     pub(super) fn of_last(chunk: &QueryTile<'_>, context: &SelectContext<'_>, last: usize) -> Self {
         let mut mass = Self {
             columns: vec![0.0; context.tokens],
@@ -177,7 +178,7 @@ impl LineMass {
     }
 }
 
-/// Columns, and for each run of diagonals the keys it holds for any query of the tile.
+/// Columns, and for each run of diagonals its keys for any query of the tile.
 pub(super) fn line_spans(tile: &QueryTile<'_>, columns: &[usize], distances: &[Span]) -> Selection {
     let last = tile.start + tile.rows;
     let diagonals = distances.iter().filter(|run| run.start < last);
@@ -197,7 +198,7 @@ fn work(parameters: &Parameters, chunk: &ChunkSize) -> ChunkWork {
     let always = (parameters.count("sinks") + parameters.count("recent") + 64) as f64;
     let context = tokens - chunk.rows.min(chunk.tokens) as f64 / 2.0;
     ChunkWork {
-        // Blocks of diagonals are widened to whole tiles: more is read than was chosen.
+        // Blocks of diagonals are widened to whole tiles, so more is read than was chosen.
         share: (1.4 * chosen + always / context.max(1.0)).min(1.0),
         scored: logits,
         weighed: logits,

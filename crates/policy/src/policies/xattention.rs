@@ -12,12 +12,12 @@ use crate::{
     SelectContext, SparsePolicy, Traits,
 };
 
-/// Reads the blocks whose antidiagonals hold most mass.
+/// Reads the blocks whose antidiagonals have most mass.
 ///
-/// Every `stride` queries, in reverse order, form one long query, and every `stride` keys form one long key. The product
-/// of the two sums an antidiagonal of the attention map at 1 / `stride` of its cost. Long queries, long keys and blocks
-/// begin at multiples of their size in absolute positions; positions outside the chunk count as zeros. Scores are summed
-/// over the heads of the group. The first block and the diagonal block are always read.
+/// Every `stride` queries, in reverse order, form one long query, and every `stride` keys form one long key. Their
+/// product is the sum of an antidiagonal of the attention map, at 1 / `stride` of its cost. Long queries, long keys
+/// and blocks begin at multiples of their size in absolute positions; positions outside the chunk count as zeros.
+/// Scores are summed over the heads of the group. The first block and the diagonal block are always read.
 struct XAttention {
     stride: usize,
     block: usize,

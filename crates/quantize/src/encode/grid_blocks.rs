@@ -8,12 +8,12 @@ use super::lattice::Lattice;
 use super::search::{extreme, inverse, round, to_half};
 use super::super_block::BLOCK;
 
-/// Entries near a cell that are compared.
+/// Entries to compare for a cell.
 const NEAR_FOURS: usize = 12;
 const NEAR_EIGHTS: usize = 20;
-/// Times the scale of the scales is fitted anew.
+/// Refits of the scale of the scales.
 const ROUNDS: usize = 3;
-/// Places for the largest magnitude of a part, as shares of the grid's largest value.
+/// Trial values of the largest magnitude of a part, as shares of the grid's largest value.
 const TOPS: [f32; 11] = [1.0, 0.95, 1.05, 0.9, 1.1, 0.85, 1.15, 0.8, 1.22, 0.72, 0.64];
 
 static IQ2_XXS: LazyLock<Lattice<8>> = LazyLock::new(|| Lattice::new(WeightFormat::Iq2Xxs, 8.0, NEAR_EIGHTS));
@@ -22,7 +22,7 @@ static IQ2_S: LazyLock<Lattice<8>> = LazyLock::new(|| Lattice::new(WeightFormat:
 static IQ3_XXS: LazyLock<Lattice<4>> = LazyLock::new(|| Lattice::new(WeightFormat::Iq3Xxs, 4.0, NEAR_FOURS));
 static IQ3_S: LazyLock<Lattice<4>> = LazyLock::new(|| Lattice::new(WeightFormat::Iq3S, 1.0, NEAR_FOURS));
 
-/// Signs that a block can hold.
+/// Signs that a block supports.
 #[derive(Clone, Copy, PartialEq)]
 enum Signs {
     Any,
@@ -30,7 +30,8 @@ enum Signs {
     Even,
 }
 
-/// A block: its scale, for each part the odd number `2 · multiple + 1` of it, entries, signs of eight weights in a byte.
+/// A block: its scale; for each part the odd multiple `2 · multiple + 1` of the scale; entries; signs of eight
+/// weights per byte.
 struct Coded {
     scale: half::f16,
     multiples: [u8; 16],
@@ -38,7 +39,7 @@ struct Coded {
     signs: [u8; 32],
 }
 
-/// Takes the signs off: what is left is to be rounded to an entry.
+/// Removes the signs; the magnitudes are then rounded to an entry.
 fn magnitudes(x: &[f32], w: &[f32], signs: Signs) -> ([f32; BLOCK], [u8; 32]) {
     let mut magnitudes = [0.0; BLOCK];
     let mut bytes = [0; 32];
@@ -79,7 +80,7 @@ fn assign<const WIDTH: usize>(
     sums.map(|lanes| lanes.iter().sum())
 }
 
-/// The scale with which weights of a part are rounded best.
+/// The scale with the least rounding error for a part's weights.
 fn part_scale<const WIDTH: usize>(lattice: &Lattice<WIDTH>, weights: [&[f32]; 2]) -> f32 {
     let largest = extreme(weights[0]).abs();
     if inverse(largest) == 0.0 {
@@ -109,7 +110,7 @@ fn part_scale<const WIDTH: usize>(lattice: &Lattice<WIDTH>, weights: [&[f32]; 2]
     scale
 }
 
-/// Codes a block, whose parts of `width` weights have odd multiples of its scale.
+/// Encodes a block. Its parts of `width` weights have odd multiples of its scale.
 fn code<const WIDTH: usize>(lattice: &Lattice<WIDTH>, width: usize, signs: Signs, x: &[f32], w: &[f32]) -> Coded {
     let (x, signs) = magnitudes(x, w, signs);
     let groups = width / WIDTH;
@@ -144,7 +145,7 @@ fn code<const WIDTH: usize>(lattice: &Lattice<WIDTH>, width: usize, signs: Signs
                 let odd = f32::from(2 * multiple + 1);
                 let sums = assign(lattice, [x, w], rounded * odd, &mut entries);
                 let scale = rounded * odd;
-                // Less the weights' own squares, which are the same for all.
+                // The weights' own squares are omitted, because they are equal for all candidates.
                 let error = scale * (scale * sums[1] - 2.0 * sums[0]);
                 if error < least {
                     least = error;
@@ -225,7 +226,7 @@ pub(super) fn iq3_s(x: &[f32], w: &[f32], block: &mut [u8]) {
 }
 
 impl Coded {
-    /// Four times seven signs, and four bits of the multiple of a part of 32.
+    /// Four groups of seven signs, and four bits of the multiple of a part of 32.
     fn sevens(&self, part: usize) -> u32 {
         let signs = &self.signs[4 * part..][..4];
         let word = signs

@@ -47,7 +47,7 @@ fn for_codes(x: &[f32], lines: &Lines, width: usize, most: f32, mut write: impl 
     }
 }
 
-/// Scale, minimum and eight pairs of six bits, at the begin of a block.
+/// Writes scale, minimum and eight pairs of six bits at the beginning of a block.
 fn write_lines(lines: &Lines, block: &mut [u8]) {
     block[..2].copy_from_slice(&lines.scale.to_le_bytes());
     block[2..4].copy_from_slice(&lines.minimum.to_le_bytes());

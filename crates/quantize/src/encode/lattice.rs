@@ -1,22 +1,22 @@
-//! Grids of entries for four or eight weights, and the nearest entry of some weights.
+//! Grids of entries for four or eight weights, and a search for the nearest entry.
 
 use riffle_linear::WeightFormat;
 
-/// Entries of a grid, found by the cell that weights fall into when each is rounded by itself.
+/// Entries of a grid, found by cell. A cell is the result of rounding each weight alone.
 pub(super) struct Lattice<const WIDTH: usize> {
-    /// Magnitudes that an entry holds, ascending.
+    /// Magnitudes of the entries, ascending.
     levels: Vec<f32>,
     /// Borders between neighbouring levels.
     borders: Vec<f32>,
     entries: Vec<[f32; WIDTH]>,
-    /// For each cell the stretch of `near`.
+    /// For each cell, its range of `near`.
     cells: Vec<(u32, u16)>,
-    /// Entries near a cell, the nearest first; the entry alone where the cell is one.
+    /// Entries near a cell, nearest first. A cell that is an entry has only itself.
     near: Vec<u16>,
 }
 
 impl<const WIDTH: usize> Lattice<WIDTH> {
-    /// The grid of `format` in units of `unit`; a cell that is no entry has `count` entries near it.
+    /// The grid of `format` in units of `unit`. A cell that is not an entry gets `count` entries near it.
     pub(super) fn new(format: WeightFormat, unit: f32, count: usize) -> Lattice<WIDTH> {
         let values = format.grid().unwrap_or_default();
         let entries: Vec<[f32; WIDTH]> = values
@@ -55,7 +55,7 @@ impl<const WIDTH: usize> Lattice<WIDTH> {
         self.levels.last().copied().unwrap_or_default()
     }
 
-    /// The entry with the least squared error of weights in units of the grid, each times its factor.
+    /// The entry with the least weighted squared error, for weights in units of the grid.
     #[inline]
     pub(super) fn nearest(&self, x: &[f32; WIDTH], w: &[f32; WIDTH]) -> u16 {
         let (start, count) = self.cells[self.cell(x)];
@@ -91,7 +91,7 @@ impl<const WIDTH: usize> Lattice<WIDTH> {
         })
     }
 
-    /// The entries nearest to the middle of a cell, in order; entries as far away as the last of `count` are left out or not by number.
+    /// The `count` entries nearest to the middle of a cell, in order. Entry numbers break ties.
     fn nearest_of_all(&self, cell: usize, count: usize) -> Vec<u16> {
         let levels = self.levels.len();
         let middle: [f32; WIDTH] = core::array::from_fn(|lane| self.levels[cell / levels.pow(lane as u32) % levels]);

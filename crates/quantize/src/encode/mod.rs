@@ -1,8 +1,8 @@
-//! Encoders: rows of weights to blocks of the formats of GGUF, so that the squared error is small, each weight's times a factor.
+//! Encoders: convert rows of weights to blocks of GGUF's formats with a small weighted squared error.
 //!
-//! The formats are those of ggml. Scales are searched for by trying several places for the largest weight, then fitted by least squares
-//! to the codes chosen, as ggml's `make_qx_quants` and `make_qkx3_quants` do. Scales of scales are fitted once more together: each part of
-//! a block takes the multiple with the least error after the block's own scale is rounded.
+//! The formats are ggml's. The search for a scale tries several values for the largest weight; a least-squares fit to
+//! the chosen codes follows, as in ggml's `make_qx_quants` and `make_qkx3_quants`. For scales of scales, each part of
+//! a block then takes the multiple with the least error after the block's own scale is rounded.
 
 mod grid_blocks;
 mod k_blocks;
@@ -27,11 +27,11 @@ type EncodeRow = fn(&[f32], &mut [u8]);
 enum Encoder {
     Floats(EncodeRow),
     Blocks(EncodeBlock),
-    /// Errors of large weights count no more than those of small ones.
+    /// Large and small weights count equally.
     EvenBlocks(EncodeBlock),
 }
 
-/// The formats that can be written.
+/// The formats that this crate can write.
 const ENCODERS: &[(WeightFormat, Encoder)] = &[
     (WeightFormat::F32, Encoder::Floats(plain_blocks::f32)),
     (WeightFormat::F16, Encoder::Floats(plain_blocks::f16)),
@@ -63,16 +63,17 @@ const ENCODERS: &[(WeightFormat, Encoder)] = &[
     (WeightFormat::Q2_0, Encoder::Blocks(ternary_blocks::q2_0)),
 ];
 
-/// The formats that [`encode_rows`] writes.
+/// The formats that [`encode_rows`] supports.
 pub fn encodable_formats() -> impl Iterator<Item = WeightFormat> {
     ENCODERS.iter().map(|(format, _)| *format)
 }
 
-/// Encodes rows of `columns` weights, on the threads of the current rayon pool. `importance` holds a number from 0 for each column: what
-/// the squares of its inputs are on average.
+/// Encodes rows of `columns` weights on the threads of the current rayon pool. `importance` has one number for each
+/// column, the mean square of its inputs, at least 0.
 ///
 /// # Errors
-/// [`QuantizeError::NoEncoder`]; [`QuantizeError::Row`] where rows are no whole number of blocks, or lengths do not agree.
+/// [`QuantizeError::NoEncoder`]; [`QuantizeError::Row`] if a row is not a whole number of blocks, or if lengths
+/// differ.
 pub fn encode_rows(
     format: WeightFormat,
     columns: usize,
@@ -104,7 +105,7 @@ pub fn encode_rows(
 /// Writes factors of a block's squared errors: weights, their importance, factors.
 type Factors = fn(&[f32], Option<&[f32]>, &mut [f32]);
 
-/// Encodes a row of blocks; `row` and `importance` are as long.
+/// Encodes a row of blocks; `row` and `importance` have the same length.
 fn encode_row(
     format: WeightFormat,
     encode: EncodeBlock,
@@ -133,13 +134,13 @@ fn even_factors(_: &[f32], importance: Option<&[f32]>, factors: &mut [f32]) {
     }
 }
 
-/// Factors of a block's squared errors. Large weights count more, as in ggml: their errors are the largest, and seldom chance.
+/// Factors of a block's squared errors. Large weights count more, as in ggml.
 fn error_factors(x: &[f32], importance: Option<&[f32]>, factors: &mut [f32]) {
     let mean_square = x.iter().map(|x| x * x).sum::<f32>() / x.len() as f32;
     if mean_square == 0.0 || !mean_square.is_finite() {
         return factors.fill(1.0);
     }
-    // A block's own size has no part in the choice of its codes.
+    // The block's own size must not affect its codes.
     let (unit, inverse) = (mean_square.sqrt(), mean_square.sqrt().recip());
     match importance {
         None => {
@@ -152,7 +153,7 @@ fn error_factors(x: &[f32], importance: Option<&[f32]>, factors: &mut [f32]) {
             let scale = if mean > 0.0 { mean.recip() } else { 0.0 };
             for ((factor, x), importance) in factors.iter_mut().zip(x).zip(importance) {
                 let size = (2.0 * mean_square + x * x).sqrt() * inverse;
-                // No input at all in the calibration: the weight still has its sign and size.
+                // The calibration had no input for this weight, but its sign and size still matter.
                 *factor = (importance * scale).max(1e-4) * size;
             }
         }

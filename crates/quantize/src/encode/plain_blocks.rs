@@ -53,7 +53,7 @@ pub(super) fn q5_1(x: &[f32], w: &[f32], block: &mut [u8]) {
     write_nibbles(&codes, &mut block[8..]);
 }
 
-/// Codes around `center` with a scale, which is written at the block's begin.
+/// Codes around `center` with a scale at the beginning of the block.
 fn centered(x: &[f32], w: &[f32], center: f32, block: &mut [u8]) -> [u8; 32] {
     let nearest = |value: f32| whole(value, -center, center - 1.0);
     let tops = tops(center);
@@ -63,7 +63,7 @@ fn centered(x: &[f32], w: &[f32], center: f32, block: &mut [u8]) -> [u8; 32] {
     core::array::from_fn(|index| (nearest(x[index] * inverse) + center) as u8)
 }
 
-/// Places for the value of the largest magnitude, with codes from `-center` to `center - 1`: around either end.
+/// Trial values of the largest magnitude, near both ends of the codes `-center` to `center - 1`.
 pub(super) fn tops(center: f32) -> [f32; 20] {
     core::array::from_fn(|index| {
         let step = (index / 2) as f32;
@@ -72,7 +72,7 @@ pub(super) fn tops(center: f32) -> [f32; 20] {
     })
 }
 
-/// Codes from 0 to `most` with a scale and an offset, which are written at the block's begin.
+/// Codes from 0 to `most`, with a scale and an offset at the beginning of the block.
 fn above_minimum(x: &[f32], w: &[f32], most: f32, block: &mut [u8]) -> [u8; 32] {
     let line = best_line(x, w, most, false);
     let ((scale, scale_value), (offset, offset_value)) = (to_half(line.scale), to_half(-line.minimum));

@@ -1,6 +1,6 @@
-//! Searches for the scale, or the scale and the minimum, with which a few weights are rounded best.
+//! Searches for the scale, or scale and minimum, with the least rounding error for a few weights.
 
-/// Lanes of a sum: partial sums that vector code adds side by side.
+/// Lanes of a sum: partial sums that vector code adds in parallel.
 const LANES: usize = 8;
 
 /// The largest number of a binary16.
@@ -19,7 +19,7 @@ pub(super) fn whole(value: f32, least: f32, most: f32) -> f32 {
     round(value.clamp(least, most))
 }
 
-/// A value as binary16, and as what readers make of that. Values beyond its range become the largest.
+/// A value as binary16, and its rounded value. Values beyond the range become the largest.
 pub(super) fn to_half(value: f32) -> (half::f16, f32) {
     let rounded = half::f16::from_f32(value.clamp(-LARGEST_HALF, LARGEST_HALF));
     (rounded, rounded.to_f32())
@@ -38,7 +38,7 @@ pub(super) fn extreme(values: &[f32]) -> f32 {
     values.iter().fold(0.0, larger)
 }
 
-/// Sums over weights `x` with factors `w`, of their rounded values: `Σ w·x·q` and `Σ w·q²`.
+/// Weighted sums with the rounded values `q`: `Σ w·x·q` and `Σ w·q²`.
 #[inline(always)]
 fn products(x: &[f32], w: &[f32], inverse: f32, nearest: impl Fn(f32) -> f32) -> (f32, f32) {
     let (mut xq, mut qq) = ([0.0f32; LANES], [0.0f32; LANES]);
@@ -52,7 +52,7 @@ fn products(x: &[f32], w: &[f32], inverse: f32, nearest: impl Fn(f32) -> f32) ->
     (xq.iter().sum(), qq.iter().sum())
 }
 
-/// The squared error of weights that are rounded with `scale`, each times its factor.
+/// The weighted squared error of weights that are rounded with `scale`.
 #[inline(always)]
 pub(super) fn scaled_error(x: &[f32], w: &[f32], scale: f32, nearest: impl Fn(f32) -> f32) -> f32 {
     let inverse = inverse(scale);
@@ -66,8 +66,8 @@ pub(super) fn scaled_error(x: &[f32], w: &[f32], scale: f32, nearest: impl Fn(f3
     error.iter().sum()
 }
 
-/// The scale with which weights are rounded best to the values that `nearest` gives. `tops` are places that the value of the largest
-/// magnitude is tried at.
+/// The scale with the least error when `nearest` rounds the weights. `tops` are trial values of the largest
+/// magnitude.
 #[inline(always)]
 pub(super) fn best_scale(x: &[f32], w: &[f32], tops: &[f32], nearest: impl Fn(f32) -> f32 + Copy) -> f32 {
     let extreme = extreme(x);
@@ -88,7 +88,7 @@ pub(super) fn best_scale(x: &[f32], w: &[f32], tops: &[f32], nearest: impl Fn(f3
     for top in tops {
         scale = consider(top / extreme).unwrap_or(scale);
     }
-    // The best scale for the values chosen may choose other values.
+    // A refit scale may round to other values, so the fit repeats.
     for _ in 0..2 {
         match consider(inverse(scale)) {
             Some(better) => scale = better,
@@ -112,7 +112,7 @@ impl Line {
         whole((x + self.minimum) * inverse, 0.0, most)
     }
 
-    /// The squared error of weights with codes from 0 to `most`, each times its factor.
+    /// The weighted squared error of weights with codes from 0 to `most`.
     #[inline(always)]
     pub(super) fn error(self, x: &[f32], w: &[f32], most: f32) -> f32 {
         let inverse = inverse(self.scale);
@@ -126,7 +126,7 @@ impl Line {
         error.iter().sum()
     }
 
-    /// The line that fits best the weights' codes under this one.
+    /// The line that best fits the codes that this line gives the weights.
     #[inline(always)]
     fn refit(self, x: &[f32], w: &[f32], most: f32, keeps_sign: bool) -> Line {
         let inverse = inverse(self.scale);
@@ -162,7 +162,7 @@ impl Line {
     }
 }
 
-/// The line with which weights are rounded best to codes from 0 to `most`. With `keeps_sign` its minimum is no weight above 0.
+/// The line with the least error for codes from 0 to `most`. With `keeps_sign`, its minimum is not above 0.
 pub(super) fn best_line(x: &[f32], w: &[f32], most: f32, keeps_sign: bool) -> Line {
     let least = x.iter().copied().fold(f32::INFINITY, f32::min);
     let least = if keeps_sign { least.min(0.0) } else { least };
@@ -179,7 +179,7 @@ pub(super) fn best_line(x: &[f32], w: &[f32], most: f32, keeps_sign: bool) -> Li
     };
     let mut error = best.error(x, w, most);
     for step in 0..STEPS {
-        // From steps that are too small for the range, so that ends are cut off, to steps that are too large.
+        // From small steps that clip the ends to steps that are too large.
         let steps = most * (1.12 - 0.36 * step as f32 / (STEPS - 1) as f32) + if most < 4.0 { 0.3 } else { 0.0 };
         let mut line = Line {
             scale: range / steps,
@@ -196,5 +196,5 @@ pub(super) fn best_line(x: &[f32], w: &[f32], most: f32, keeps_sign: bool) -> Li
     best
 }
 
-/// Lines that are tried.
+/// Trial lines.
 const STEPS: usize = 14;

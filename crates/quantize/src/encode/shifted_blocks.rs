@@ -1,4 +1,4 @@
-//! Blocks of 256 weights whose codes are places in a ternary grid, shifted up or down by an eighth: IQ1_S, IQ1_M.
+//! Blocks of 256 weights with codes of a ternary grid, shifted up or down by an eighth: IQ1_S, IQ1_M.
 
 use std::sync::LazyLock;
 
@@ -7,19 +7,19 @@ use riffle_linear::WeightFormat;
 use super::lattice::Lattice;
 use super::search::{extreme, inverse, round, to_half};
 
-/// Entries near a cell that are compared.
+/// Entries to compare for a cell.
 const NEAR: usize = 24;
 /// The shift of an entry's values.
 const SHIFT: f32 = 0.125;
-/// Times the scale of the scales is fitted anew.
+/// Refits of the scale of the scales.
 const ROUNDS: usize = 3;
-/// Places for the largest magnitude of a part.
+/// Trial values of the largest magnitude of a part.
 const TOPS: [f32; 10] = [1.0, 1.1, 1.25, 1.4, 1.6, 1.8, 2.1, 2.5, 3.0, 0.9];
 const LARGEST_MULTIPLE: u8 = 7;
 
 static GRID: LazyLock<Lattice<8>> = LazyLock::new(|| Lattice::new(WeightFormat::Iq1S, 8.0, NEAR));
 
-/// Codes of a part: an entry and a shift for each eight weights.
+/// Codes of a part: an entry and a shift for every eight weights.
 #[derive(Debug, Clone, Copy, Default)]
 struct Part {
     entries: [u16; 4],
@@ -36,14 +36,14 @@ impl Part {
     }
 }
 
-/// How many eights share a shift.
+/// Number of groups of eight that share a shift.
 #[derive(Clone, Copy, PartialEq)]
 enum Shifts {
     OfParts,
     OfEights,
 }
 
-/// Codes of a part with a scale.
+/// Codes of a part at a scale.
 fn assign([x, w]: [&[f32]; 2], scale: f32, shifts: Shifts) -> Part {
     let [up, down] = [SHIFT, -SHIFT].map(|shift| shifted([x, w], scale, shift));
     let sum = |eights: &[Eight; 4]| {
@@ -80,7 +80,7 @@ struct Eight {
     vv: f32,
 }
 
-/// The nearest entries of up to four eights, all with one shift.
+/// The nearest entries of up to four groups of eight with one shift.
 fn shifted([x, w]: [&[f32]; 2], scale: f32, shift: f32) -> [Eight; 4] {
     let inverse = inverse(scale);
     let mut eights = [Eight::default(); 4];
@@ -97,7 +97,7 @@ fn shifted([x, w]: [&[f32]; 2], scale: f32, shift: f32) -> [Eight; 4] {
     eights
 }
 
-/// The scale with which a part is rounded best.
+/// The scale with the least error for a part.
 fn part_scale(weights: [&[f32]; 2], shifts: Shifts) -> f32 {
     let largest = extreme(weights[0]).abs();
     if inverse(largest) == 0.0 {
@@ -124,7 +124,7 @@ fn part_scale(weights: [&[f32]; 2], shifts: Shifts) -> f32 {
     consider(found)
 }
 
-/// The scale of a block; by part its multiple and its codes.
+/// The scale of a block; each part's multiple and codes.
 type Coded = (half::f16, [(u8, Part); 16]);
 
 fn code(x: &[f32], w: &[f32], width: usize, shifts: Shifts) -> Coded {
@@ -195,7 +195,7 @@ pub(super) fn iq1_m(x: &[f32], w: &[f32], block: &mut [u8]) {
             block[32 + eight / 2] |= four << (4 * (eight % 2));
         }
     }
-    // The block's scale lies in the top bits of the words of multiples.
+    // The top bits of the words of multiples contain the block's scale.
     let bits = scale.to_bits();
     for (index, word) in words.iter_mut().enumerate() {
         *word |= (bits >> (4 * index) & 15) << 12;

@@ -1,4 +1,4 @@
-//! Blocks of 256 weights whose parts have scales that are small whole numbers: how these, and the scale of the scales, are chosen.
+//! Blocks of 256 weights whose parts have small integer scales: the choice of these scales and of their common scale.
 
 use super::search::{Line, best_line, best_scale, extreme, inverse, round, scaled_error, to_half, whole};
 
@@ -6,7 +6,7 @@ use super::search::{Line, best_line, best_scale, extreme, inverse, round, scaled
 pub(super) const BLOCK: usize = 256;
 /// Most parts of a block.
 const PARTS: usize = 16;
-/// Times the scale of the scales is fitted anew.
+/// Refits of the scale of the scales.
 const ROUNDS: usize = 3;
 
 /// Scales of the parts of a block: part `p` has the scale `scale · multiples[p]`.
@@ -140,7 +140,7 @@ pub(super) fn lines([x, w]: [&[f32]; 2], width: usize, most: f32, largest: f32) 
     best
 }
 
-/// The multiples of scale and minimum with the least error, beside the ones that are nearest to the line wanted.
+/// The multiples of scale and minimum with the least error, near the wanted line.
 fn multiples([x, w]: [&[f32]; 2], wanted: Line, block: Line, [most, largest]: [f32; 2]) -> (f32, [f32; 2]) {
     let near = |wanted: f32, unit: f32| round((wanted * inverse(unit)).clamp(0.0, largest));
     let (scale, minimum) = (near(wanted.scale, block.scale), near(wanted.minimum, block.minimum));
@@ -163,7 +163,7 @@ fn multiples([x, w]: [&[f32]; 2], wanted: Line, block: Line, [most, largest]: [f
     best
 }
 
-/// Least squares of a block's scale and minimum, with multiples and codes given.
+/// Least-squares fit of a block's scale and minimum for given multiples and codes.
 #[derive(Default)]
 struct Fit {
     qq: f32,

@@ -1,11 +1,11 @@
-//! Blocks of one and two bits a weight: TQ1_0, TQ2_0, Q1_0, Q2_0.
+//! Blocks of one and two bits per weight: TQ1_0, TQ2_0, Q1_0, Q2_0.
 
 use super::search::{best_scale, inverse, to_half, whole};
 
-/// Places for the value of the largest magnitude, from weights of one magnitude to a few that stand out.
+/// Trial values of the largest magnitude, from equal magnitudes to a few outliers.
 const TERNARY_TOPS: [f32; 12] = [1.0, 0.75, 0.9, 1.1, 1.25, 1.4, 1.6, 1.8, 2.1, 2.5, 3.0, 4.0];
 
-/// The scale of a block, which is written at `at`, and its codes 0, 1 and 2.
+/// Writes the scale of a block at `at`, and its codes 0, 1 and 2.
 fn ternary(x: &[f32], w: &[f32], block: &mut [u8], at: usize) -> [u8; 256] {
     let nearest = |value: f32| whole(value, -1.0, 1.0);
     let (scale, rounded) = to_half(best_scale(x, w, &TERNARY_TOPS, nearest).abs());
@@ -27,7 +27,7 @@ pub(super) fn tq1_0(x: &[f32], w: &[f32], block: &mut [u8]) {
         let number = digits(byte).into_iter().fold(0u32, |number, index| {
             3 * number + index.map_or(0, |at| u32::from(codes[at]))
         });
-        // 256/243 of the number, rounded up, so that the first digit is the byte times 3 above 256.
+        // 256/243 of the number, rounded up, so that the high byte of three times the byte is the first digit.
         *to = (number * 256).div_ceil(243) as u8;
     }
 }

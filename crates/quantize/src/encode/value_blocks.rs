@@ -9,7 +9,7 @@ const IQ4: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 
 /// The values of MXFP4 and NVFP4 from 0, doubled; codes from 8 are their negatives.
 const E2M1: [f32; 8] = [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0];
 
-/// The code of the nearest value, for each half from −128: borders between values lie at halves.
+/// The code of the nearest value for each half from −128; borders between values are halves.
 static IQ4_CODES: [u8; 512] = {
     let mut codes = [0; 512];
     let mut index = 0;
@@ -26,7 +26,7 @@ static IQ4_CODES: [u8; 512] = {
     codes
 };
 
-/// Places for the value of the largest magnitude: around either end of the table.
+/// Trial values of the largest magnitude, near both ends of the table.
 const IQ4_TOPS: [f32; 20] = {
     let mut tops = [0.0; 20];
     let mut index = 0;
@@ -114,7 +114,7 @@ pub(super) fn mxfp4(x: &[f32], w: &[f32], block: &mut [u8]) {
 pub(super) fn nvfp4(x: &[f32], w: &[f32], block: &mut [u8]) {
     for (part, (x, w)) in x.chunks_exact(16).zip(w.chunks_exact(16)).enumerate() {
         let wanted = extreme(x).abs() / 12.0;
-        // Codes grow with what they stand for.
+        // Codes increase with their values.
         let near = (0..0x7e).filter(|code| half_of_ue4m3(*code) < wanted).count() as u8;
         let codes = near.saturating_sub(4)..=(near + 6).min(0x7e);
         let code = best_code(x, w, codes, half_of_ue4m3);

@@ -1,4 +1,4 @@
-//! Hashes for signing requests, in Rust alone.
+//! Hashes for signing requests, in pure Rust.
 
 use hmac::{Hmac, KeyInit, Mac};
 use object_store::client::{CryptoProvider, DigestAlgorithm, DigestContext, HmacContext, Signer, SigningAlgorithm};

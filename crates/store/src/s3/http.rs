@@ -1,4 +1,4 @@
-//! HTTP for the crate `object_store`: each request is made on the thread that asks, within its limits.
+//! HTTP for the crate `object_store`: each request runs on the calling thread, within its limits.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use riffle_kv::StoreError;
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 use ureq::{Agent, Error};
 
-/// Connections that are kept open to a host.
+/// Most idle connections to a host.
 const MOST_IDLE: usize = 32;
 
 thread_local! {
@@ -22,7 +22,7 @@ thread_local! {
     static TOO_LONG: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The limits of the requests that this thread makes until it is dropped.
+/// The limits of this thread's requests until it is dropped.
 pub(super) struct Limits;
 
 impl Limits {
@@ -32,7 +32,7 @@ impl Limits {
         Self
     }
 
-    /// True if an answer was longer than it may be.
+    /// True if an answer was too long.
     pub(super) fn was_too_long(&self) -> bool {
         TOO_LONG.get()
     }
@@ -103,7 +103,7 @@ impl HttpService for Client {
             self.0.run(request)
         };
         let (parts, mut body) = answer.map_err(failed)?.into_parts();
-        // Headers around a block's bytes do not count.
+        // Headers besides a block's bytes do not count.
         let bytes = body
             .with_config()
             .limit(most_bytes as u64)

@@ -1,4 +1,4 @@
-//! Buckets of S3 and of services that speak like it, through the crate `object_store`.
+//! S3 buckets and compatible services, through the crate `object_store`.
 
 mod crypto;
 mod http;
@@ -18,12 +18,12 @@ use crate::{Environment, OpenError};
 use crypto::Crypto;
 use http::{Connector, Limits};
 
-/// Names that are asked for at the same time.
+/// Names checked concurrently.
 const NAMES: usize = 16;
-/// The most bytes of an answer that is no block.
+/// Largest answer other than a block, in bytes.
 const ANSWER_BYTES: usize = 16 << 20;
 
-/// A bucket, or what begins with a prefix in it.
+/// A bucket, or a prefix in it.
 #[derive(Debug)]
 pub(crate) struct Bucket {
     address: String,
@@ -46,7 +46,7 @@ impl Bucket {
         if let Some(endpoint) = address.take("endpoint", |endpoint| Some(endpoint.to_owned()))? {
             builder = builder.with_endpoint(endpoint);
         }
-        // An address that begins with http:// asks for a connection without encryption.
+        // An address with http:// requests an unencrypted connection.
         let endpoint = builder.get_config_value(&AmazonS3ConfigKey::Endpoint);
         if endpoint.is_some_and(|endpoint| endpoint.starts_with("http://")) {
             builder = builder.with_allow_http(true);
@@ -169,7 +169,7 @@ impl BlockStore for Bucket {
     }
 }
 
-/// The environment variables that AWS's own tools read, as far as they mean something here.
+/// The environment variables of AWS's own tools that apply here.
 fn variables() -> [(&'static str, AmazonS3ConfigKey); 13] {
     use AmazonS3ConfigKey as Key;
     [
@@ -224,7 +224,7 @@ fn found<T>(answer: Result<Result<T, Error>, StoreError>) -> Result<Option<T>, S
     }
 }
 
-/// One line of why it failed, with the innermost reason: the crate's own text repeats itself, with addresses and waiting times.
+/// One line with the innermost reason, because the crate's own text is repetitive.
 fn refused(error: &Error) -> StoreError {
     let mut reason: &dyn std::error::Error = error;
     while let Some(source) = reason.source() {

@@ -1,7 +1,7 @@
-//! One connection: commands out, replies in, all of it within a time limit.
+//! One connection: sends commands and reads replies within a time limit.
 //!
-//! A client crate is not used here because a limit has to hold for a whole reply, also where a server sends one byte a second, and
-//! the length that a reply claims has to be checked before memory is taken for it.
+//! No client crate is used, because the time limit must apply to a whole reply, even from a server that sends one
+//! byte per second, and a reply's declared length must be checked before allocation.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -42,13 +42,13 @@ pub(super) enum Reply {
 const BUFFER_BYTES: usize = 64 << 10;
 /// The longest line of a reply.
 const LINE_BYTES: usize = 64 << 10;
-/// Lists within lists, and entries of one.
+/// Deepest nesting of lists, and most entries of one.
 const MOST_DEPTH: usize = 4;
 const MOST_ENTRIES: usize = 1 << 16;
 
-/// Memory that the replies to one question may take, all together.
+/// Memory limit of all replies to one request.
 struct Room {
-    /// The most bytes of one reply.
+    /// Largest reply in bytes.
     most_bytes: usize,
     left_bytes: usize,
 }
@@ -64,7 +64,7 @@ impl Room {
 pub(super) struct Connection {
     stream: Stream,
     buffer: Vec<u8>,
-    /// The part of the buffer that has not been read yet.
+    /// The unread part of the buffer.
     unread: std::ops::Range<usize>,
     time: Duration,
 }
@@ -135,7 +135,7 @@ impl Connection {
     }
 
     fn over(socket: TcpStream, server: &Server, until: Instant) -> Result<Self, StoreError> {
-        // Small commands are not held back; where that cannot be set it is slower.
+        // Small commands are sent at once; a failure here only costs speed.
         drop(socket.set_nodelay(true));
         let mut connection = Self {
             stream: encrypted(socket, server)?,
@@ -161,7 +161,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Sends commands and reads a reply to each. After an error the connection is of no use.
+    /// Sends commands and reads a reply to each. After an error the connection is unusable.
     pub(super) fn ask(
         &mut self,
         commands: &[Vec<&[u8]>],
@@ -188,7 +188,7 @@ impl Connection {
         }
         self.send(&head, until)?;
         self.stream.flush().map_err(|error| self.failed(&error))?;
-        // Besides the bytes that are asked for: a line, and a place for each reply.
+        // Besides the requested bytes: one line and one slot per reply.
         let mut room = Room {
             most_bytes,
             left_bytes: most_bytes + LINE_BYTES + commands.len() * size_of::<Reply>(),
@@ -271,7 +271,7 @@ impl Connection {
         }
     }
 
-    /// Bytes of known length, and the end of line behind them.
+    /// Bytes of known length, and the line end after them.
     fn bytes(&mut self, length: usize, until: Instant) -> Result<Vec<u8>, StoreError> {
         let mut bytes = Vec::with_capacity(length + 2);
         while bytes.len() < length + 2 {

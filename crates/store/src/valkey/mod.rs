@@ -1,4 +1,4 @@
-//! Servers that speak the protocol of Redis: Valkey, Redis and others.
+//! Servers with the Redis protocol: Valkey, Redis and others.
 
 mod connection;
 
@@ -12,22 +12,22 @@ use crate::{Environment, OpenError};
 use connection::{Connection, Reply, Server};
 
 const PORT: u16 = 6379;
-/// Prefix of names, unless the address gives another.
+/// Default prefix of names.
 const DEFAULT_PREFIX: &str = "riffle";
 /// Names in a question.
 const NAMES: usize = 512;
-/// Connections that are kept open.
+/// Most idle connections.
 const MOST_IDLE: usize = 16;
-/// The most bytes of an answer that is no block.
+/// Largest answer other than a block, in bytes.
 const ANSWER_BYTES: usize = 1 << 20;
 
-/// A server, and connections to it that nobody uses now.
+/// A server, with its idle connections.
 #[derive(Debug)]
 pub(crate) struct Valkey {
     address: String,
     server: Server,
     prefix: String,
-    /// How long the server keeps a block after it was written or read last.
+    /// Time for which the server keeps a block after its last write or read.
     expiry: Duration,
     idle: Mutex<Vec<Connection>>,
 }
@@ -92,7 +92,7 @@ impl Valkey {
         format!("{}:{name}", self.prefix).into_bytes()
     }
 
-    /// Sends commands at once and reads their replies in order. A connection that the server has closed meanwhile is replaced.
+    /// Sends commands together and reads their replies in order. A connection that the server has closed is replaced.
     fn ask(&self, commands: &[Vec<&[u8]>], most_bytes: usize, until: Instant) -> Result<Vec<Reply>, StoreError> {
         let idle = lock(&self.idle).pop();
         if let Some(mut connection) = idle {
@@ -139,7 +139,7 @@ impl Valkey {
             let (Some(name), Ok(bytes @ 1..)) = (name, u64::try_from(*bytes)) else {
                 continue;
             };
-            // Without an expiry the server does not tell when it was used.
+            // Without an expiry, the server does not report the last use.
             let left = Duration::from_millis(u64::try_from(*left_ms).unwrap_or(0));
             each(StoredItem {
                 name: name.into_owned(),
@@ -178,7 +178,7 @@ impl BlockStore for Valkey {
 
     fn get(&self, name: &str, most_bytes: usize, until: Instant) -> Result<Option<Vec<u8>>, StoreError> {
         let (key, expiry) = (self.key(name), self.expiry.as_millis().to_string());
-        // GETEX restarts the time to expiry, so blocks in use stay.
+        // GETEX restarts the expiry, so blocks in use stay.
         let command = vec![&b"GETEX"[..], &key[..], &b"PX"[..], expiry.as_bytes()];
         match self.ask_one(command, most_bytes, until)? {
             Reply::Bytes(bytes) => Ok(Some(bytes)),

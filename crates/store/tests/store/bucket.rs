@@ -1,4 +1,4 @@
-//! Buckets, by a server that speaks as much of S3 as is used. That signatures are right is checked by scripts/store-test with a
+//! Buckets, by a server that speaks as much of S3 as is used. That signatures are right is checked by scripts/test/store-test with a
 //! server that checks them.
 
 use std::collections::BTreeMap;

@@ -73,7 +73,7 @@ fn columns<S: Simd, const R: usize, const P: usize, const N: usize>(
                 }
             }
         }
-        // All at once: where only some were taken, the compiler would keep the sums in memory, in the loop above as well.
+        // Initialise all sums at once: otherwise the compiler keeps them in memory, in the loop above too.
         let sums: [[S::V; N]; P] = core::array::from_fn(|p| core::array::from_fn(|n| simd.i32_to_f32(sums[p][n])));
         for p in 0..P {
             if part + p >= rows {

@@ -1,11 +1,12 @@
 //! Attention in 16-bit integers: queries times keys, then weights times values, two products to a 32-bit lane.
 //!
-//! A query and a key are rounded relative to the largest element of each, to as many bits as a 32-bit sum of `head_dim`
-//! products has room for: 13 with the sign at head_dim 128. From the keys of a block its first key is taken off before, so
-//! that what all keys have in common costs no bits; its own product with the query is added in f32. That is the smoothing
-//! of SageAttention (arXiv 2410.02367), with a key in place of a mean: a mean would depend on keys that a row does not see.
-//! Each value is rounded relative to a power of two of its own. The weights of a row and a block carry these powers and are
-//! rounded relative to the largest of them, to 13 bits, as SageAttention2 (arXiv 2411.10958) does with 8.
+//! A query and a key are rounded relative to the largest element of each, to as many bits as a 32-bit sum of
+//! `head_dim` products has room for: 13 with the sign at head_dim 128. First, the block's first key is subtracted
+//! from all its keys, so that their common part costs no bits; the first key's own product with the query is added in
+//! f32. This is the smoothing of SageAttention (arXiv 2410.02367), with a key in place of a mean: a mean would depend
+//! on keys that a row does not see. Each value is rounded relative to a power of two of its own. The weights of a row
+//! and a block carry these powers and are rounded relative to the largest of them, to 13 bits, as SageAttention2
+//! (arXiv 2411.10958) does with 8.
 
 mod accumulate;
 mod round;
@@ -31,10 +32,10 @@ const LARGEST_VALUE: f32 = 2047.0;
 /// Largest integer of a weight.
 const LARGEST_WEIGHT: f32 = 8192.0;
 
-/// The least magnitude of a query or key that counts: the inverse of a smaller one would overflow.
+/// Magnitude below which a query or key counts as zero: its inverse would overflow.
 const LEAST: f32 = 1e-30;
 
-/// 16 words of two 16-bit integers each, in a cache line of their own.
+/// 16 words of two 16-bit integers each, aligned to a cache line.
 #[derive(Debug, Clone, Copy)]
 #[repr(align(64))]
 struct Line([i32; 16]);
@@ -50,7 +51,7 @@ impl Default for PairWeights {
     }
 }
 
-/// 16 lanes in a cache line of their own.
+/// 16 lanes, aligned to a cache line.
 #[derive(Debug, Clone, Copy)]
 #[repr(align(64))]
 struct Lanes([f32; 16]);

@@ -1,4 +1,4 @@
-//! Queries, keys and values become integers.
+//! Rounds queries, keys and values to integers.
 
 use alloc::vec::Vec;
 
@@ -7,22 +7,22 @@ use crate::LANES;
 use crate::kernel::{Element, STRIPES, Slot};
 use crate::simd::{Kernel, Level, Simd};
 
-/// The smallest power of two that values are rounded relative to: what lies below 2⁻⁶⁰ becomes zero.
+/// Exponent of the smallest power of two for rounding values. Magnitudes below 2⁻⁶⁰ become zero.
 const LEAST_EXPONENT: i32 = -60;
 
-/// The keys of a block, less its first key.
+/// The keys of a block, minus its first key.
 #[derive(Debug, Default)]
 pub(crate) struct PairKeys {
     /// `[stripes, head_dim / 2, 16]`: two elements of each of 16 keys.
     pub(super) lines: Vec<Line>,
-    /// By stripe and lane: what one of the integers stands for.
+    /// By stripe and lane: the value of one integer unit.
     pub(super) scales: [[f32; LANES]; STRIPES],
     /// The first key of the block, `[head_dim]`.
     pub(super) first: Vec<f32>,
     differences: Vec<Lanes>,
 }
 
-/// Rounds the keys of some stripes of a block, each at its own place.
+/// Rounds the keys of some stripes of a block, each to its own index.
 pub(crate) struct RoundPairKeys<'a, E: Element> {
     /// `[stripes, head_dim, 16]`.
     pub(crate) keys: &'a [E::Raw],
@@ -81,15 +81,16 @@ impl PairKeys {
 /// The values of a block.
 #[derive(Debug, Default)]
 pub(crate) struct PairValues {
-    /// For every 32 columns `[pairs, 2, 16]`: the same column of two tokens in a word. The last may be 16 columns wide.
+    /// For every 32 columns, `[pairs, 2, 16]`: the same column of two tokens in a word. The last may be 16 columns
+    /// wide.
     pub(super) lines: Vec<Line>,
-    /// By stripe and lane, the power of two that a token's integers are multiples of: its exponent.
+    /// By stripe and lane: a token's exponent. Its integers are multiples of this power of two.
     pub(super) exponents: [[f32; LANES]; STRIPES],
-    /// One over the powers; zero where there is no token.
+    /// Inverses of these powers; zero if there is no token.
     pub(super) inverses: [[f32; LANES]; STRIPES],
 }
 
-/// Rounds the values of some stripes of a block, each at its own place.
+/// Rounds the values of some stripes of a block, each to its own index.
 pub(crate) struct RoundPairValues<'a, E: Element> {
     /// `[tokens, head_dim]`.
     pub(crate) values: &'a [E::Raw],
@@ -136,7 +137,7 @@ impl<E: Element> Kernel for RoundPairValues<'_, E> {
     }
 }
 
-/// The exponent of the smallest power of two of which no value up to `largest` is more than [`LARGEST_VALUE`] times.
+/// Smallest exponent `e` for which no value up to `largest` exceeds [`LARGEST_VALUE`] · 2^e.
 #[inline(always)]
 fn exponent_of(largest: f32) -> i32 {
     let bits = (largest * (1.0 / LARGEST_VALUE)).to_bits();
@@ -149,7 +150,7 @@ fn power_of_two(exponent: i32) -> f32 {
     f32::from_bits(((exponent + 127) as u32) << 23)
 }
 
-/// The line that holds 16 columns of a pair of tokens.
+/// Index of the line with 16 columns of a pair of tokens.
 #[inline(always)]
 pub(super) fn line_of(vector: usize, pair: usize, vectors: usize) -> usize {
     let first = vector / 2 * 2;
@@ -160,9 +161,9 @@ pub(super) fn line_of(vector: usize, pair: usize, vectors: usize) -> usize {
 /// Queries as integers, tile by tile.
 #[derive(Debug, Default)]
 pub(crate) struct PairQueries {
-    /// Of each tile, `[head_dim / 2, width]`.
+    /// For each tile, `[head_dim / 2, width]`.
     pub(super) words: Vec<i32>,
-    /// Of each tile, `[width]`: what the product with a key's integer of scale 1 stands for.
+    /// For each tile, `[width]`: the value of one product unit with a key of scale 1.
     pub(super) units: Vec<f32>,
 }
 
@@ -172,7 +173,7 @@ impl PairQueries {
         self.units.clear();
     }
 
-    /// Rounds the queries of a tile, `[head_dim]` each, behind those before it. `scale` is a factor on their products.
+    /// Rounds the queries of a tile, `[head_dim]` each, and appends them. `scale` multiplies their products.
     pub(crate) fn push(&mut self, level: Level, rows: &[&[f32]], width: usize, scale: f32) {
         level.run(RoundPairQueries {
             rows,

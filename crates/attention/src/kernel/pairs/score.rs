@@ -12,7 +12,7 @@ pub(crate) struct PairTile<'a, const R: usize> {
 }
 
 impl<'a, const R: usize> PairTile<'a, R> {
-    /// The tile before which tiles of `before` elements were pushed.
+    /// The tile of `R` rows; `before` is the number of elements in earlier tiles.
     pub(crate) fn of(queries: &'a PairQueries, before: usize, head_dim: usize) -> Self {
         let words = &queries.words[before / 2..][..head_dim / 2 * R];
         let units = &queries.units[before / head_dim..][..R];
@@ -26,9 +26,9 @@ impl<'a, const R: usize> PairTile<'a, R> {
 /// Logits of a tile: `scores[r][16 * slot + lane]`, from sums of integers.
 pub(crate) struct ScorePairs<'a, const R: usize> {
     pub(crate) queries: PairTile<'a, R>,
-    /// The queries themselves, `[head_dim]` each, for their product with the block's first key.
+    /// The original queries, `[head_dim]` each, for their product with the block's first key.
     pub(crate) rows: &'a [&'a [f32]],
-    /// Factor on that product.
+    /// Factor on this product.
     pub(crate) scale: f32,
     pub(crate) keys: &'a PairKeys,
     pub(crate) slots: &'a [Slot],

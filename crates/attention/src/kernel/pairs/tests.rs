@@ -12,7 +12,7 @@ use crate::{LANES, f32_to_f16};
 
 const HEAD_DIMS: [usize; 5] = [16, 48, 80, 128, 256];
 
-/// Three stripes of eight; the last one is not full.
+/// Three of eight stripes; the last is not full.
 const SLOTS: [Slot; 3] = [
     Slot { stripe: 0, tokens: 16 },
     Slot { stripe: 2, tokens: 16 },
@@ -100,14 +100,16 @@ fn scores<const R: usize>(level: Level, keys: &[f32], queries: &[f32], head_dim:
 
 fn scores_agree<const R: usize>(head_dim: usize) {
     let (mut keys, queries) = (noise(2, 64 * head_dim), noise(3, R * head_dim));
-    // With a first key of zero nothing is added to the sums but products, which are rounded alike fused or not.
+    // With a first key of zero, only products are added to the sums; these round alike with fused and separate
+    // operations.
     keys.iter_mut().step_by(LANES).take(head_dim).for_each(|x| *x = 0.0);
     let expected = scores::<R>(Level::SCALAR, &keys, &queries, head_dim);
     for level in Level::all() {
         let found = scores::<R>(level, &keys, &queries, head_dim);
         assert!(found == expected, "{} {R} {head_dim}", level.name());
     }
-    // Elements are off by a step over √12, products by √2 times that and by their own size; five such deviations of the sum.
+    // Elements are off by a step over √12; products by √2 times this and by their own size. Allows five deviations of
+    // the sum.
     let step = 1.0 / f64::from(largest_of(head_dim));
     let most = 5.0 * 0.3 * (head_dim as f64 * 2.0 / 12.0 / 3.0).sqrt() * step;
     for (slot, place) in SLOTS.iter().enumerate() {
@@ -265,7 +267,7 @@ fn every_instruction_set_rounds_weights_to_the_nearest() {
 #[test]
 fn the_largest_integers_do_not_overflow() {
     for head_dim in [16, 64, 128, 256, 512] {
-        // The first key is zero, so that all others are all of the largest integer.
+        // The first key is zero, so every element of the other keys has the largest integer.
         let mut keys = vec![1.0; 64 * head_dim];
         keys.iter_mut().step_by(LANES).take(head_dim).for_each(|x| *x = 0.0);
         let queries = vec![-1.0; head_dim];

@@ -7,13 +7,14 @@ use crate::kernel::softmax::finish;
 use crate::kernel::{KEY_BLOCK, STRIPES, Slot, exp};
 use crate::simd::{Kernel, Simd};
 
-/// One block's step of the online softmax: turns logits into integer weights, and moves m and l on.
+/// One block's step of the online softmax: turns logits into integer weights, and updates m and l.
 ///
-/// The integer of a key is 2^(logit·log₂e + exponent of its value − the row's largest of these), times [`LARGEST_WEIGHT`].
+/// The integer of a key is 2^(logit·log₂e + exponent of its value − the row's largest of these), times
+/// [`LARGEST_WEIGHT`].
 pub(crate) struct WeighPairs<'a, const R: usize> {
     pub(crate) scores: &'a mut [[f32; KEY_BLOCK]; R],
     pub(crate) slots: &'a [Slot],
-    /// Visible lanes per row and slot; all when absent.
+    /// Visible lanes per row and slot; `None` if all are visible.
     pub(crate) masks: Option<&'a [[u16; STRIPES]; R]>,
     pub(crate) soft_cap: Option<f32>,
     pub(crate) values: &'a PairValues,
@@ -21,7 +22,7 @@ pub(crate) struct WeighPairs<'a, const R: usize> {
     pub(crate) m: &'a mut [f32],
     pub(crate) l: &'a mut [f32],
     pub(crate) weights: &'a mut [PairWeights; R],
-    /// The factor on earlier sums of each row, and the value of a unit of its integers.
+    /// Factor on each row's earlier sums, and the value of one integer unit.
     pub(crate) keep: &'a mut [f32; R],
     pub(crate) unit: &'a mut [f32; R],
 }
@@ -61,7 +62,8 @@ impl<const R: usize> Kernel for WeighPairs<'_, R> {
 }
 
 impl<const R: usize> WeighPairs<'_, R> {
-    /// The largest logit of row `r`, and the largest with its value's exponent, by lane. What the row does not see becomes −∞.
+    /// By lane: the largest logit of row `r`, and the largest logit plus exponent of the value. Tokens that the row
+    /// does not see become −∞.
     #[inline(always)]
     fn largest<S: Simd>(&mut self, simd: S, r: usize) -> (S::V, S::V) {
         let lanes = &mut self.scores[r].as_chunks_mut::<LANES>().0[..self.slots.len()];
@@ -92,7 +94,7 @@ impl<const R: usize> WeighPairs<'_, R> {
             let power = simd.fma(simd.load(lane), simd.splat(LOG2_E), exponents);
             let weight = exp2(simd, simd.sub(power, bound));
             sum = simd.fma(weight, simd.load(&self.values.inverses[slot.stripe]), sum);
-            // By the token's own place, so that the stripes which rows beside see change none of a row's bits.
+            // Dither depends on the token's own stripe, so that stripes of other rows change no bits of this row.
             let dither = simd.load(&DITHER[slot.stripe]);
             let whole = simd.to_i32(simd.fma(weight, simd.splat(LARGEST_WEIGHT), dither));
             simd.narrow(whole, words);
@@ -101,11 +103,13 @@ impl<const R: usize> WeighPairs<'_, R> {
     }
 }
 
-/// Minimax of 2^f on −0.5..0.5 with the value 1 at 0, relative error 3e-6; its linear term is fitted, not ln 2.
+/// Minimax polynomial of 2^f on −0.5..0.5 with value 1 at 0, relative error 3e-6. Its linear term is fitted, not ln
+/// 2.
 #[allow(clippy::approx_constant)]
 const EXP2: [f32; 5] = [0.009_582_854, 0.055_906_43, 0.240_240_99, 0.693_124_2, 1.0];
 
-/// 2^x, exactly 1 at 0 and exactly 0 as [`exp`](super::super::exp) is; relative error below 4e-6, less than the rounding of weights.
+/// 2^x, exactly 1 at 0 and exactly 0 where [`exp`](super::super::exp) is. Relative error below 4e-6, less than the
+/// rounding of weights.
 #[inline(always)]
 fn exp2<S: Simd>(simd: S, x: S::V) -> S::V {
     let t = simd.max(x, simd.splat(-160.0));

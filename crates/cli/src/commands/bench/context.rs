@@ -1,4 +1,4 @@
-//! `riffle bench context`: what a length of context costs.
+//! `riffle bench context`: the cost of a context's length.
 
 use riffle_eval::{ContextRateOptions, Results, measure_context};
 use serde_json::json;

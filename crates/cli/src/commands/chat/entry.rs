@@ -1,11 +1,11 @@
-//! Messages and commands that a user types.
+//! Parses the user's messages and commands.
 
 use std::path::PathBuf;
 
 /// Begins and ends a message of several lines.
 const FENCE: &str = "\"\"\"";
 
-/// Every command: how it is typed and what it does.
+/// Every command: its spelling and its effect.
 pub(crate) const COMMANDS: [(&str, &str); 16] = [
     ("/help", "this list"),
     (
@@ -51,7 +51,7 @@ pub(crate) enum Entry {
     Command(Command),
 }
 
-/// A command with what stands behind it.
+/// A command with its argument.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Command {
     Help,
@@ -71,7 +71,7 @@ pub(crate) enum Command {
     Quit,
 }
 
-/// True if what has been typed so far is whole; otherwise a further line belongs to it.
+/// True if the text so far is complete; otherwise the next line belongs to it.
 pub(crate) fn is_whole(text: &str) -> bool {
     match text.trim_start().strip_prefix(FENCE) {
         Some(inside) => inside.contains(FENCE),
@@ -79,10 +79,10 @@ pub(crate) fn is_whole(text: &str) -> bool {
     }
 }
 
-/// Parses a whole text as a message or a command.
+/// Parses a complete text as a message or a command.
 ///
 /// # Errors
-/// A command that there is not, or without what it needs: a line that says what to type.
+/// An unknown command, or a missing argument: a line with the correct spelling.
 pub(crate) fn entry(text: &str) -> Result<Entry, String> {
     if let Some(inside) = text.trim_start().strip_prefix(FENCE) {
         let (inside, behind) = inside.split_once(FENCE).unwrap_or((inside, ""));

@@ -1,4 +1,4 @@
-//! Sources of messages: a terminal, with editing and history, or lines of standard input.
+//! Sources of messages: a terminal with editing and history, or lines of standard input.
 
 use std::borrow::Cow;
 use std::fs::OpenOptions;
@@ -22,7 +22,7 @@ use crate::{console, user_folders};
 /// The next input of a source.
 pub(crate) enum Typed {
     Text(String),
-    /// Ctrl-C where nothing is being written.
+    /// Ctrl-C while no answer is being written.
     Interrupted,
     End,
 }
@@ -40,7 +40,7 @@ pub(crate) struct Terminal {
 }
 
 impl Input {
-    /// A terminal where there is one at both ends, with the history in the user's folder for the state of programs.
+    /// Opens the terminal if input and output are one; its history is in the user's state folder.
     ///
     /// # Errors
     /// The terminal does not report its properties.
@@ -77,7 +77,7 @@ impl Input {
             }
         });
         if let Some(path) = &history {
-            // A history that cannot be read begins anew.
+            // An unreadable history is replaced.
             let _ = editor.load_history(path);
         }
         Ok(Self::Terminal(Box::new(Terminal { editor, history })))
@@ -88,10 +88,10 @@ impl Input {
         matches!(self, Self::Terminal(_))
     }
 
-    /// The next message or command, whole.
+    /// The next complete message or command.
     ///
     /// # Errors
-    /// Standard input cannot be read or is no UTF-8 text.
+    /// Standard input is unreadable or not UTF-8.
     pub(crate) fn next(&mut self, prompt: &str) -> Result<Typed, Failure> {
         match self {
             Self::Terminal(terminal) => terminal.next(prompt),
@@ -141,12 +141,12 @@ fn next_of_lines(input: &mut impl BufRead) -> Result<Typed, Failure> {
     }
 }
 
-/// History file of messages, in the system's folder for the state of programs; `None` if there is no such folder.
+/// History file of messages in the user's state folder; `None` without such a folder.
 fn history_path() -> Option<PathBuf> {
     Some(user_folders::state_folder()?.join("chat_history"))
 }
 
-/// Makes sure that the file is there and readable by its owner alone.
+/// Creates the file if needed, readable only by its owner.
 fn open_history(path: &Path) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;
@@ -157,7 +157,7 @@ fn open_history(path: &Path) -> io::Result<()> {
     make_private(&file)
 }
 
-/// Completes commands and paths, and knows where a message ends.
+/// Completes commands and paths, and finds the end of a message.
 struct Assistant {
     files: FilenameCompleter,
     has_colours: bool,
@@ -198,7 +198,7 @@ impl Completer for Assistant {
             .iter()
             .find(|name| typed.starts_with(**name));
         if let Some(name) = takes_path {
-            // A path may hold spaces, which the completer takes for the beginning of a word.
+            // A path may contain spaces, but the completer would start a new word there.
             let (start, pairs) = self.files.complete_path(&typed[name.len()..], position - name.len())?;
             return Ok((start + name.len(), pairs));
         }

@@ -1,4 +1,4 @@
-//! `riffle chat`: a conversation of many turns.
+//! `riffle chat`: conversations of many turns.
 
 mod entry;
 mod input;
@@ -25,7 +25,7 @@ use crate::{console, flags};
 use entry::{COMMANDS, Command, Entry, entry};
 use input::{Input, Typed};
 
-/// Tokens from which on it is shown how far reading has come.
+/// Number of tokens from which the progress of reading is shown.
 const SHOWN_FROM_TOKENS: usize = 512;
 
 pub(crate) fn chat(arguments: &ChatArguments) -> Result<(), Failure> {
@@ -76,7 +76,8 @@ pub(crate) fn chat(arguments: &ChatArguments) -> Result<(), Failure> {
     })?
 }
 
-/// The engine with the policy that `riffle ask` chooses for documents of this length. Each command then finds the pages that the other kept.
+/// The engine with the policy that `riffle ask` selects for documents of this length, so that both commands can share
+/// pages.
 fn for_documents(engine: Arc<Engine>, options: &EngineOptions, documents: &[Document]) -> Result<Arc<Engine>, Failure> {
     let has_template = engine.chat_template().is_some();
     let text = documents.iter();
@@ -109,7 +110,7 @@ fn documents_of(paths: &[impl AsRef<Path>], memory_bytes: Option<u64>) -> Result
 struct Talk {
     conversation: Conversation,
     stop: StopAnswer,
-    /// The first failure of standard output, after which nothing is written.
+    /// The first failure of standard output; further output is dropped.
     output: Result<(), Failure>,
 }
 
@@ -172,7 +173,7 @@ impl Talk {
         }
     }
 
-    /// Memory that documents may take while they are read.
+    /// Memory for reading documents.
     fn memory_bytes(&self) -> Option<u64> {
         self.conversation.engine().options().machine.memory_budget_bytes
     }
@@ -314,7 +315,7 @@ impl Talk {
         Ok(())
     }
 
-    /// Shows an answer while it is written.
+    /// Shows an answer while the model writes it.
     fn answer(
         &mut self,
         ask: impl FnOnce(&mut Conversation, &mut riffle_chat::Observe<'_>) -> Result<TurnReport, ChatError>,
@@ -352,13 +353,13 @@ impl Talk {
         Ok(())
     }
 
-    /// Says what became of the folder of kept text.
+    /// Prints notices about the folder of kept pages.
     fn note_keeping(&mut self) {
         let notices = self.conversation.take_notices();
         notices.iter().for_each(|notice| console::note(flags::typed(notice)));
     }
 
-    /// Says why an answer is not whole.
+    /// Prints the reason why an answer is incomplete.
     fn note_end(&self, report: &TurnReport) {
         match &report.stop {
             StopReason::EndOfText | StopReason::StopString(_) => {}

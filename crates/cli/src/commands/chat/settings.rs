@@ -1,4 +1,4 @@
-//! `/set`: how answers are drawn.
+//! `/set`: changes the sampling of answers.
 
 use riffle_engine::GenerateOptions;
 
@@ -19,7 +19,7 @@ const NAMES: [&str; 10] = [
     "stop",
 ];
 
-/// The options with one of them changed. Every range is checked where the options are used.
+/// The options with one change. The code that uses the options checks every range.
 pub(crate) fn with(options: &GenerateOptions, name: &str, value: &str) -> Result<GenerateOptions, Failure> {
     let mut options = options.clone();
     let sampling = &mut options.sampling;
@@ -55,7 +55,7 @@ pub(crate) fn with(options: &GenerateOptions, name: &str, value: &str) -> Result
     Ok(options)
 }
 
-/// All settings, a line each.
+/// All settings, one per line.
 pub(crate) fn shown(options: &GenerateOptions) -> String {
     let sampling = &options.sampling;
     let tokens = match options.max_tokens {

@@ -74,7 +74,7 @@ answer    {written} at {decode:.1} tokens/s, ended by {stop}",
     )
 }
 
-/// A number of tokens, in words where it is one.
+/// A number of tokens as text, with the correct plural.
 fn tokens_text(tokens: usize) -> String {
     match tokens {
         1 => "one token".to_owned(),
@@ -82,7 +82,7 @@ fn tokens_text(tokens: usize) -> String {
     }
 }
 
-/// The copies of the conversation, a line each.
+/// The branches of the conversation, one per line.
 pub(crate) fn branches(report: &ChatReport) -> String {
     let lines = report.branches.iter().map(|branch| {
         let here = if branch.is_current { " (you are here)" } else { "" };
@@ -91,7 +91,7 @@ pub(crate) fn branches(report: &ChatReport) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Describes a conversation that was loaded from a file.
+/// Describes a conversation loaded from a file.
 pub(crate) fn loaded(loaded: &Loaded) -> String {
     let turns = turns_text(loaded.turns);
     match (loaded.again_tokens, &loaded.problem) {

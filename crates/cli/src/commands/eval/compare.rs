@@ -65,7 +65,7 @@ pub(super) fn compare(arguments: &CompareArguments) -> Result<(), Failure> {
         let (corpus, mut about) = corpus(engine, text, &arguments.prompts.wording, questions)?;
         about["budget"] = match &*arguments.budget {
             [] => json!(null),
-            // As journals of earlier versions have it.
+            // Journals of earlier versions have this form.
             [one] => json!(one),
             several => json!(several),
         };
@@ -82,7 +82,7 @@ pub(super) fn compare(arguments: &CompareArguments) -> Result<(), Failure> {
     })
 }
 
-/// Refuses options that act on no task that was asked for.
+/// Refuses options that no requested task uses.
 fn refuse_unused(arguments: &CompareArguments, tasks: &[CompareTask]) -> Result<(), Failure> {
     let made = |task: &CompareTask| !matches!(task, CompareTask::File(_));
     let needle = |task: &CompareTask| matches!(task, CompareTask::Needle(..));

@@ -1,4 +1,4 @@
-//! `riffle eval report`: a page of everything that was measured.
+//! `riffle eval report`: one page of all records.
 
 use riffle_eval::{Record, RecordFolder, Table, write_report};
 

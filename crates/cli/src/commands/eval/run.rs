@@ -1,4 +1,4 @@
-//! Steps that every measurement with a record shares: load, go on from a journal, show progress, print and keep.
+//! Common steps of measurements with a record: load, continue a journal, show progress, print and save.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::interrupt::Interrupt;
 use crate::progress::StepDisplay;
 use crate::shipped::fixtures;
 
-/// The path given, or a shipped one.
+/// The given path, or a shipped one.
 fn shipped(given: Option<&PathBuf>, name: &str) -> Result<PathBuf, Failure> {
     match given {
         Some(path) => Ok(path.clone()),
@@ -28,7 +28,7 @@ fn shipped(given: Option<&PathBuf>, name: &str) -> Result<PathBuf, Failure> {
     }
 }
 
-/// Engine options whose policies may be baselines as well.
+/// Engine options whose policies may also be baselines.
 pub(crate) fn options(arguments: &EngineArguments) -> Result<EngineOptions, Failure> {
     let baseline = |text: &str| {
         let name = text.split(':').next().unwrap_or_default().trim().to_ascii_lowercase();
@@ -52,20 +52,20 @@ pub(crate) fn options(arguments: &EngineArguments) -> Result<EngineOptions, Fail
     Ok(options)
 }
 
-/// A measurement: its name, its seed, and where its results go.
+/// A measurement with its name, its seed and its output.
 pub(crate) struct Measured<'a> {
-    /// As in `needle`.
+    /// Such as `needle`.
     name: &'static str,
-    /// As in `needle-xattention-quest`.
+    /// Such as `needle-xattention-quest`.
     record_name: String,
     seed: u64,
     threads: Option<usize>,
-    /// The text that is read, where one is.
+    /// The measured text, if any.
     text: Option<TextSummary>,
     output: &'a OutputArguments,
 }
 
-/// Results of a measurement, and the engine that made them.
+/// Results of a measurement, and their engine.
 pub(crate) type Found = (Results, Option<Arc<Engine>>);
 
 impl<'a> Measured<'a> {
@@ -91,13 +91,13 @@ impl<'a> Measured<'a> {
         }
     }
 
-    /// With the text that is read, by the name of its file.
+    /// Adds the measured text with its file name.
     pub(crate) fn of_text(mut self, path: &Path, text: &str) -> Self {
         self.text = Some(TextSummary::new(&file_name(path), text));
         self
     }
 
-    /// Checks that the record can be kept, measures on the threads asked for, prints and keeps the record.
+    /// Checks that the record can be saved, measures on the requested threads, then prints and saves the record.
     pub(crate) fn keep(
         &self,
         measure: impl FnOnce(&mut StepWatch<'_>) -> Result<Found, Failure> + Send,
@@ -135,7 +135,8 @@ impl<'a> Measured<'a> {
         kept.map(|_| ())
     }
 
-    /// The journal of --resume. `about` adds to what it must agree on: the model and how it is run, or the machine.
+    /// The journal of --resume. `about` adds further settings that must match: the model and its options, or the
+    /// machine.
     pub(crate) fn journal(&self, engine: Option<&Engine>, about: Value) -> Result<Journal, Failure> {
         let Some(path) = self.output.resume.as_deref() else {
             return Ok(Journal::none());
@@ -145,7 +146,7 @@ impl<'a> Measured<'a> {
             Some(engine) => {
                 let mut settings = serde_json::to_value(RunSettings::from_engine(engine)).map_err(Failure::new)?;
                 if let Some(settings) = settings.as_object_mut() {
-                    // How much could be read follows from the memory of the moment, what is read does not.
+                    // The possible context depends on the free memory, but the measured context does not.
                     settings.remove("context_tokens");
                 }
                 head["model"] = format!("{:032x}", engine.fingerprint()?).into();
@@ -157,11 +158,11 @@ impl<'a> Measured<'a> {
     }
 }
 
-/// The model and the text that a measurement reads.
+/// The model and the text of a measurement.
 pub(crate) struct Subject {
     pub(crate) model: PathBuf,
     pub(crate) text: PathBuf,
-    /// The small model that drafts.
+    /// The small model for drafts.
     pub(crate) draft_model: Option<PathBuf>,
     /// True if the model's own layer for further tokens drafts.
     pub(crate) draft_predictor: bool,
@@ -178,8 +179,8 @@ impl Subject {
         })
     }
 
-    /// Loads the model, opens the journal, measures, prints and keeps the record. `measure` gets the text and a way to open
-    /// the journal.
+    /// Loads the model, opens the journal, measures, prints and saves the record. `measure` receives the text and a
+    /// way to open the journal.
     pub(crate) fn measure(
         &self,
         (name, seed): (&'static str, u64),
@@ -225,7 +226,7 @@ pub(crate) fn corpus(
     Ok((corpus, about))
 }
 
-/// Writes the record and its pictures, and says where.
+/// Writes the record and its pictures, and prints their paths.
 fn write(record: &Record, folder: &Path) -> Result<(), Failure> {
     let mut paths = vec![record.write(folder)?];
     paths.extend(record.write_pictures(folder)?);

@@ -28,7 +28,7 @@ pub(super) fn audit(table: &AuditTable, on: &str) -> Vec<(String, Picture)> {
     drawn.collect()
 }
 
-/// Map of one head's attention, query by query.
+/// Map of one head's attention by query.
 fn attention(table: &AuditTable, map: &AttentionMap, run: &str) -> Picture {
     let sparse = table.density < 0.9995;
     let chosen = |read: &Vec<f64>| read.iter().map(|share| *share >= 0.5).collect();
@@ -95,15 +95,15 @@ fn kept_by_row(table: &AuditTable, run: &str) -> Picture {
     .draw()
 }
 
-/// Lost mass that is shaded as none.
+/// Lost mass below this has the shade of none.
 const LEAST_LOST: f64 = 1e-4;
 
-/// Heads that keep nearly everything differ in what they lose: each tenfold of it has a quarter of the scale.
+/// The shade of a head's lost mass on a logarithmic scale: a factor of ten is a quarter of the scale.
 fn kept_shade(kept: f64) -> f64 {
     ((1.0 - kept).max(LEAST_LOST).log10() / LEAST_LOST.log10()).clamp(0.0, 1.0)
 }
 
-/// With as many digits as tell the mass lost.
+/// The kept mass, with enough digits to show the loss.
 fn kept_text(kept: f64) -> String {
     let lost = 1.0 - kept;
     match lost {
@@ -114,7 +114,7 @@ fn kept_text(kept: f64) -> String {
     }
 }
 
-/// Map of each head's attention; with many heads, of each layer's mean.
+/// Map of each head's attention; with many heads, the mean of each layer.
 fn heavy_hitters(table: &AuditTable, run: &str) -> Picture {
     const MOST_ROWS: usize = 64;
     let mut groups: BTreeMap<(usize, usize), Vec<&AuditedHead>> = BTreeMap::new();

@@ -1,5 +1,5 @@
-//! Policies beside each other: what they find, and for which share of the pairs. Times are in the table alone, since each prompt is
-//! read once and beside whatever else the machine does; `riffle bench context` measures speed.
+//! Policies compared by score and by share of the pairs. Only the table shows times, because each prompt runs once
+//! under other load; `riffle bench context` measures speed.
 
 use std::collections::BTreeSet;
 
@@ -31,7 +31,7 @@ struct Run<'a> {
     budget: Option<f64>,
 }
 
-/// The policies of one phase, beside full attention.
+/// The policies of one phase, and full attention.
 struct Compared<'a> {
     phase: &'a str,
     /// Full attention, then the policies in their order.
@@ -55,7 +55,7 @@ impl<'a> Compared<'a> {
         let is_full = |row: &&ComparisonRow| row.policy == "full";
         let of_phase = || table.rows.iter().filter(|row| row.phase == phase);
         let mut tasks: Vec<(&str, usize)> = Vec::new();
-        // A task that only full attention was asked has nothing to compare.
+        // A task that only full attention ran has no comparison.
         let asked = || of_phase().filter(|row| !is_full(row));
         for row in asked().chain(of_phase().filter(|_| asked().next().is_none())) {
             let task = (&*row.task, row.context_tokens);
@@ -119,7 +119,7 @@ impl<'a> Compared<'a> {
         }
     }
 
-    /// Name of a column: the policy, and its budget where it has several.
+    /// Name of a column: the policy, and its budget if the policy has several.
     fn column(&self, run: &Run<'_>) -> String {
         let name = named_in(self.phase, run.policy);
         let several = self.runs.iter().filter(|other| other.policy == run.policy).count() > 1;
@@ -129,7 +129,8 @@ impl<'a> Compared<'a> {
         }
     }
 
-    /// Mean score over the mean share of the pairs. Policies of one name, with other parameters or budgets, are points of one line.
+    /// Mean score against mean share of the pairs. Policies of equal name with other parameters or budgets are points
+    /// of one line.
     fn shares(&self, on: &str) -> LineChart {
         let mut series: Vec<Series> = Vec::new();
         for run in &self.runs {
@@ -161,7 +162,7 @@ impl<'a> Compared<'a> {
     }
 }
 
-/// A policy's name where its phase is said already.
+/// A policy's name without its phase.
 fn named_in<'a>(phase: &str, policy: &'a str) -> &'a str {
     let bare = policy.strip_prefix(phase).and_then(|rest| rest.strip_prefix('='));
     bare.unwrap_or(policy)

@@ -36,7 +36,7 @@ fn by_policy(table: &ContextTable) -> Vec<OfPolicy<'_>> {
     policies
 }
 
-/// Rates against length; a single length makes no line.
+/// Rates against length. A single length gives no line.
 fn speeds(table: &ContextTable, policies: &[OfPolicy<'_>], on: &str) -> Vec<(String, Picture)> {
     let lengths: BTreeSet<usize> = table.rows.iter().map(|row| row.context_tokens).collect();
     if lengths.len() < 2 {
@@ -78,7 +78,7 @@ fn speeds(table: &ContextTable, policies: &[OfPolicy<'_>], on: &str) -> Vec<(Str
     ]
 }
 
-/// Memory by part; policies whose memory is the same share a picture.
+/// Memory by part. Policies of equal memory share a picture.
 fn memory(policies: &[OfPolicy<'_>], on: &str) -> Vec<(String, Picture)> {
     let mut groups: Vec<(Vec<&str>, &[&ContextRow])> = Vec::new();
     for OfPolicy { name, rows } in policies {

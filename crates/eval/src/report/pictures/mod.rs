@@ -23,7 +23,7 @@ pub(super) fn draw(record: &Record) -> Vec<(String, Picture)> {
         Results::Audit(audit) => audit::audit(audit, &on),
         Results::Context(context) => context::context(context, &on),
         Results::Model(model) => model::model(model, &on),
-        // A picture would add nothing to the tables of these results.
+        // The tables of these results suffice.
         Results::Batch(_)
         | Results::Draft(_)
         | Results::Policies(_)

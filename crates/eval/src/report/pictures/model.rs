@@ -5,7 +5,7 @@ use crate::ModelRates;
 use crate::pictures::{LineChart, Picture, Scale, Series};
 use crate::report::label;
 
-/// None of a single depth.
+/// Empty for a single depth.
 pub(super) fn model(table: &ModelRates, on: &str) -> Vec<(String, Picture)> {
     if table.rates.len() < 2 {
         return Vec::new();

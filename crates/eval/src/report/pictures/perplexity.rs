@@ -12,7 +12,7 @@ pub(super) fn perplexity(table: &PerplexityTable, on: &str) -> Vec<(String, Pict
     if let Some(ablation) = ablation(table, &text) {
         pictures.push(("ablation".to_owned(), ablation.draw()));
     }
-    // Budgets of one policy have a picture of their own.
+    // The budgets of one policy have their own picture.
     let rows = table
         .rows
         .iter()
@@ -40,7 +40,7 @@ pub(super) fn perplexity(table: &PerplexityTable, on: &str) -> Vec<(String, Pict
     pictures
 }
 
-/// Perplexity over the local and the heavy budget, of runs that differ in these.
+/// Perplexity against the local and the heavy budget, for runs that differ only in these.
 fn ablation(table: &PerplexityTable, text: &str) -> Option<HeatMap> {
     let mut cells: BTreeMap<(usize, usize), f64> = BTreeMap::new();
     let mut dense = None;

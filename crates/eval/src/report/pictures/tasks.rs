@@ -53,7 +53,7 @@ pub(super) fn needle(table: &NeedleTable, on: &str) -> Vec<(String, Picture)> {
     maps.into_iter().map(map).collect()
 }
 
-/// `3/4` where whole answers were counted.
+/// `3/4` for counts of whole answers.
 fn found(cell: &NeedleCell) -> String {
     let right = cell.score.mean * cell.score.samples as f64;
     if (right - right.round()).abs() < 1e-6 {

@@ -137,7 +137,7 @@ fn runs_are_named_by_what_differs_from_the_defaults() {
     assert_eq!(label(&settings("full")), "full");
 }
 
-/// Every number and list of a value, by the names and places that lead to it.
+/// Every number and list of a value, with its path.
 fn places(value: &Value, path: &str, found: &mut Vec<String>) {
     match value {
         Value::Object(fields) => fields
@@ -145,7 +145,7 @@ fn places(value: &Value, path: &str, found: &mut Vec<String>) {
             .for_each(|(name, field)| places(field, &format!("{path}/{name}"), found)),
         Value::Array(items) => {
             found.push(path.to_owned());
-            // The first of many stands for all.
+            // The first item represents the others.
             let items = items.iter().take(1).enumerate();
             items.for_each(|(place, item)| places(item, &format!("{path}/{place}"), found));
         }

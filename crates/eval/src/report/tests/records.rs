@@ -1,4 +1,4 @@
-//! A record of every kind of measurement, made up.
+//! A test record of every kind of measurement.
 
 use crate::record::testing::header;
 use crate::record::{

@@ -1,9 +1,9 @@
-//! The thirteen tasks of RULER, made from any text. Hsieh et al. 2024, arXiv:2404.06654.
+//! The thirteen tasks of RULER for any text. Hsieh et al. 2024, arXiv:2404.06654.
 //!
-//! They are RULER's tasks and scores with these differences: keys are two plain words of the text; there is no worked
-//! example before `vt` and `cwe`; words of `cwe` come from the text, joined where it has too few; `qa` asks for facts
-//! stated in one (`qa_1`) or two (`qa_2`) of many paragraphs of the text, each of which states another fact of the same
-//! form, unless the user gives questions with documents.
+//! Tasks and scores are RULER's with these differences. Keys are two plain words of the text. `vt` and `cwe` have no
+//! worked example. The words of `cwe` are from the text, joined if it has too few. Without the user's own questions,
+//! `qa` asks for facts in one (`qa_1`) or two (`qa_2`) of many paragraphs; each paragraph states another fact of the
+//! same form.
 
 mod needles;
 mod questions;
@@ -30,11 +30,11 @@ pub enum RulerTask {
     NiahSingle2,
     /// One UUID in text.
     NiahSingle3,
-    /// One number of four keys in text.
+    /// One number in text with four keys.
     NiahMultikey1,
-    /// One number among nothing but numbers.
+    /// One number in a context of only numbers.
     NiahMultikey2,
-    /// One UUID of a UUID among nothing but UUIDs.
+    /// The UUID of a UUID key in a context of only UUIDs.
     NiahMultikey3,
     /// Four numbers of one key.
     NiahMultivalue,
@@ -46,9 +46,9 @@ pub enum RulerTask {
     Cwe,
     /// The three most common words of a coded text.
     Fwe,
-    /// A fact of one of many documents.
+    /// A fact in one of many documents.
     Qa1,
-    /// A fact that takes two documents.
+    /// A fact that needs two documents.
     Qa2,
 }
 
@@ -172,7 +172,7 @@ impl fmt::Display for RulerTask {
 }
 
 impl RulerTask {
-    /// The names of all tasks, as a list for people.
+    /// The names of all tasks, as a list for messages.
     pub(crate) fn names() -> String {
         Self::ALL.map(Self::name).join(", ")
     }

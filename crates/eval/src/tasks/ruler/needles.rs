@@ -25,10 +25,10 @@ const SEVERAL: usize = 4;
 /// Keys with their values, and the sentences that state them.
 struct Hidden<'a> {
     corpus: &'a Corpus,
-    /// True if values are UUIDs in place of numbers.
+    /// True if the values are UUIDs, false for numbers.
     has_uuids: bool,
     keys: Vec<String>,
-    /// The number of a key, and a value of it.
+    /// The index of a key, and its value.
     values: Vec<(usize, String)>,
     facts: Vec<Fact>,
 }
@@ -104,7 +104,7 @@ impl<'a> Hidden<'a> {
         }
     }
 
-    /// The tokens of a line that states a value of a key.
+    /// The tokens of a line that states a key's value.
     fn sentence(&self, key: &str, value: &str) -> Result<Vec<u32>, EvalError> {
         let line = fill(&self.corpus.wording.niah.fact, &[("key", key), ("value", value)]);
         self.corpus.encode(&format!("\n{}\n", fill(&line, &self.nouns())))
@@ -144,7 +144,7 @@ impl<'a> Hidden<'a> {
     }
 }
 
-/// Five variables, each of which has the value of the one before.
+/// Five variables; each has the value of the previous one.
 pub(super) fn chain(
     corpus: &Corpus,
     context_tokens: usize,

@@ -1,4 +1,4 @@
-//! Questions that one document of many answers, or two.
+//! Questions that need one of many documents, or two.
 
 use rand::Rng;
 use rand::seq::SliceRandom;
@@ -11,7 +11,7 @@ use crate::tasks::given::GivenQuestion;
 use crate::tasks::prompt::{Prompt, Watch};
 use crate::tasks::wording::fill;
 
-/// Paragraphs of the text, each with a fact of one form; the answer takes one of them, or two.
+/// Paragraphs of the text, each with a fact of one form. The answer needs one of them, or two.
 pub(super) fn stated(
     corpus: &Corpus,
     context_tokens: usize,
@@ -31,7 +31,7 @@ pub(super) fn stated(
         let named = [("key", &*keys[paragraphs + number]), ("source", &keys[number])];
         fill(&wording.second_hop, &named)
     };
-    // Fact 0 is asked for. With two hops every fact has its keeper in another paragraph.
+    // The question asks for fact 0. With two hops every fact has its keeper in another paragraph.
     let (ask, key) = if two_hops {
         (&wording.ask_two_hops, &keys[paragraphs])
     } else {
@@ -57,7 +57,7 @@ pub(super) fn stated(
     Ok(corpus.prompt(document, vec![frame.tail], vec![values[0].clone()], 32))
 }
 
-/// A question the user gave: its documents among those of other questions and paragraphs of the text.
+/// A question of the user: its documents, mixed with documents of other questions and paragraphs of the text.
 pub(super) fn given(
     corpus: &Corpus,
     context_tokens: usize,
@@ -100,7 +100,7 @@ pub(super) fn given(
     Ok(corpus.prompt(document, vec![frame.tail], asked.answers.clone(), 32))
 }
 
-/// The needed documents and as many others as `room` tokens hold, in any order, numbered.
+/// The needed documents and as many others as fit in `room` tokens, in random order, numbered.
 fn documents(
     corpus: &Corpus,
     head: &[u32],

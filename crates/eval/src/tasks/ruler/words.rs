@@ -1,4 +1,4 @@
-//! Words that are counted: the most common of a list, and of a coded text.
+//! Word counts: the most common words of a list, and of a coded text.
 
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
@@ -9,12 +9,12 @@ use crate::tasks::corpus::Corpus;
 use crate::tasks::filler::room;
 use crate::tasks::prompt::{Prompt, Watch};
 
-/// Common words, how often each stands in the list, and how often the others.
+/// Number of common words, and how often common and other words occur in the list.
 const COMMON: usize = 10;
 const COMMON_TIMES: usize = 30;
 const OTHER_TIMES: usize = 3;
 
-/// A numbered list in which ten words stand thirty times and all others three times.
+/// A numbered list in which ten words occur thirty times and all others three times.
 pub(super) fn common(
     corpus: &Corpus,
     context_tokens: usize,
@@ -28,7 +28,7 @@ pub(super) fn common(
     let most = room / 12 + COMMON;
     let words = corpus.distinct_words(random, most);
     let (common, others) = words.split_at(COMMON);
-    // In short contexts the common words stand less often, but always more often than the others.
+    // In short contexts the common words occur less often, but always more often than the others.
     let list = |other_words: usize, common_times: usize, random: &mut ChaCha8Rng| {
         let mut list: Vec<&String> = common
             .iter()

@@ -1,6 +1,6 @@
 //! AVX-VNNI beside AVX2: one instruction multiplies four bytes and adds the products to 32 bits.
 //!
-//! Sums of bytes are whole numbers, so results are those of AVX2 to the bit.
+//! Sums of bytes are integers, so results have the same bits as with AVX2.
 
 use core::arch::x86_64::*;
 
@@ -26,7 +26,7 @@ tile_kernels!("avx2,fma,f16c,avxvnni");
 unpack_kernel!("avx2,fma,f16c,avxvnni", false);
 expand_kernel!("avx2,fma,f16c,avxvnni");
 
-/// Groups whose products are added up before they are widened: all, since they have 32 bits.
+/// Groups whose products are summed before they are widened: all, since sums have 32 bits.
 const fn chain<Q: Quant>() -> usize {
     groups::<Q>()
 }

@@ -1,9 +1,8 @@
-//! The tile every vector instruction set shares, written over what it calls a block of 16 lanes.
+//! The float tile that all vector instruction sets share, in terms of their block of 16 lanes.
 
-/// Expands to `float_tile` for an instruction set that has `Block`, `zero`, `load`, `multiply_add`, `add`, `store`,
-/// `prefetch` and `prefetch_far` in scope. `$one`, `$six` and `$eight` are how many blocks a tile takes
-/// for one token, up to six, and up to eight: as many sums as fit the registers, and enough to hide the latency of a
-/// multiply-add.
+/// Expands to `float_tile` for an instruction set with `Block`, `zero`, `load`, `multiply_add`, `add`, `store`,
+/// `prefetch` and `prefetch_far` in scope. `$one`, `$six` and `$eight` are the blocks of a tile for one token, up to
+/// six, and up to eight: as many sums as fit the registers, and enough to hide the latency of a multiply-add.
 macro_rules! float_kernels {
     ($features:literal, $one:literal, $six:literal, $eight:literal) => {
         #[target_feature(enable = $features)]
@@ -26,7 +25,7 @@ macro_rules! float_kernels {
             }
         }
 
-        /// Panel by panel, steps through the blocks of a group, `WIDE` at a time where so many are left.
+        /// For each panel, processes the blocks of a group, `WIDE` at a time as long as so many remain.
         #[target_feature(enable = $features)]
         fn columns<E: Element, const WIDE: usize, const ROWS: usize>(
             weights: &[[E::Bits; LANES]],
@@ -58,7 +57,7 @@ macro_rules! float_kernels {
             rows: [&[E::Value]; ROWS],
             sums: &mut [GroupSums],
         ) {
-            // A tile as wide as the largest group knows its stride when compiled.
+            // The stride is a compile-time constant for a tile as wide as the largest group.
             let blocks = if WIDE == GROUP_BLOCKS { WIDE } else { blocks };
             let mut parts = [[zero(); WIDE]; ROWS];
             for (step, vectors) in weights.chunks_exact(blocks).enumerate() {
@@ -66,7 +65,7 @@ macro_rules! float_kernels {
                 if WIDE == GROUP_BLOCKS {
                     prefetch(vectors);
                 } else {
-                    // The same blocks of the next panel, so that memory never waits for a pass without news.
+                    // Prefetch the same blocks of the next panel, so that memory is busy during every pass.
                     prefetch_far(vectors, size_of_val(weights));
                 }
                 let mut wide = [zero(); WIDE];

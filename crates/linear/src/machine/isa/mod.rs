@@ -1,4 +1,4 @@
-//! The instruction sets, and the one place that calls code compiled for them.
+//! The instruction sets, and the only calls of code compiled for them.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -24,14 +24,14 @@ use crate::float::FloatKind;
 use crate::float::{Element, GroupSums};
 use crate::quant::{ActivationBlock, BlockFormat, Quant, Shape, TILE_TOKENS};
 
-/// Stretches that are unpacked together where tokens share them.
+/// Stretches unpacked together when tokens share them.
 #[cfg(target_arch = "x86_64")]
 const SHARED_STRETCHES: usize = 8;
-/// The caller of `unpack` whose tokens share what is unpacked; others are named by the tokens of a tile.
+/// The `CALLER` of `unpack` whose tokens share unpacked weights; other callers are numbers of tokens.
 #[cfg(target_arch = "x86_64")]
 const SHARED: usize = TILE_TOKENS + 1;
 
-/// An instruction set this machine has: a value exists only for one that was detected.
+/// An instruction set that this machine has. Only detection creates a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Isa(Set);
 
@@ -40,23 +40,23 @@ enum Set {
     Scalar,
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// The same with products of four bytes.
+    /// AVX2 with AVX-VNNI: products of four bytes.
     #[cfg(target_arch = "x86_64")]
     AvxVnni,
     #[cfg(target_arch = "x86_64")]
     Avx512,
-    /// The same with permutations of bytes.
+    /// AVX-512 with VBMI: permutations of bytes.
     #[cfg(target_arch = "x86_64")]
     Avx512Vbmi,
-    /// The same with products of pairs of bfloat16 as well.
+    /// Also with products of bfloat16 pairs.
     #[cfg(target_arch = "x86_64")]
     Avx512Bf16,
     #[cfg(target_arch = "aarch64")]
     Neon,
-    /// The same with dot products of bytes.
+    /// NEON with dot products of bytes.
     #[cfg(target_arch = "aarch64")]
     NeonDotprod,
-    /// The same with matrix products of bytes as well.
+    /// Also with matrix products of bytes.
     #[cfg(target_arch = "aarch64")]
     NeonI8mm,
 }
@@ -83,10 +83,10 @@ macro_rules! dispatch {
 }
 
 impl Isa {
-    /// The plain code every other set is compared with.
+    /// Plain code, the reference for every other set.
     pub(crate) const SCALAR: Isa = Isa(Set::Scalar);
 
-    /// The fastest set of this machine, or of those that the environment variable `RIFFLE_INSTRUCTIONS` names.
+    /// The fastest set of this machine, or of the sets that the environment variable `RIFFLE_INSTRUCTIONS` names.
     pub(crate) fn best() -> Isa {
         static BEST: OnceLock<Isa> = OnceLock::new();
         *BEST.get_or_init(|| {
@@ -170,7 +170,7 @@ impl Isa {
         dispatch!(self, float_tile::<E>(weights, blocks, rows, sums));
     }
 
-    /// Asks for bytes that will be read soon.
+    /// Prefetches bytes.
     pub(crate) fn prefetch(self, bytes: &[u8]) {
         #[cfg(target_arch = "x86_64")]
         for line in bytes.chunks(64) {
@@ -182,7 +182,7 @@ impl Isa {
         let _ = bytes;
     }
 
-    /// Widens weights of one input a step.
+    /// Widens weights with one input per step.
     pub(crate) fn widen<E: Element>(self, weights: &[[E::Bits; LANES]], widened: &mut [[f32; LANES]]) {
         dispatch!(self, widen::<E>(weights, widened));
     }
@@ -197,8 +197,8 @@ impl Isa {
         dispatch!(self, quantise(values, shape, blocks));
     }
 
-    /// Tokens that are best handed to [`quant_band`](Self::quant_band) together: one tile where every tile unpacks the weights
-    /// in registers, as many as leave room in the second cache where all share what is unpacked.
+    /// Number of tokens to pass to [`quant_band`](Self::quant_band) together. It is one tile if every tile unpacks
+    /// weights in registers; otherwise, as many as leave room in the second-level cache.
     pub(crate) fn band_tokens(self, format: &BlockFormat) -> usize {
         #[cfg(target_arch = "x86_64")]
         if matches!(self.0, Set::Avx512 | Set::Avx512Vbmi | Set::Avx512Bf16) && !format.is_costly {
@@ -208,9 +208,9 @@ impl Isa {
         12 * TILE_TOKENS
     }
 
-    /// Stretches of a panel of activations, which is multiplied with several bands before the next panel. With many tokens that
-    /// share unpacked weights on x86-64 these are as many as are unpacked together, so that a panel stays in the first cache;
-    /// else all.
+    /// Stretches per panel of activations; several bands are multiplied with a panel before the next. If many tokens
+    /// share unpacked weights on x86-64, it is the number of stretches unpacked together, so that a panel stays in
+    /// the first-level cache. Otherwise it is all stretches.
     pub(crate) fn panel_stretches(self, format: &BlockFormat, tokens: usize) -> usize {
         #[cfg(target_arch = "x86_64")]
         if self.0 != Set::Scalar && self.band_tokens(format) > TILE_TOKENS && tokens > 2 * TILE_TOKENS {

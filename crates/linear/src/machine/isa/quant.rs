@@ -1,17 +1,18 @@
-//! Code that the instruction sets share for quantised weights, around their own `stretches`.
+//! Code for quantised weights that instruction sets share, around their own `stretches`.
 
 use crate::LANES;
 use crate::quant::{Quant, STRETCH};
 
-/// The part of a block whose successor, some way ahead, is asked for beside a stretch: a burst for the whole block would
-/// overrun the buffers that wait for memory.
+/// The part of a block to prefetch during a stretch. Prefetching the whole block at once would overrun the load
+/// buffers.
 #[inline(always)]
 pub(super) fn share<Q: Quant>(block: &[u8], stretch: usize) -> &[u8] {
     let bytes = (LANES * Q::BYTES).div_ceil(Q::WEIGHTS / STRETCH);
     &block[stretch * bytes..(stretch * bytes + bytes).min(LANES * Q::BYTES)]
 }
 
-/// Repeats code for each stretch of a block, whose index is a constant there: shifts and places become constants too.
+/// Repeats code for each stretch of a block with its index as a constant, so that shifts and offsets become constants
+/// too.
 macro_rules! for_stretches {
     ($quant:ty, $index:ident => $body:block) => {
         for_stretches!(@ $index $body 0);
@@ -32,7 +33,7 @@ macro_rules! for_stretches {
 
 pub(super) use for_stretches;
 
-/// The code for one stretch of a block, chosen among copies for each index.
+/// Runs the code of one stretch of a block, with a copy for each index.
 #[cfg(target_arch = "x86_64")]
 macro_rules! at_stretch {
     ($quant:ty, $stretch:expr, $index:ident => $body:block) => {
@@ -60,13 +61,13 @@ macro_rules! at_stretch {
 #[cfg(target_arch = "x86_64")]
 pub(super) use at_stretch;
 
-/// Expands to `unpack` for an instruction set with `values`, `fours`, `eights` and `marked` in scope. Its products take values of eight bits
-/// as signed bytes where `$signed` says so.
+/// Expands to `unpack` for an instruction set with `values`, `fours`, `eights` and `marked` in scope. If `$signed`,
+/// its products take eight-bit values as signed bytes.
 #[cfg(target_arch = "x86_64")]
 macro_rules! unpack_kernel {
     ($features:literal, $signed:expr) => {
-        /// The quants of stretch `INDEX`. The compiler inlines a function that has one caller: `CALLER`, the tokens of a tile or
-        /// [`SHARED`](crate::machine::isa::SHARED), makes one for each.
+        /// The quants of stretch `INDEX`. The compiler inlines a function with a single caller. `CALLER`, the tokens
+        /// of a tile or [`SHARED`](crate::machine::isa::SHARED), makes a copy for each caller.
         #[inline]
         #[target_feature(enable = $features)]
         pub(super) fn unpack<Q: Quant, const INDEX: usize, const CALLER: usize>(block: &[u8], expanded: &mut Expanded) {
@@ -107,7 +108,7 @@ macro_rules! unpack_kernel {
 #[cfg(target_arch = "x86_64")]
 macro_rules! expand_kernel {
     ($features:literal) => {
-        /// Unpacks stretches that several tokens share.
+        /// Unpacks stretches for several tokens to share.
         #[inline]
         #[target_feature(enable = $features)]
         fn expand<Q: Quant>(weights: &[u8], expanded: &mut [Expanded]) {
@@ -127,8 +128,8 @@ macro_rules! expand_kernel {
 #[cfg(target_arch = "x86_64")]
 pub(super) use {expand_kernel, unpack_kernel};
 
-/// Expands to `quantise`, which writes biases in the form `$bias`, and `widen_halves` for an instruction set that has `load`
-/// and `store` in scope.
+/// Expands to `quantise`, which writes biases in the form `$bias`, and `widen_halves`. The instruction set must have
+/// `load` and `store` in scope.
 macro_rules! quant_kernels {
     ($features:literal, $bias:expr) => {
         #[target_feature(enable = $features)]
@@ -150,13 +151,13 @@ macro_rules! quant_kernels {
 
 pub(super) use quant_kernels;
 
-/// Expands to `quant_band` for an instruction set with few registers, which has `prefetch`, `unpack` and
-/// `stretches::<HALVES, MINIMUMS, WIDE, ROWS>` in scope. `WIDE` quants use all 8 bits, others at most 7.
+/// Expands to `quant_band` for an instruction set with few registers. `prefetch`, `unpack` and `stretches::<HALVES,
+/// MINIMUMS, WIDE, ROWS>` must be in scope. `WIDE` quants use all 8 bits, others at most 7.
 #[cfg(target_arch = "aarch64")]
 macro_rules! quant_tiles {
     ($features:literal) => {
-        /// A few stretches at a time are unpacked to the first cache and used at once by every token, so that memory never
-        /// waits.
+        /// Unpacks a few stretches at a time into the first-level cache, where every token uses them at once, so that
+        /// memory is always busy.
         #[target_feature(enable = $features)]
         pub(in crate::machine::isa) fn quant_band<Q: Quant>(
             weights: &[u8],
@@ -182,7 +183,7 @@ macro_rules! quant_tiles {
             }
         }
 
-        /// Each stretch is multiplied as it is unpacked, without passing through memory.
+        /// Multiplies each stretch as it is unpacked, without passing through memory.
         #[target_feature(enable = $features)]
         fn one_token<Q: Quant>(weights: &[u8], row: &[ActivationBlock], sums: &mut [f32; LANES]) {
             let sums = core::slice::from_mut(sums);

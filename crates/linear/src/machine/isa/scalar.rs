@@ -1,4 +1,4 @@
-//! Plain code: defines what every other instruction set must compute, to the bit.
+//! Plain code: defines the bits that every other instruction set must compute.
 
 use crate::LANES;
 use crate::float::{Element, GroupSums, PANEL};

@@ -1,10 +1,11 @@
-//! Who made the processor: it decides how far ahead, and into which cache, weights are asked for.
+//! The processor's vendor, which decides the prefetch distance and cache level for weights.
 
 use core::arch::x86_64::__cpuid;
 use std::sync::OnceLock;
 
-/// True if AMD made the processor. Zen 5 reads K-quants at half to three quarters of the memory's rate unless each block is asked for in
-/// the first cache. An Intel Xeon with AMX reads some formats at two thirds of it unless they are asked for in the second.
+/// True for AMD processors. Zen 5 reads K-quants at half to three quarters of the memory's rate unless each block is
+/// prefetched into the first-level cache. An Intel Xeon with AMX reads some formats at two thirds of it unless they
+/// are prefetched into the second-level cache.
 pub(super) fn is_amd() -> bool {
     static IS_AMD: OnceLock<bool> = OnceLock::new();
     *IS_AMD.get_or_init(|| {

@@ -1,4 +1,4 @@
-//! Experts compute: a group of choices after the other, those experts first whose weights are in memory.
+//! Computes experts: one group of choices at a time, starting with experts whose weights are in memory.
 
 use std::ops::Range;
 
@@ -14,17 +14,18 @@ const GATE: usize = 0;
 const UP: usize = 1;
 const DOWN: usize = 2;
 
-/// An expert and its places among the choices of a group.
+/// An expert and its choices within a group.
 struct Active {
     expert: usize,
     places: Range<usize>,
 }
 
 impl Experts {
-    /// Computes the next group of the choices of a batch of `rows` rows, whose residual stream is `hidden`; true when none is left.
+    /// Computes the next group of choices of a batch of `rows` rows with the residual stream `hidden`. Returns true
+    /// after the last group.
     ///
     /// # Errors
-    /// Why experts could not be read.
+    /// The reason experts could not be read.
     pub(crate) fn advance(
         &self,
         scratch: &mut ExpertScratch,
@@ -59,7 +60,7 @@ impl Experts {
         Ok(group.end == rows * self.router.rules.used)
     }
 
-    /// Computes experts as they come into memory.
+    /// Computes experts in the order in which they are loaded.
     fn compute_streamed(
         &self,
         scratch: &mut ExpertScratch,
@@ -82,7 +83,7 @@ impl Experts {
         Ok(())
     }
 
-    /// Puts the inputs of a group's choices beside each other.
+    /// Gathers the inputs of a group's choices.
     fn gather(&self, scratch: &mut ExpertScratch, group: &Range<usize>, rows: usize, shares_row: bool) {
         let width = self.hidden_width();
         let count = if shares_row { 1 } else { group.len() };
@@ -119,7 +120,7 @@ impl Experts {
         let mut products = Vec::with_capacity(2 * active.len());
         products.extend(parts(active, inner, width, rows_of, UP));
         products.extend(parts(active, inner_gate, width, rows_of, GATE));
-        // Of a shared row no more is read than that row.
+        // A shared row is read alone.
         PackedMatrix::matmul_rows(products, gathered);
         add_biases(active, inner, width, UP);
         add_biases(active, inner_gate, width, GATE);
@@ -137,7 +138,7 @@ impl Experts {
         add_biases(active, results, hidden, DOWN);
     }
 
-    /// Adds the results of a group to the sums of their rows, each row's in the order of experts.
+    /// Adds the results of a group to the sums of their rows, for each row in the order of experts.
     fn add_results(&self, scratch: &mut ExpertScratch, group: &Range<usize>, rows: usize) {
         let (width, used) = (self.hidden_width(), self.router.rules.used);
         let ExpertScratch {
@@ -163,7 +164,7 @@ impl Experts {
     }
 }
 
-/// The next choices, at most `most`: whole experts where one fits.
+/// The next choices, at most `most`; the group ends with an expert if one fits.
 fn group(starts: &[u32], from: usize, most: usize) -> Range<usize> {
     let end = from + most;
     let last = starts.partition_point(|start| *start as usize <= end);
@@ -173,7 +174,7 @@ fn group(starts: &[u32], from: usize, most: usize) -> Range<usize> {
     }
 }
 
-/// The experts that a group's choices name, with their places in it.
+/// The experts of a group's choices, with their choices.
 fn active(starts: &[u32], group: &Range<usize>) -> Vec<Active> {
     let first = starts.partition_point(|start| (*start as usize) <= group.start);
     let mut active = Vec::new();
@@ -190,7 +191,8 @@ fn active(starts: &[u32], group: &Range<usize>) -> Vec<Active> {
     active
 }
 
-/// Asks for the experts of the groups to come. After the last group of a long batch, it asks for the first experts of the next layer.
+/// Requests the experts of the next groups. After the last group of a long batch, requests the first experts of the
+/// next layer.
 fn read_ahead(streamed: &StreamedExperts, starts: &[u32], end: usize, behind: Option<Behind<'_>>) {
     let most = streamed.cache.most_ahead(streamed.layer);
     let next = starts.windows(2).enumerate();
@@ -210,7 +212,7 @@ fn read_ahead(streamed: &StreamedExperts, starts: &[u32], end: usize, behind: Op
     }
 }
 
-/// Places of experts that follow each other.
+/// Ranges of choices that follow each other.
 fn runs(active: &[(&Active, Present<'_>)]) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     for (Active { places, .. }, _) in active {
@@ -222,7 +224,7 @@ fn runs(active: &[(&Active, Present<'_>)]) -> Vec<Range<usize>> {
     runs
 }
 
-/// A product of each expert, whose outputs lie at its places of `[places, width]`.
+/// The product of each expert. Its outputs are at its choices of `[choices, width]`.
 fn parts<'a>(
     active: &[(&Active, Present<'a>)],
     outputs: &'a mut [f32],

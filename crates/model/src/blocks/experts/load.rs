@@ -1,4 +1,4 @@
-//! Experts from the tensors of files, whichever of several forms they have.
+//! Loads experts from the tensors of files, in any of several layouts.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::ModelError;
 use crate::blocks::{Mlp, Norm, Projection};
 use crate::weights::{Checkpoint, Stack, StackParts};
 
-/// Places below a layer, and names below these, under which families keep the parts.
+/// Places below a layer, and names below these, that families use for the parts.
 const PLACES: &[&str] = &["mlp.", "block_sparse_moe.", "feed_forward.", "mixer.", ""];
 const ROUTERS: &[&str] = &[
     "gate",
@@ -35,7 +35,7 @@ const SHARED: &[&str] = &["shared_expert", "shared_experts", "shared_mlp"];
 pub(super) const GATES: &[&str] = &["gate_proj", "w1"];
 pub(super) const UPS: &[&str] = &["up_proj", "w3"];
 pub(super) const DOWNS: &[&str] = &["down_proj", "w2"];
-/// Such a bias below the layer itself.
+/// Such a bias directly below the layer.
 const LAYER_CHOICE_BIAS: &str = "moe.router.expert_bias";
 /// Gate and up of all experts, down of all experts.
 pub(super) const FUSED_INPUTS: &[&str] = &[
@@ -61,17 +61,18 @@ const UNGATED_UPS: &[&str] = &["switch_mlp.fc1.weight", "experts.up_proj", "expe
 /// The tensors of a layer, and the sizes of its experts.
 struct Source<'a> {
     weights: &'a mut Checkpoint,
-    /// The beginning of names, with the full stop.
+    /// The prefix of names, including the full stop.
     base: String,
     hidden: usize,
     settings: &'a ExpertSettings,
 }
 
 impl Experts {
-    /// Takes the router, the experts and the shared block below `layer`, such as `model.layers.3`: one tensor for each expert, or one of all.
+    /// Loads the router, the experts and the shared block below `layer`, such as `model.layers.3`: one tensor per
+    /// expert, or one for all.
     ///
     /// # Errors
-    /// [`ModelError`] for tensors that are missing, of another shape or of a type that is not computed.
+    /// [`ModelError`] for tensors that are missing, of another shape or of an unsupported type.
     pub fn load(
         weights: &mut Checkpoint,
         layer: &str,
@@ -107,13 +108,13 @@ impl Experts {
 }
 
 impl Source<'_> {
-    /// The first of several names that a tensor has.
+    /// The first of several names that exists.
     fn find(&self, names: &[&str]) -> Option<String> {
         let mut names = names.iter().map(|name| format!("{}{name}", self.base));
         names.find(|name| self.weights.info(name).is_some())
     }
 
-    /// A vector of one number for each expert, stored as `[experts]` or `[1, experts]`.
+    /// A vector with one number per expert, stored as `[experts]` or `[1, experts]`.
     fn vector(&mut self, name: &str) -> Result<Vec<f32>, ModelError> {
         let experts = self.settings.shape.experts;
         let is_row = self.weights.info(name).is_some_and(|info| info.shape == [1, experts]);
@@ -164,7 +165,7 @@ impl Source<'_> {
         })
     }
 
-    /// A router that is stored as `[hidden, experts]`.
+    /// A router stored as `[hidden, experts]`.
     fn transposed(&mut self, name: &str) -> Result<Projection, ModelError> {
         let (experts, hidden) = (self.settings.shape.experts, self.hidden);
         let stored = self.weights.array(name, &[hidden, experts])?;
@@ -178,7 +179,7 @@ impl Source<'_> {
         Ok(Projection::of_parts(matrix, None))
     }
 
-    /// Leaves out what pictures alone pass.
+    /// Leaves out tensors that only pictures use.
     fn forget_pictures(&mut self) {
         let experts = self.settings.shape.experts;
         let (router, expert) = (format!("{}gate.weight_1", self.base), format!("{}experts.", self.base));
@@ -196,7 +197,7 @@ impl Source<'_> {
         }
     }
 
-    /// Experts that stay in the files, where the checkpoint says so. Their biases and scales come into memory.
+    /// Experts that stay in the files, if the checkpoint allows it. Their biases and scales are loaded.
     fn streamed(&mut self) -> Result<Option<StreamedExperts>, ModelError> {
         let Some(streams) = self.weights.streams() else {
             return Ok(None);
@@ -233,7 +234,7 @@ impl Source<'_> {
         }))
     }
 
-    /// The biases of a part, `rows` for each expert.
+    /// The biases of a part, `rows` per expert.
     fn streamed_biases(
         &mut self,
         name: &str,
@@ -257,7 +258,7 @@ impl Source<'_> {
             None => (0..rows, rows),
             Some(half) => (half * rows..(half + 1) * rows, 2 * rows),
         };
-        // The second half of a tensor finds its biases taken and takes them again.
+        // The second half of a tensor uses the same biases again.
         let values = self.weights.array(&bias_name(name), &[count, stride])?;
         for (expert, bias) in values.chunks_exact(stride).enumerate() {
             take(expert, bias[parts.clone()].into());
@@ -304,7 +305,7 @@ impl Source<'_> {
         Ok(parts.map(|((gate, up), down)| Expert { gate, up, down }).collect())
     }
 
-    /// An expert of tensors of its own.
+    /// An expert with separate tensors.
     fn single(&mut self, expert: usize) -> Result<Expert, ModelError> {
         let (hidden, width, biased) = (self.hidden, self.settings.shape.width, self.settings.biased);
         let gates = self.settings.gated.then_some(GATES);
@@ -313,7 +314,7 @@ impl Source<'_> {
             let has = |name: &&&str| self.weights.info(&format!("{}.weight", named(name))).is_some();
             let name = names.iter().find(has).unwrap_or(&names[0]);
             let name = named(name);
-            // Adapters have no parts beside experts: a part for one is left over, and refused as such.
+            // Adapters do not support experts: such a part remains unused and is refused.
             let [matrix] = self.weights.matrices(&format!("{name}.weight"), 1, [outputs], inputs)?;
             let bias = biased.then(|| self.weights.vector(&format!("{name}.bias"), outputs));
             Ok::<Projection, ModelError>(Projection::of_parts(matrix, bias.transpose()?))
@@ -368,7 +369,8 @@ impl Source<'_> {
         Ok(matrices.into_iter().enumerate().map(of_part).collect())
     }
 
-    /// True if a tensor holds `[experts, columns, rows]`: by its shape, and where both are the same, by the family. GGUF files have one order.
+    /// True if a tensor holds `[experts, columns, rows]`. The shape decides; if rows equal columns, the family
+    /// decides. GGUF files have one order.
     fn is_transposed(&self, name: &str, [rows, columns]: [usize; 2]) -> bool {
         let shape = self.weights.info(name).map(|info| &info.shape[..]);
         match shape {

@@ -1,9 +1,9 @@
 //! Mixtures of experts: a router sends each token to a few of many feed-forward blocks.
 //!
-//! Experts compute for all rows of a batch, one group of experts after the other, so that each expert's weights are read once for all of its
-//! tokens, from main memory or from the model's files. The products of several experts are handed out to threads together. A row's arithmetic
-//! does not depend on the rows beside it, and a token's experts are added in the order of their numbers: a token has the same bits alone
-//! and in any batch, wherever the experts lie.
+//! Experts compute for all rows of a batch, one group of experts at a time, so that each expert's weights are read
+//! once for all its tokens, from main memory or from the model's files. Threads share the products of several
+//! experts. A row's arithmetic does not depend on other rows, and a token's experts are added in the order of their
+//! numbers. A token therefore has the same bits alone and in any batch, with experts in memory or in files.
 
 mod group;
 mod load;
@@ -32,10 +32,10 @@ use super::{Activation, Mlp, Norm, Projection};
 use crate::SegmentPart;
 use crate::workspace::RowBlock;
 
-/// Rows of a batch for which the router of the layer behind is asked early: few, as an answer has.
+/// The most rows of a batch for which the next layer's router is evaluated early: few, as in an answer.
 const EARLY_ROWS: usize = 16;
 
-/// The feed-forward part of a layer that is a mixture of experts.
+/// The feed-forward part of a layer with a mixture of experts.
 pub struct Experts {
     /// The choice of experts.
     pub router: Router,
@@ -43,19 +43,19 @@ pub struct Experts {
     pub experts: ExpertWeights,
     /// The non-linearity of every expert.
     pub activation: Activation,
-    /// True if weights multiply the input of experts instead of their results.
+    /// True if weights multiply the inputs of experts instead of their results.
     pub weighs_input: bool,
-    /// Norm of the sum of a token's experts, where a family has one.
+    /// Norm of the sum of a token's experts, if the family has one.
     pub after: Option<Norm>,
-    /// A block that every token passes.
+    /// A block that all tokens pass.
     pub shared: Option<SharedExpert>,
 }
 
 /// The owner of a layer's experts.
 pub enum ExpertWeights {
-    /// All of them are in memory.
+    /// All experts are in memory.
     Resident(Vec<Expert>),
-    /// The experts lie in the model's files. A cache holds the experts in use.
+    /// The experts are in the model's files. A cache holds the experts in use.
     Streamed(StreamedExperts),
 }
 
@@ -71,20 +71,20 @@ pub struct Expert {
 
 /// A feed-forward block beside the experts.
 pub struct SharedExpert {
-    /// Its own norm of the residual stream; `None` where it reads what the experts read.
+    /// Its own norm of the residual stream; `None` if it reads the experts' input.
     pub before: Option<Norm>,
     /// The block.
     pub mlp: Mlp,
-    /// To one value, whose sigmoid multiplies the result of the block.
+    /// To one value, whose sigmoid scales the block's result.
     pub gate: Option<Projection>,
-    /// Norm of its result, where a family has one.
+    /// Norm of its result, if the family has one.
     pub after: Option<Norm>,
 }
 
-/// The experts of the layers of a model that are read while it runs.
+/// The experts of a model's layers that are loaded on demand.
 pub(crate) struct ExpertStreams {
     pub(crate) cache: Arc<ExpertCache>,
-    /// By number in the cache: the beginning of the names of a layer's tensors, and all of them.
+    /// By layer number in the cache: the prefix of the names of the layer's tensors, and all of them.
     pub(crate) layers: Vec<StreamedLayer>,
 }
 
@@ -92,28 +92,28 @@ pub(crate) struct ExpertStreams {
 pub(crate) struct StreamedLayer {
     base: String,
     tensors: Vec<String>,
-    /// Of gate, up and down: the tensor of all experts, and its half where it holds two matrices of each.
+    /// Gate, up and down: the tensor of all experts, and the half to use if it holds two matrices per expert.
     parts: [Option<(String, Option<usize>)>; 3],
 }
 
-/// Weights of an expert that are in memory now.
+/// Weights of an expert that is in memory now.
 #[derive(Clone, Copy)]
 enum Present<'a> {
     Resident(&'a Expert),
     Streamed(&'a Held, &'a [Option<Box<[f32]>>; 3]),
 }
 
-/// The layer behind, whose router may be asked early.
+/// The next layer, whose router may be evaluated early.
 #[derive(Clone, Copy)]
 pub(crate) struct Behind<'a> {
-    /// The norm of the residual stream before its experts.
+    /// The norm of the residual stream before the experts.
     pub(crate) norm: &'a Norm,
     pub(crate) experts: &'a Experts,
 }
 
 impl Experts {
-    /// The first step: chooses the experts of a block of rows, the batch's rows from `first` on, and keeps `Normed` for them. A router with
-    /// a norm of its own reads `Hidden`.
+    /// First step: chooses the experts of a block of rows, the batch's rows from `first` on, and stores `Normed` for
+    /// them. A router with its own norm reads `Hidden`.
     pub(crate) fn route(&self, rows: &mut RowBlock<'_>, first: usize, parts: &[SegmentPart]) {
         let hidden = self.hidden_width();
         let (count, experts, used) = (rows.normed.len() / hidden, self.experts.count(), self.router.rules.used);
@@ -133,7 +133,7 @@ impl Experts {
         self.router.choose(logits, choices);
     }
 
-    /// The second step, when `rows` rows are routed: puts their choices in the order of experts, rows of one in their order.
+    /// Second step, after `rows` rows are routed: sorts their choices by expert, then by row.
     pub(crate) fn begin(&self, scratch: &mut ExpertScratch, rows: usize) {
         let (experts, used) = (self.experts.count(), self.router.rules.used);
         let ExpertScratch {
@@ -171,8 +171,8 @@ impl Experts {
         }
     }
 
-    /// The last step, of a block of rows from the batch's row `first` on: `Branch` is the sum of their experts, normalised, and the shared
-    /// block. `Normed` is what it was when they were routed.
+    /// Last step, for a block of rows from the batch's row `first` on: `Branch` becomes the normalised sum of their
+    /// experts plus the shared block. `Normed` is as during routing.
     pub(crate) fn end(&self, rows: &mut RowBlock<'_>, first: usize, parts: &[SegmentPart]) {
         let hidden = self.hidden_width();
         let count = rows.normed.len() / hidden;
@@ -187,8 +187,8 @@ impl Experts {
         }
     }
 
-    /// Guesses the experts of the layer from the residual stream before the layer in front of it, `[rows, hidden]`, which changes little from one
-    /// layer to the next in trained models.
+    /// Guesses the layer's experts from the residual stream before the previous layer, `[rows, hidden]`. In trained
+    /// models it changes little from layer to layer.
     fn guess(&self, norm: &Norm, hidden: &[f32], scratch: &mut ExpertScratch) {
         let ExpertWeights::Streamed(streamed) = &self.experts else {
             return;
@@ -211,7 +211,7 @@ impl Experts {
         self.router.projection.weight().in_features()
     }
 
-    /// Bytes in memory, those of a cache not counted.
+    /// Bytes in memory, without a cache.
     pub(crate) fn bytes(&self) -> u64 {
         let after = self.after.as_ref().map_or(0, Norm::bytes);
         let shared = self.shared.as_ref().map_or(0, SharedExpert::bytes);
@@ -273,7 +273,7 @@ impl<'a> Present<'a> {
 }
 
 impl ExpertStreams {
-    /// The layers of `forms` in a cache that was started with them.
+    /// The layers of `forms`, in a cache started with them.
     pub(crate) fn new(cache: Arc<ExpertCache>, layers: Vec<StreamedLayer>) -> ExpertStreams {
         ExpertStreams { cache, layers }
     }
@@ -294,7 +294,7 @@ impl From<&ExpertForm> for StreamedLayer {
 }
 
 impl SharedExpert {
-    /// A block without norms of its own.
+    /// A block without norms.
     pub fn plain(mlp: Mlp, gate: Option<Projection>) -> SharedExpert {
         SharedExpert {
             before: None,

@@ -1,14 +1,14 @@
-//! Routers: which experts a token goes to, and with which weights their results are added.
+//! Routers: choose the experts of a token and the weights of their results.
 
 use rayon::prelude::*;
 
 use crate::blocks::activation::{exp, sigmoid};
 use crate::blocks::{Norm, Projection};
 
-/// Scores below which one thread chooses for all rows.
+/// Number of scores below which one thread chooses for all rows.
 const SERIAL_SCORES: usize = 1 << 13;
 
-/// How a router's logits become scores.
+/// Conversion of a router's logits to scores.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum Scoring {
@@ -18,23 +18,24 @@ pub enum Scoring {
     SoftmaxOfChosen,
     /// Sigmoid of each logit.
     Sigmoid,
-    /// The choice by logits, then the sigmoid of each of the chosen.
+    /// Chooses by logits, then takes the sigmoid of each chosen one.
     SigmoidOfChosen,
-    /// Sparse mixer (arXiv:2409.12136): each choice is a softmax over the logits near the largest one left. Two experts at most.
+    /// Sparse mixer (arXiv:2409.12136): each choice is a softmax over the logits near the largest remaining one. At
+    /// most two experts.
     SparseMixer {
-        /// A logit is near if it lies within twice this share of the largest.
+        /// A logit is near if its distance is within twice this share of the largest.
         jitter: f32,
     },
 }
 
-/// Experts in groups: only those of the best groups are chosen from.
+/// Groups of experts: only the best groups take part in the choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpertGroups {
-    /// Groups of neighbouring experts, which divide them.
+    /// Number of groups of neighbouring experts; it divides the number of experts.
     pub count: usize,
-    /// Groups that are chosen from.
+    /// Number of groups that take part in the choice.
     pub used: usize,
-    /// A group's score is the sum of so many of its best experts.
+    /// A group's score is the sum of this many of its best experts.
     pub best: usize,
 }
 
@@ -59,21 +60,21 @@ pub struct RouterRules {
     pub used: usize,
     /// Scores from logits.
     pub scoring: Scoring,
-    /// Groups of experts, where they have some.
+    /// Groups of experts, if the model has them.
     pub groups: Option<ExpertGroups>,
-    /// The divisor of the weights; `None` where scores are weights as they are.
+    /// The divisor of the weights; `None` if scores are used as weights unchanged.
     pub sum: Option<WeightSum>,
     /// Factor on the weights.
     pub scale: f32,
 }
 
-/// A router: a linear layer and the rules by which experts are chosen.
+/// A router: a linear layer and the rules for choosing experts.
 pub struct Router {
-    /// Its own norm of the residual stream; `None` where it reads what the experts read.
+    /// Its own norm of the residual stream; `None` if it reads the experts' input.
     pub norm: Option<Norm>,
     /// To `[experts]`.
     pub projection: Projection,
-    /// `[experts]`, added to scores for the choice alone.
+    /// `[experts]`, added to scores for the choice only.
     pub choice_bias: Option<Vec<f32>>,
     /// `[experts]`, factors on weights.
     pub expert_scales: Option<Vec<f32>>,
@@ -89,8 +90,8 @@ pub(crate) struct Choice {
 }
 
 impl Router {
-    /// Chooses the experts of rows of `logits`, `[rows, experts]`, which are overwritten. `choices` is `[rows, used]`; those of a row are in
-    /// the order of experts.
+    /// Chooses the experts of rows of `logits`, `[rows, experts]`, which are overwritten. `choices` is `[rows,
+    /// used]`, for each row in the order of experts.
     pub(crate) fn choose(&self, logits: &mut [f32], choices: &mut [Choice]) {
         let (experts, used) = (self.projection.weight().out_features(), self.rules.used);
         let row = |(logits, choices): (&mut [f32], &mut [Choice])| {
@@ -180,7 +181,7 @@ impl RouterRules {
 }
 
 impl ExpertGroups {
-    /// For each expert true if it lies in one of the best groups.
+    /// For each expert, true if it belongs to one of the best groups.
     fn members(self, keys: &[f32]) -> Vec<bool> {
         let size = keys.len() / self.count;
         let score = |group: &[f32]| {
@@ -204,7 +205,7 @@ impl ExpertGroups {
     }
 }
 
-/// The first of the largest keys that are left; the first that is left where none compares, and 0 where none is left.
+/// The first of the largest remaining keys; the first remaining one if none compares, and 0 if none remains.
 fn largest(keys: &[f32], left: &[bool]) -> usize {
     let mut best = None;
     for (at, key) in keys.iter().enumerate().filter(|(at, _)| left[*at]) {
@@ -215,7 +216,7 @@ fn largest(keys: &[f32], left: &[bool]) -> usize {
     best.unwrap_or(0)
 }
 
-/// Softmax in place, summed in order.
+/// Softmax in place, with an ordered sum.
 fn softmax(values: &mut [f32]) {
     let most = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let mut sum = 0.0;

@@ -1,9 +1,9 @@
-//! Scratch of layers with experts, of planned size.
+//! Scratch of layers with experts, with a planned size.
 
 use super::router::Choice;
 use crate::ExpertShape;
 
-/// Choices that experts take together, at most, unless a block of rows is longer.
+/// The most choices computed together, unless a block of rows is longer.
 const TOGETHER: usize = 512;
 
 /// Scratch for the experts of a batch.
@@ -13,11 +13,11 @@ pub(crate) struct ExpertScratch {
     pub(super) logits: Vec<f32>,
     // [rows, used]
     pub(super) choices: Vec<Choice>,
-    // [rows, used]: the place of each choice in the order of experts
+    // [rows, used]: the index of each choice in the order of experts
     pub(super) places: Vec<u32>,
     // [rows * used]: rows in the order of experts
     pub(super) order: Vec<u32>,
-    // [experts + 1]: the first place of each expert
+    // [experts + 1]: the first index of each expert
     pub(super) starts: Vec<u32>,
     // [rows, hidden]: the input of experts
     pub(super) inputs: Vec<f32>,
@@ -31,17 +31,17 @@ pub(crate) struct ExpertScratch {
     pub(super) inner: Vec<f32>,
     // [together, width]
     pub(super) inner_gate: Vec<f32>,
-    /// Choices of the batch under way that are computed.
+    /// Computed choices of the current batch.
     pub(super) done: usize,
 }
 
-/// Choices whose inputs and results are held at once, for batches of so many rows, which come in blocks.
+/// Number of choices whose inputs and results are held at once, for batches of `rows` rows that come in blocks.
 fn together(shape: &ExpertShape, [rows, block]: [usize; 2]) -> usize {
     rows.saturating_mul(shape.used).min(block.max(TOGETHER)).max(block)
 }
 
 impl ExpertScratch {
-    /// For batches of up to `rows` rows, of which `block` are routed at a time.
+    /// For batches of up to `rows` rows, routed `block` at a time.
     pub(crate) fn new(shape: Option<&ExpertShape>, hidden: usize, [rows, block]: [usize; 2]) -> ExpertScratch {
         let Some(shape) = shape else {
             return ExpertScratch::default();
@@ -63,7 +63,7 @@ impl ExpertScratch {
         }
     }
 
-    /// Bytes it holds, equal to [`scratch_bytes`] of its shape.
+    /// Bytes in memory, equal to [`scratch_bytes`] of its shape.
     pub(crate) fn bytes(&self) -> u64 {
         let floats = [
             &self.logits,
@@ -81,7 +81,7 @@ impl ExpertScratch {
     }
 }
 
-/// Bytes of the scratch for batches of so many rows, which come in blocks.
+/// Bytes of the scratch for batches of `rows` rows that come in blocks.
 pub(crate) fn scratch_bytes(shape: Option<&ExpertShape>, hidden: usize, [rows, block]: [usize; 2]) -> u64 {
     let Some(shape) = shape else { return 0 };
     let (rows_wide, together) = (rows as u64, together(shape, [rows, block]) as u64);

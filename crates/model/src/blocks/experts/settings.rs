@@ -1,4 +1,4 @@
-//! The sizes and rules of a mixture of experts, as config.json says them.
+//! The sizes and rules of a mixture of experts, from config.json.
 
 use serde_json::Value;
 
@@ -8,7 +8,7 @@ use crate::config::LARGEST_COUNT;
 use crate::fields::Fields;
 use crate::{ExpertShape, ModelConfig, ModelError};
 
-/// Names of the number of experts, of the experts of a token, and of the inner width of one.
+/// Names of the settings for the number of experts, the experts per token, and their inner width.
 const EXPERTS: &[&str] = &[
     "num_experts",
     "num_local_experts",
@@ -17,7 +17,7 @@ const EXPERTS: &[&str] = &[
 ];
 const USED: &[&str] = &["num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts"];
 const WIDTH: &[&str] = &["moe_intermediate_size", "intermediate_size"];
-/// Names of the inner width of the shared block, and of the number of shared experts, each as wide as another.
+/// Names of the settings for the shared block's inner width, and for the number of shared experts of equal width.
 const SHARED_WIDTH: &[&str] = &[
     "shared_expert_intermediate_size",
     "moe_shared_expert_intermediate_size",
@@ -30,12 +30,12 @@ const SHARED_COUNT: &[&str] = &[
     "num_shared_experts",
 ];
 
-/// How a tensor of all experts holds gates and ups.
+/// Layout of gates and ups in a tensor of all experts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FusedLayout {
-    /// The inputs stand before the outputs in the shape, `[experts, inputs, outputs]`.
+    /// True if inputs come before outputs in the shape, `[experts, inputs, outputs]`.
     pub transposed: bool,
-    /// Rows of gate and up take turns; else all gates come first.
+    /// True if rows of gate and up alternate; otherwise all gates come first.
     pub alternating: bool,
 }
 
@@ -44,7 +44,7 @@ pub struct FusedLayout {
 pub struct ExpertSettings {
     /// Sizes.
     pub shape: ExpertShape,
-    /// For each layer true if it has experts.
+    /// For each layer, true if it has experts.
     pub sparse: Vec<bool>,
     /// The rules of the router.
     pub rules: RouterRules,
@@ -60,11 +60,11 @@ pub struct ExpertSettings {
     pub biased: bool,
     /// Weights multiply the input of experts.
     pub weighs_input: bool,
-    /// Experts of pictures lie behind those of texts, and routers are stored as `[hidden, experts]`.
+    /// True if experts for pictures follow those for text, and routers are stored as `[hidden, experts]`.
     pub has_pictures: bool,
     /// Factor on the result of the shared block.
     pub shared_scale: f64,
-    /// The order of tensors that hold all experts.
+    /// The layout of tensors with all experts.
     pub layout: FusedLayout,
 }
 
@@ -72,7 +72,7 @@ impl ExpertSettings {
     /// The settings that most families share: softmax over all experts, gated SwiGLU without biases.
     ///
     /// # Errors
-    /// [`ModelError::Config`] names the setting that is missing or impossible.
+    /// [`ModelError::Config`] names the missing or invalid setting.
     pub fn read(fields: &Fields) -> Result<ExpertSettings, ModelError> {
         let shape = shape(fields)?;
         let plain = fields.flag("norm_topk_prob", false)?.then_some(WeightSum::PLAIN);
@@ -98,13 +98,13 @@ impl ExpertSettings {
         })
     }
 
-    /// With weights that are divided by their sum, or not.
+    /// Sets the divisor of the weights.
     pub fn with_sum(mut self, sum: Option<WeightSum>) -> ExpertSettings {
         self.rules.sum = sum;
         self
     }
 
-    /// With other scores.
+    /// Sets the scoring.
     pub fn with_scoring(mut self, scoring: Scoring) -> ExpertSettings {
         self.rules.scoring = scoring;
         self
@@ -125,7 +125,7 @@ impl ExpertSettings {
         self
     }
 
-    /// Notes sizes in the configuration of a model, and that no device computes it.
+    /// Records the sizes in a model's configuration, and that no device computes it.
     ///
     /// # Errors
     /// [`ModelError::Config`] for a list of layers of another length.
@@ -145,7 +145,7 @@ impl ExpertSettings {
     }
 }
 
-/// The first of several settings that is there. Lists of one number for each layer are taken where all are the same.
+/// The first of several settings that exists. A list with one number per layer is accepted if all are equal.
 fn size<'a>(fields: &Fields, names: &[&'a str]) -> Result<Option<(&'a str, usize)>, ModelError> {
     for name in names {
         let fields = match fields.get(name) {
@@ -179,7 +179,7 @@ fn shape(fields: &Fields) -> Result<ExpertShape, ModelError> {
         let problem = format!("{used} experts of a token are more than the {experts} of a layer");
         return Err(fields.error(used_name, problem));
     }
-    // A null width is that of the dense block.
+    // A null width means the dense block's width.
     let (width_name, width) = needed(fields, WIDTH)?;
     let (_, count) = size(fields, SHARED_COUNT)?.unwrap_or((SHARED_COUNT[0], 0));
     let shared_width = match size(fields, SHARED_WIDTH)? {
@@ -218,7 +218,7 @@ fn groups(fields: &Fields, shape: &ExpertShape) -> Result<Option<ExpertGroups>, 
     Ok(Some(ExpertGroups { count, used, best: 1 }))
 }
 
-/// For each layer true if it has experts.
+/// For each layer, true if it has experts.
 fn sparse_layers(fields: &Fields) -> Result<Vec<bool>, ModelError> {
     let layers = fields.size("num_hidden_layers")?.min(LARGEST_COUNT);
     let types = fields.texts("mlp_layer_types")?;

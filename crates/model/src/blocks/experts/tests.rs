@@ -36,7 +36,7 @@ fn projection(seed: usize, rows: usize, columns: usize, format: WeightFormat, bi
     Projection::of_parts(matrix, biased.then(|| values(seed + 1, rows)))
 }
 
-/// Experts of `format`, with biases and a shared block, each part of which shows.
+/// Experts of `format` with biases and a shared block, all of which affect the result.
 fn experts(format: WeightFormat, used: usize, gated: bool) -> Experts {
     let inner = |seed| projection(seed, WIDTH, HIDDEN, format, true);
     Experts {
@@ -80,7 +80,7 @@ fn experts(format: WeightFormat, used: usize, gated: bool) -> Experts {
     }
 }
 
-/// The results of rows that are routed in blocks and computed together, with scratch for so many.
+/// The results of rows that are routed in blocks and computed together, with scratch for `scratch_rows` rows.
 fn apply(experts: &Experts, input: &[f32], [scratch_rows, block]: [usize; 2]) -> Vec<f32> {
     let shape = ExpertShape {
         experts: EXPERTS,

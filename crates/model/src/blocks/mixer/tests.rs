@@ -1,4 +1,4 @@
-//! Mixers against `transformers` (vectors of `scripts/make_state_vectors.py`), and the laws that all of them keep.
+//! Mixers against `transformers` (vectors of `scripts/make_state_vectors.py`), and the laws of all mixers.
 
 use std::ops::Range;
 use std::path::Path;
@@ -135,7 +135,7 @@ impl Case {
         LayerState::new(self.mixer.state())
     }
 
-    /// Takes rows into a state.
+    /// Reads rows into a state.
     fn read_rows(&self, state: &mut LayerState, rows: Range<usize>, one_by_one: bool) -> Vec<f32> {
         let part = SegmentPart {
             segment: 0,
@@ -155,7 +155,7 @@ impl Case {
         output
     }
 
-    /// Takes all rows into a new state, in pieces.
+    /// Reads all rows into a new state, in pieces.
     fn read_in_pieces(&self, piece: usize, one_by_one: bool) -> (Vec<f32>, LayerState) {
         let (mut state, mut output) = (self.state(), Vec::new());
         for first in (0..ROWS).step_by(piece) {

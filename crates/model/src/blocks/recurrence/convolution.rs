@@ -1,4 +1,4 @@
-//! The causal convolution of each channel over its last few tokens.
+//! A causal convolution of each channel over its last few tokens.
 
 use crate::ModelError;
 use crate::blocks::activation::silu;
@@ -16,7 +16,8 @@ pub(crate) struct Convolution {
 }
 
 impl Convolution {
-    /// Takes `{name}.weight`, `[channels, 1, kernel]` or, as GGUF files have it, `[channels, kernel]`, and, if asked for, `{name}.bias`.
+    /// Loads `{name}.weight`, `[channels, 1, kernel]` or, in GGUF files, `[channels, kernel]`, and, if requested,
+    /// `{name}.bias`.
     pub(crate) fn load(
         weights: &mut Checkpoint,
         name: &str,
@@ -47,7 +48,7 @@ impl Convolution {
         }
     }
 
-    /// The same, followed by SiLU.
+    /// Adds SiLU after the convolution.
     pub(crate) fn with_silu(self) -> Convolution {
         Convolution { has_silu: true, ..self }
     }
@@ -67,8 +68,8 @@ impl Convolution {
         self.channels
     }
 
-    /// `output[row, c] = bias[c] + Σ taps[tap, c] · input[row + tap - (kernel - 1), c]`, both `[rows, channels]`; `before`,
-    /// `[kernel - 1, channels]`, stands for the rows before the first and becomes the last rows of `input`.
+    /// `output[row, c] = bias[c] + Σ taps[tap, c] · input[row + tap - (kernel - 1), c]`, both `[rows, channels]`.
+    /// `before`, `[kernel - 1, channels]`, has the rows before the first, and receives the last rows of `input`.
     pub(crate) fn apply(&self, before: &mut [f32], input: &[f32], output: &mut [f32]) {
         let channels = self.channels;
         let earlier = before.len() / channels;
@@ -94,7 +95,7 @@ impl Convolution {
         Self::keep_last(before, input);
     }
 
-    /// Keeps the last rows of `input`, which the next rows are convolved with.
+    /// Stores the last rows of `input` in `before`, for the next rows.
     pub(crate) fn keep_last(before: &mut [f32], input: &[f32]) {
         if input.len() >= before.len() {
             before.copy_from_slice(&input[input.len() - before.len()..]);

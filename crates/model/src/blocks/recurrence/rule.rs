@@ -1,4 +1,5 @@
-//! The rules of layers with a matrix for each head. For each token a head's memory `S`, `[key_dim, value_dim]`, decays and takes a write:
+//! The update rules of layers with a memory matrix per head. For each token a head's memory `S`, `[key_dim,
+//! value_dim]`, decays and receives a write:
 //!
 //! ```text
 //! S ← exp(decay) S
@@ -7,18 +8,18 @@
 //! read = Sᵀ query
 //! ```
 //!
-//! Tokens that are generated are read so, one by one. Those of a prompt are read in chunks, where the writes of a chunk are found all at once (the WY or UT
-//! transform of Yang et al., "Parallelizing Linear Transformers with the Delta Rule", 2024). With `D[i,j]` the decay
-//! from token j to token i and `D[i]` that since the chunk began, the writes `W`, `[tokens, value_dim]`, solve the unit
-//! lower triangular system
+//! Generated tokens are read one by one. Prompt tokens are read in chunks, and the writes of a chunk are computed
+//! together (the WY or UT transform of Yang et al., "Parallelizing Linear Transformers with the Delta Rule", 2024).
+//! Let `D[i,j]` be the decay from token j to token i, and `D[i]` the decay since the chunk's start. The writes `W`,
+//! `[tokens, value_dim]`, solve the unit lower triangular system
 //!
 //! ```text
 //! W[i] + Σ_{j<i} strength[i] D[i,j] (key[i]·key[j]) W[j] = strength[i] (value[i] − D[i] Sᵀ key[i])
 //! ```
 //!
-//! and then `read[i] = D[i] Sᵀ query[i] + Σ_{j≤i} D[i,j] (query[i]·key[j]) W[j]` and
-//! `S ← D[n] S + Σ_j D[n,j] key[j] ⊗ W[j]` are products of matrices. The additive rule has `W[i] = strength[i] value[i]` and no system
-//! to solve. Heads run in parallel. Where each element of a key decays by itself (`channels`), `D` is a diagonal matrix.
+//! and then `read[i] = D[i] Sᵀ query[i] + Σ_{j≤i} D[i,j] (query[i]·key[j]) W[j]` and `S ← D[n] S + Σ_j D[n,j] key[j]
+//! ⊗ W[j]` are matrix products. The additive rule has `W[i] = strength[i] value[i]` and no system to solve. Heads run
+//! in parallel. With a decay per element of a key (`channels`), `D` is a diagonal matrix.
 
 mod channels;
 
@@ -30,20 +31,20 @@ use crate::blocks::norm::lane_sum;
 use crate::state_shape::MemoryShape;
 use crate::{GatedDeltaNetShape, KimiDeltaShape, LightningShape, Mamba2Shape, StateShape};
 
-/// Tokens read at once: chunks end at multiples of it, whatever the batch begins with.
+/// Tokens per chunk. Chunks end at multiples of it, independent of the batch's start.
 const CHUNK: usize = Columns::COUNT;
-/// Fewer tokens of a chunk than these are read one by one.
+/// Chunks with fewer tokens are read one by one.
 const FEW: usize = 4;
-/// Rows of the triangular system that are solved one by one between products.
+/// Rows of the triangular system solved one by one between matrix products.
 const SOLVE_ROWS: usize = 8;
 /// Added to the squared length of queries and keys.
 const EPSILON: f32 = 1e-6;
 
-/// The sizes of the heads, how they lie in a row, and how their memories are written.
+/// The sizes of the heads, their layout in a row, and the update rule of their memories.
 #[derive(Debug)]
 pub(crate) struct Rule {
     memory: MemoryShape,
-    /// Heads that queries and keys have.
+    /// Heads of queries and keys.
     key_heads: usize,
     /// Values of a row.
     channels: usize,
@@ -54,7 +55,7 @@ pub(crate) struct Rule {
     heads_tiled: bool,
     /// True for the gated delta rule, whose queries and keys have unit length; false for the additive rule.
     is_delta: bool,
-    /// True if each element of a key decays by itself.
+    /// True if each element of a key has its own decay.
     by_channel: bool,
 }
 
@@ -62,18 +63,18 @@ pub(crate) struct Rule {
 pub(crate) struct HeadTokens<'a> {
     /// Position of the first.
     pub(crate) start_position: usize,
-    /// They are read one by one, however many they are.
+    /// True to read them one by one, for any number of tokens.
     pub(crate) one_by_one: bool,
     pub(crate) rows: usize,
     // [rows, channels]: queries and keys of every key head, values of every value head
     pub(crate) mixed: &'a [f32],
-    // [rows, value_heads], how much of a value is written
+    // [rows, value_heads]: the write strength
     pub(crate) strength: &'a [f32],
-    // [rows, value_heads], or [rows, value_heads, key_dim] by channel: the logarithm of what remains of the memory
+    // [rows, value_heads], or [rows, value_heads, key_dim] by channel: the logarithm of the memory's decay factor
     pub(crate) decay: &'a [f32],
 }
 
-/// Some of the tokens, as one value head reads them.
+/// Some of the tokens, for one value head.
 #[derive(Clone, Copy)]
 struct HeadPart<'a> {
     tokens: &'a HeadTokens<'a>,
@@ -99,13 +100,14 @@ struct Chunk {
     writes: Vec<Columns>,
     // [tokens, 64]
     reads: Vec<Columns>,
-    // [tokens], the logarithm of what remains of the memory since the chunk began; zeros where keys and queries have decayed already
+    // [tokens], the logarithm of the memory's decay since the chunk's start; zeros if keys and queries are already
+    // decayed
     decay: Vec<f64>,
-    // [key_dim], what remains of each row of the memory at the end of the chunk, or behind a token
+    // [key_dim], the decay factor of each memory row at the end of the chunk, or after a token
     remains: Vec<f32>,
-    // [key_dim], a key that has decayed
+    // [key_dim], a decayed key
     decayed: Vec<f32>,
-    // [tokens, key_dim], as `decay`, by channel
+    // [tokens, key_dim], as `decay`, per channel
     channel_decay: Vec<f64>,
 }
 
@@ -119,7 +121,7 @@ impl Rule {
         }
     }
 
-    /// The gated delta rule with a decay for each element of a key; a row is queries, keys, values.
+    /// The gated delta rule with a decay per element of a key; a row is queries, keys, values.
     pub(crate) fn delta_by_channel(shape: &KimiDeltaShape) -> Rule {
         Rule {
             is_delta: true,
@@ -166,7 +168,7 @@ impl Rule {
         }
     }
 
-    /// True if value heads that share a key head are as many key heads apart, instead of side by side.
+    /// True if value heads of one key head are `key_heads` apart, instead of adjacent.
     pub(crate) fn heads_tiled(&self) -> bool {
         self.heads_tiled
     }
@@ -240,29 +242,29 @@ impl Rule {
         part.tokens.mixed[part.first * channels..][..part.count * channels].chunks_exact(channels)
     }
 
-    /// How much of the value of the part's token `index` is written.
+    /// The write strength of the part's token `index`.
     fn strength(&self, part: HeadPart<'_>, index: usize) -> f32 {
         part.tokens.strength[(part.first + index) * self.memory.heads + part.head]
     }
 
-    /// The logarithm of what remains of the memory at the part's token `index`.
+    /// The logarithm of the memory's decay factor at the part's token `index`.
     fn decay(&self, part: HeadPart<'_>, index: usize) -> f32 {
         part.tokens.decay[(part.first + index) * self.memory.heads + part.head]
     }
 
-    /// The values of `head` in a row that fall into a piece of columns.
+    /// The values of `head` in a row that belong to a piece of columns.
     fn values<'a>(&self, row: &'a [f32], head: usize, piece: usize) -> &'a [f32] {
         let from = self.values_at + head * self.memory.columns;
         &row[from..from + self.memory.columns][self.columns(piece)]
     }
 
-    /// The columns of a head that fall into a piece.
+    /// The columns of a head that belong to a piece.
     fn columns(&self, piece: usize) -> std::ops::Range<usize> {
         piece * Columns::COUNT..((piece + 1) * Columns::COUNT).min(self.memory.columns)
     }
 
-    /// Fills what remains of each row of the memory at the part's token `index`. Returns the factor on what the memory holds for
-    /// [`Chunk::decayed`], the token's key.
+    /// Computes the decay factor of each memory row at the part's token `index`. Returns the factor on the memory's
+    /// value for [`Chunk::decayed`], the token's key.
     fn forget(&self, chunk: &mut Chunk, part: HeadPart<'_>, index: usize) -> f32 {
         let key_dim = self.memory.rows;
         let key = &chunk.keys[index * key_dim..][..key_dim];
@@ -282,7 +284,7 @@ impl Rule {
         remains
     }
 
-    /// The recurrence as it is defined.
+    /// The recurrence by its definition.
     fn one_by_one(&self, chunk: &mut Chunk, part: HeadPart<'_>, memory: &mut [Columns], read: &mut [f32]) {
         let key_dim = self.memory.rows;
         for (index, row) in self.rows(part).enumerate() {
@@ -312,7 +314,7 @@ impl Rule {
         }
     }
 
-    /// The chunk as products of matrices.
+    /// The chunk as matrix products.
     fn at_once(&self, chunk: &mut Chunk, part: HeadPart<'_>, memory: &mut [Columns], read: &mut [f32]) {
         if self.by_channel {
             self.relate_channels(chunk, part);
@@ -334,7 +336,7 @@ impl Rule {
         }
     }
 
-    /// Fills what relates the tokens of a chunk to each other and to its end.
+    /// Computes the products between a chunk's tokens, and their decay to its end.
     fn relate_tokens(&self, chunk: &mut Chunk, part: HeadPart<'_>) {
         let mut decay = 0.0;
         chunk.decay.clear();
@@ -343,7 +345,7 @@ impl Rule {
             decay
         }));
         self.relate(chunk, part.count, |index| self.strength(part, index));
-        // Keys as the end of the chunk sees them.
+        // Keys decayed to the end of the chunk.
         for keys in &mut chunk.keys_across {
             for (key, at) in keys.0.iter_mut().zip(&chunk.decay) {
                 *key *= exp((decay - at) as f32);
@@ -353,7 +355,7 @@ impl Rule {
         chunk.remains.resize(self.memory.rows, exp(decay as f32));
     }
 
-    /// The chunk's writes in a piece of columns: what the memory holds for the keys, then what is missing there.
+    /// Computes the chunk's writes in a piece of columns: the memory's values for the keys, then the differences.
     fn write_piece(&self, chunk: &mut Chunk, part: HeadPart<'_>, piece: usize, memory: &[Columns]) {
         let key_dim = self.memory.rows;
         let writes = cleared(&mut chunk.writes, part.count);
@@ -371,7 +373,7 @@ impl Rule {
         }
     }
 
-    /// Computes the chunk's reads in a piece of columns: of the memory before it, and of its own writes.
+    /// Computes the chunk's reads in a piece of columns: from the memory before it, and from its own writes.
     fn read_piece(&self, chunk: &mut Chunk, memory: &[Columns]) {
         let key_dim = self.memory.rows;
         let (scores, writes) = (Columns::values(&chunk.scores), &chunk.writes);
@@ -441,7 +443,7 @@ fn solve(system: &[f32], x: &mut [Columns]) {
     }
 }
 
-/// The first `count` pieces, all zero.
+/// The first `count` pieces, set to zero.
 fn cleared(pieces: &mut Vec<Columns>, count: usize) -> &mut [Columns] {
     pieces.clear();
     pieces.resize(count, Columns::ZERO);

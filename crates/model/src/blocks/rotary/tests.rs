@@ -21,8 +21,8 @@ fn heads_turn_as_the_formula_says() {
                 for pair in 0..head_dim / 2 {
                     let angle = (position + row) as f64 / 5e5f64.powf(2.0 * pair as f64 / head_dim as f64);
                     let (a, b) = (f64::from(head[pair]), f64::from(head[pair + head_dim / 2]));
-                    // Frequency and product are rounded to f32 once each, and so is the exponent of theta, which
-                    // weighs ln theta; a head of ones is as long as the square root of 2.
+                    // Frequency and product are rounded to f32 once each. So is the exponent of theta, which
+                    // multiplies ln theta. A head of ones has the length √2.
                     let unit = f64::from(f32::EPSILON) / 2.0;
                     let tolerance = 4.0 * unit + 2f64.sqrt() * angle * unit * (2.0 + 5e5f64.ln());
                     assert!((f64::from(turned[pair]) - (a * angle.cos() - b * angle.sin())).abs() < tolerance);

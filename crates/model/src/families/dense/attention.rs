@@ -1,4 +1,4 @@
-//! The attention of a plan.
+//! Builds the attention of a plan.
 
 use std::sync::Arc;
 
@@ -9,12 +9,12 @@ use crate::layer::{Rows, Step};
 use crate::weights::Checkpoint;
 use crate::{AttentionShape, ModelConfig, ModelError};
 
-/// Settings that the attention of all layers shares.
+/// Settings shared by the attention of all layers.
 pub(super) struct Parts {
     rotary: Arc<Rotary>,
     /// The rotation of layers with a window, or by no angle.
     other: Arc<Rotary>,
-    /// The factor of the rotation on heads that are normalised behind it, where it changes the added term alone.
+    /// The rotation's factor on heads that are normalised after it, where it only changes the norm's epsilon.
     magnitude: f32,
 }
 
@@ -38,7 +38,7 @@ impl AttentionOutput {
     }
 }
 
-/// Norms of query and key heads, and factors on queries after the rotation.
+/// Norms of query and key heads, and factors on rotated queries.
 type Heads = (Option<Norm>, Option<Norm>, Option<Vec<f32>>);
 
 impl Parts {
@@ -195,7 +195,7 @@ impl Plan {
         magnitude: f32,
     ) -> Result<Heads, ModelError> {
         let (width, epsilon) = (config.head_dim, config.norm_epsilon);
-        // Heads that were multiplied before their norm would differ from it by the term that is added.
+        // Scaling heads before their norm is equal to dividing the norm's epsilon.
         let behind = epsilon / (magnitude * magnitude);
         let name = |name: &str| format!("{prefix}.{name}");
         let mut rms = |part: &str, width| -> Result<Norm, ModelError> {
@@ -238,8 +238,8 @@ impl Plan {
                 (Some(own(query, config.heads)?), Some(own(key, config.kv_heads)?), None)
             }
             HeadNorms::Rotated([query, key]) => {
-                // A norm without weights is the same before and after a rotation. Only products of a query and a key are
-                // read, so the weights of both go to the query.
+                // A norm without weights commutes with a rotation. Only products of query and key matter, so the
+                // query gets the weights of both.
                 let [query, key] = [query, key].map(|part| weights.vector(&format!("{}.weight", name(part)), width));
                 let products = query?.iter().zip(key?).map(|(query, key)| query * key).collect();
                 let bare = || Norm::Rms {
@@ -251,7 +251,7 @@ impl Plan {
         })
     }
 
-    /// A norm of each head with weights of its own, `[heads, head_dim]`, in the order of the projections' rows.
+    /// A norm of each head with its own weights, `[heads, head_dim]`, in the order of the projections' rows.
     fn groups(&self, config: &ModelConfig, mut weight: Vec<f32>) -> Norm {
         let rotated = config.rotary_dim;
         if self.interleaved {
@@ -271,7 +271,7 @@ impl Plan {
     }
 }
 
-/// The attention of a layer with latents, with its indexer where it has one.
+/// The attention of a latent layer, with its indexer if it has one.
 fn latent_attention(
     (plan, latent): (&Plan, &LatentAttention),
     config: &ModelConfig,

@@ -1,4 +1,4 @@
-//! A plan made a model.
+//! Builds a model from a plan.
 
 use std::sync::Arc;
 
@@ -66,7 +66,7 @@ pub(in crate::families) fn configure(plan: &Plan, architecture: &str) -> Result<
     Ok(config)
 }
 
-/// Takes the weights of a model.
+/// Loads the weights of a model.
 pub(in crate::families) fn build(
     plan: &Plan,
     config: &ModelConfig,
@@ -85,7 +85,7 @@ pub(in crate::families) fn build(
         plan.turn_matrices(config, weights);
     }
     if let (Some(norm), Some(experts)) = (plan.expert_norm, &plan.experts) {
-        // Files hold it for dense layers too, which do not compute it.
+        // Files contain it for dense layers too, which do not use it.
         let dense = (0..config.layers).filter(|layer| !experts.is_sparse(*layer));
         let unused: Vec<String> = dense.map(|layer| format!("model.layers.{layer}.{norm}.")).collect();
         weights.forget(|name| unused.iter().any(|beginning| name.starts_with(beginning)));
@@ -111,7 +111,7 @@ pub(in crate::families) fn build(
     Ok(decoder)
 }
 
-/// Multiplies what a norm gives.
+/// Scales the output of a norm.
 fn scale_norm(norm: &mut Norm, factor: f64) {
     if factor == 1.0 {
         return;
@@ -128,7 +128,7 @@ fn scale_norm(norm: &mut Norm, factor: f64) {
 }
 
 impl Plan {
-    /// Says that the matrices of all layers are stored with rows and columns exchanged.
+    /// Marks the matrices of all layers as stored with rows and columns exchanged.
     fn turn_matrices(&self, config: &ModelConfig, weights: &mut Checkpoint) {
         let inputs = match self.inputs {
             Inputs::Separate(names) => names.to_vec(),
@@ -141,7 +141,7 @@ impl Plan {
         }
     }
 
-    /// A norm of the residual stream, which is held divided by the factor on branches.
+    /// A norm of the residual stream, divided by the factor on branches.
     pub(super) fn norm(&self, config: &ModelConfig, weights: &mut Checkpoint, name: &str) -> Result<Norm, ModelError> {
         let epsilon = f64::from(config.norm_epsilon) / self.residual_scale.powi(2);
         self.norm_of(config.hidden_size, epsilon as f32, weights, name)
@@ -215,7 +215,7 @@ impl Plan {
         weights: &mut Checkpoint,
         layer: usize,
     ) -> Result<Layer, ModelError> {
-        // A layer of attention with norms behind its parts is like those of models without mixers.
+        // An attention layer with norms after its parts is like in models without mixers.
         let is_plain = |own: &&LayerParts| own.state.is_none() && matches!(self.block, Block::After(_));
         if let Some(own) = self.layers.get(layer).filter(|own| !is_plain(own)) {
             return self.mixed_layer(parts, config, weights, (layer, own));
@@ -239,7 +239,7 @@ impl Plan {
                 let [after, last] = [branch(after, weights)?, branch(last, weights)?];
                 (attention, Norms::both([after, mlp, last]))
             }
-            // Layers of one part are listed, so they are built above.
+            // Layers with a single part are listed, so they are built above.
             Block::One(name) => (norm(name)?, Norms::before(norm(name)?)),
             Block::Parallel(attention, mlp) => {
                 let attention = norm(attention)?;
@@ -276,7 +276,7 @@ impl Plan {
         })
     }
 
-    /// The feed-forward part of the layer whose tensors' names begin with `prefix`.
+    /// The feed-forward part of the layer with the name prefix `prefix`.
     pub(super) fn feed_forward(
         &self,
         config: &ModelConfig,
@@ -317,7 +317,7 @@ impl Plan {
         })
     }
 
-    /// xIELU with the weights of the layer whose tensors' names begin with `prefix`; GGUF files list them as settings.
+    /// xIELU with the weights of the layer with the name prefix `prefix`; GGUF files list them as settings.
     fn xielu(&self, weights: &mut Checkpoint, prefix: &str) -> Result<Activation, ModelError> {
         let layer = prefix.trim_end_matches('.').rsplit('.').next();
         let layer: Option<usize> = layer.and_then(|layer| layer.parse().ok());
@@ -344,12 +344,12 @@ impl Plan {
     }
 }
 
-/// The norms of a layer behind the one before attention.
+/// The norms of a layer after the one before attention.
 struct Norms {
     after_attention: Option<Arc<Norm>>,
     before_mlp: Arc<Norm>,
     after_mlp: Option<Arc<Norm>>,
-    /// The feed-forward part reads what attention read.
+    /// True if the feed-forward part reads the same input as attention.
     is_parallel: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Families with layers that are short convolutions: LFM2 and LFM3.
+//! Families with short-convolution layers: LFM2 and LFM3.
 
 use serde_json::{Value, json};
 
@@ -122,7 +122,7 @@ pub(super) fn lfm3(fields: &Fields) -> Planned {
     Ok(plan)
 }
 
-/// Names the tensors of the convolutions and of the feed-forward parts; returns the parts of a layer with a convolution.
+/// Sets the tensor names of the convolutions and feed-forward parts; returns the parts of a convolution layer.
 fn convolutions(plan: &mut Plan) -> Result<LayerParts, ModelError> {
     plan.mlp = MlpNames {
         gate: Gate::Tensor("feed_forward.w1"),
@@ -139,13 +139,14 @@ fn convolutions(plan: &mut Plan) -> Result<LayerParts, ModelError> {
     })))
 }
 
-/// The two rotations of LFM3. That of layers without a window turns the first pairs of a head alone, each as far as it turns where all do.
+/// The two rotations of LFM3. In layers without a window only the first pairs of a head rotate, at the same rates as
+/// elsewhere.
 fn lfm3_rotations(plan: &mut Plan) -> Result<(), ModelError> {
     let head_dim = size(&plan.fields, "head_dim")?;
     let theta = plan.fields.get("rope_theta").cloned().unwrap_or(json!(1_000_000.0));
     let parameters = match plan.fields.get("rope_parameters").cloned() {
         Some(mut parameters) => {
-            // A kind of layers without a base has that of the class.
+            // Layers of a kind without a base use the class's base.
             for kind in ["full_attention", "sliding_attention"] {
                 if let Some(Value::Object(own)) = parameters.get_mut(kind)
                     && own.get("rope_theta").is_none_or(Value::is_null)
@@ -166,7 +167,7 @@ fn lfm3_rotations(plan: &mut Plan) -> Result<(), ModelError> {
         let part = full.get("partial_rotary_factor").and_then(Value::as_f64).unwrap_or(1.0);
         let turned = (part * head_dim as f64) as usize / 2;
         let stretch = full.get("factor").and_then(Value::as_f64).unwrap_or(1.0);
-        // A pair that is stretched without end does not turn.
+        // A pair with infinite scaling does not rotate.
         let factors: Vec<f64> = (0..head_dim / 2)
             .map(|pair| if pair < turned { stretch } else { 1e300 })
             .collect();
@@ -183,7 +184,7 @@ fn lfm3_rotations(plan: &mut Plan) -> Result<(), ModelError> {
     Ok(())
 }
 
-/// The inner width of the feed-forward part, which LFM2 works out of its setting.
+/// The inner width of the feed-forward part, which LFM2 computes from its setting.
 fn lfm2_inner(fields: &Fields) -> Result<usize, ModelError> {
     let inner = fields.size("intermediate_size")?;
     if !fields.flag("block_auto_adjust_ff_dim", true)? {

@@ -1,4 +1,4 @@
-//! Families whose feed-forward parts are mixtures of experts: a function each, which says how the family differs from Llama.
+//! Families with mixtures of experts: one function each, with the differences from Llama.
 
 use serde_json::{Value, json};
 
@@ -12,7 +12,7 @@ use crate::fields::Fields;
 
 pub(super) const HEAD_NORMS: [&str; 2] = ["self_attn.q_norm", "self_attn.k_norm"];
 
-/// The same fields with a type for each layer, where they list none and `slides` says which have a window.
+/// Adds a type for each layer if the settings list none; `slides` decides which have a window.
 pub(super) fn with_layer_types(fields: &Fields, slides: impl Fn(usize) -> bool) -> Result<Fields, ModelError> {
     if !fields.texts("layer_types")?.is_empty() {
         return Ok(fields.clone());
@@ -28,7 +28,7 @@ pub(super) fn with_layer_types(fields: &Fields, slides: impl Fn(usize) -> bool) 
     Ok(fields.clone().with("layer_types", layers.map(kind).collect::<Vec<_>>()))
 }
 
-/// Defaults without the number of experts where settings have it under another name.
+/// Defaults without the number of experts, for settings that have it under another name.
 pub(super) fn expert_defaults(fields: &Fields, mut defaults: Value) -> Value {
     const NAMES: [&str; 2] = ["num_experts", "num_local_experts"];
     if let Some(defaults) = defaults
@@ -56,7 +56,7 @@ pub(super) fn qwen3_moe(fields: &Fields) -> Planned {
         plan.fields = plan.fields.with_default("sliding_window", 4096);
         plan.slides = Some(|_| true);
     }
-    // The text model of Qwen3-VL divides whatever settings say.
+    // The text model of Qwen3-VL always divides, despite the settings.
     let divides = plan.fields.text("model_type")? == Some("qwen3_vl_moe_text");
     with_experts(plan, |experts| {
         if divides {
@@ -116,7 +116,7 @@ pub(super) fn ernie4_5_moe(fields: &Fields) -> Planned {
         .mlp_bias("use_bias", false)?;
     plan.interleaved = true;
     let least = plan.fields.optional_positive("moe_norm_min")?.unwrap_or(1e-12) as f32;
-    // The class that reads pictures has experts for them, whose width stands behind that of the others.
+    // The class that reads pictures has experts for them, whose width follows the others' width.
     let has_pictures = plan.fields.text("model_type")? == Some("ernie4_5_vl_moe_text");
     if let Some(Value::Array(widths)) = plan.fields.get("moe_intermediate_size").filter(|_| has_pictures) {
         let width = widths.first().cloned().unwrap_or(Value::Null);
@@ -129,7 +129,7 @@ pub(super) fn ernie4_5_moe(fields: &Fields) -> Planned {
 }
 
 pub(super) fn hunyuan_moe(fields: &Fields) -> Planned {
-    // The width of experts is that of the block beside them, which is there unless settings say otherwise.
+    // The experts have the width of the shared block, which exists unless settings disable it.
     let fields = fields
         .with_default("num_shared_expert", 1)
         .with("moe_intermediate_size", Value::Null);
@@ -155,8 +155,8 @@ pub(super) fn phimoe(fields: &Fields) -> Planned {
     Ok(plan)
 }
 
-/// The settings with the short factors of LongRoPE and its magnitude alone. transformers 5 turns by these whatever the length, other programs
-/// by the long ones beyond the original length: longer texts are not read.
+/// The settings with only the short factors of LongRoPE and its magnitude. transformers 5 uses these for every
+/// length, other programs use the long ones beyond the original length; longer texts are therefore refused.
 fn phimoe_rotation(mut fields: Fields) -> Result<Fields, ModelError> {
     for name in ["rope_parameters", "rope_scaling"] {
         let Some(parameters) = fields.object(name)?.filter(|own| own.get("short_factor").is_some()) else {

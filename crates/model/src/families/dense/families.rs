@@ -37,7 +37,7 @@ macro_rules! family {
     };
 }
 
-/// The settings that Granite and its relatives compute.
+/// The scaling settings that Granite and related families support.
 const MULTIPLIERS: &[&str] = &[
     "attention_multiplier",
     "embedding_multiplier",
@@ -45,7 +45,7 @@ const MULTIPLIERS: &[&str] = &[
     "logits_scaling",
 ];
 
-/// The same, and the numbers of experts.
+/// These settings, and the numbers of experts.
 const EXPERTS_AND_MULTIPLIERS: &[&str] = &[
     "num_experts",
     "num_local_experts",
@@ -55,10 +55,10 @@ const EXPERTS_AND_MULTIPLIERS: &[&str] = &[
     "logits_scaling",
 ];
 
-/// The numbers of experts, as families name them.
+/// Names of the setting for the number of experts.
 const EXPERTS: &[&str] = &["num_experts", "num_local_experts", "n_routed_experts"];
 
-/// Names of GPT-2's tensors; the first files have them without `transformer.`.
+/// Names of GPT-2's tensors; the first files lack the prefix `transformer.`.
 const GPT2_NAMES: &[(&str, &str)] = &[
     ("transformer.wte.", "model.embed_tokens."),
     ("transformer.h.", "model.layers."),
@@ -69,7 +69,7 @@ const GPT2_NAMES: &[(&str, &str)] = &[
     ("ln_f.", "model.ln_f."),
 ];
 
-/// Every dense family but the oldest, which have files of their own.
+/// Every dense family except the oldest, which have separate files.
 pub(in crate::families) const FAMILIES: &[Family] = &[
     family!("SmolLM3ForCausalLM", "smollm3", smollm3).with_settings(&["no_rope_layer_interval"]),
     family!("GemmaForCausalLM", "gemma", gemma),

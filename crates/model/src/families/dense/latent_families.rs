@@ -42,7 +42,7 @@ pub(super) fn deepseek_v2(fields: &Fields) -> Planned {
     let mut plan = Plan::new(fields, defaults).mlp_bias("mlp_bias", false)?;
     plan.latent = Some(LatentAttention::read(&plan.fields, true)?);
     if has_experts(&plan.fields)? {
-        // A group counts as much as its best expert, where the method knows groups.
+        // A group's score is its best expert's, in methods with groups.
         match plan.fields.text("topk_method")? {
             None | Some("greedy") => plan.fields = plan.fields.with("n_group", Value::Null),
             Some("group_limited_greedy") => {}
@@ -88,7 +88,7 @@ fn sarvam_names(fields: &Fields) -> Result<Fields, ModelError> {
     Ok(fields)
 }
 
-/// DeepSeek-V3 whose first layers are dense, so many where settings do not say it.
+/// DeepSeek-V3 with a default number of dense first layers.
 fn deepseek_v3_with(fields: &Fields, dense: usize) -> Planned {
     let defaults = json!({
         "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
@@ -134,7 +134,7 @@ pub(super) fn mistral4(fields: &Fields) -> Planned {
         return Err(fields.error("rope_parameters", problem));
     };
     let mut rotation = parameters.values();
-    // It names the part of a head that latent attention turns anyway.
+    // The latent rotation already covers this part of a head.
     rotation.remove("partial_rotary_factor");
     fields = fields.with("rope_parameters", rotation);
     let mut plan = deepseek_v3_with(&fields, 0)?;
@@ -167,14 +167,14 @@ pub(super) fn glm_moe_dsa(fields: &Fields) -> Planned {
     with_indexer(fields, true)
 }
 
-/// DeepSeek-V3 whose layers read what an indexer chooses. The rotation of its heads is always interleaved.
+/// DeepSeek-V3 with layers that read an indexer's selection. The rotation of its heads is always interleaved.
 fn with_indexer(fields: Fields, interleaved: bool) -> Planned {
     let mut plan = deepseek_v3_with(&fields.without("rope_interleave"), 3)?;
     plan.indexer = Some(IndexerPlan::read(&plan.fields, interleaved)?);
     Ok(plan)
 }
 
-/// Layers with an indexer of their own, where they are not listed: by a pattern of letters, or every so many from a layer on.
+/// Layers with their own indexer if not listed: by a pattern of letters, or every n-th from a layer on.
 fn indexer_types(fields: &Fields) -> Result<Vec<&'static str>, ModelError> {
     const SETTING: &str = "index_topk_pattern";
     let layers = fields.size("num_hidden_layers")?.min(LARGEST_COUNT);
@@ -202,7 +202,7 @@ pub(super) fn glm4_moe_lite(fields: &Fields) -> Planned {
     let mut plan = Plan::new(fields, defaults);
     let interleaved = plan.fields.flag("rope_interleave", true)?;
     plan.latent = Some(LatentAttention::read(&plan.fields, interleaved)?);
-    // All layers but the first have experts where no types are listed.
+    // Without listed types, all layers except the first have experts.
     plan.fields = plan.fields.with_default("first_k_dense_replace", 1);
     let layers = plan.fields.size("num_hidden_layers")?;
     let kinds = plan.fields.texts("mlp_layer_types")?;
@@ -228,7 +228,7 @@ pub(super) fn youtu(fields: &Fields) -> Planned {
     Ok(plan)
 }
 
-/// True if layers from `first_k_dense_replace` on, or those listed, are mixtures of experts.
+/// True if layers from `first_k_dense_replace` on, or the listed ones, are mixtures of experts.
 fn has_experts(fields: &Fields) -> Result<bool, ModelError> {
     if fields.optional_count("n_routed_experts")?.unwrap_or(0) == 0 {
         return Ok(false);

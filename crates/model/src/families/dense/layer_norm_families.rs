@@ -1,4 +1,4 @@
-//! Families whose norms subtract the mean: a function each, which says how the family differs from Llama.
+//! Families whose norms subtract the mean: one function each, with the differences from Llama.
 
 use serde_json::{Value, json};
 
@@ -29,7 +29,7 @@ pub(super) fn jais2(fields: &Fields) -> Planned {
 pub(super) fn olmo(fields: &Fields) -> Planned {
     let mut plan = Plan::new(fields, Value::Null).attention_bias("attention_bias", false)?;
     plan.norm = NormKind::Bare;
-    // No setting changes it.
+    // A constant, not a setting.
     plan.epsilon = "";
     Ok(plan)
 }
@@ -64,7 +64,8 @@ pub(super) fn cohere2(fields: &Fields) -> Planned {
     Ok(plan)
 }
 
-/// Cohere 2 with a rotation, or none, for each kind of layers. A position has three sections, which are equal in a text.
+/// Cohere 2 with a rotation, or none, for each kind of layers. A position has three sections, which are equal in
+/// text.
 pub(super) fn cohere_compass(fields: &Fields) -> Planned {
     let scale = fields.get("logit_scale").cloned().unwrap_or(json!(1.0));
     let mut plan = cohere2(&fields.clone().with("logit_scale", scale))?;
@@ -126,12 +127,12 @@ pub(super) fn stablelm(fields: &Fields) -> Planned {
     Ok(plan)
 }
 
-/// The settings without a number of KV heads: every query head has keys of its own, whatever they say.
+/// The settings without a number of KV heads: every query head has its own keys.
 fn with_own_keys(fields: &Fields) -> Fields {
     fields.clone().with("num_key_value_heads", Value::Null)
 }
 
-/// Queries, keys and values in one tensor: of each KV head, or stacked in GGUF files.
+/// Queries, keys and values in one tensor: grouped by KV head, or stacked in GGUF files.
 fn by_head_or_stacked(fields: &Fields, name: &'static str) -> Result<Inputs, ModelError> {
     Ok(if fields.flag("stacked_inputs", false)? {
         Inputs::Stacked(name)
@@ -144,7 +145,7 @@ pub(super) fn gpt_neox(fields: &Fields) -> Planned {
     let partial = fields.get("rotary_pct").cloned().unwrap_or(json!(0.25));
     let theta = fields.get("rotary_emb_base").cloned().unwrap_or(json!(10_000.0));
     let defaults = json!({"partial_rotary_factor": partial, "rope_theta": theta});
-    // The class reads the base and the part that turns under names of its own.
+    // The class has its own names for the base and the rotated part.
     let own = with_own_keys(fields)
         .without("rope_theta")
         .without("partial_rotary_factor");
@@ -213,7 +214,7 @@ pub(super) fn falcon(fields: &Fields) -> Planned {
     plan.activation = ("activation", "gelu");
     let norms = plan.fields.optional_size("num_ln_in_parallel_attn")?.unwrap_or(2);
     if is_new && norms == 2 {
-        // GGUF files name the second norm as the first one of models that have one.
+        // GGUF files name the second norm like the first norm of single-norm models.
         let second = if plan.fields.flag("stacked_inputs", false)? {
             "input_layernorm"
         } else {

@@ -1,4 +1,4 @@
-//! Families with experts whose layers differ in heads, gates, windows or positions: a function each.
+//! Families with experts, whose layers differ in heads, gates, windows or positions: one function each.
 
 use serde_json::{Value, json};
 
@@ -99,7 +99,7 @@ pub(super) fn laguna(fields: &Fields) -> Planned {
     })
 }
 
-/// The attention of each layer, which differ in query heads.
+/// The attention of each layer; layers differ in query heads.
 fn laguna_shapes(fields: &Fields, layers: usize) -> Result<Vec<AttentionShape>, ModelError> {
     let count = |name: &str| size(fields, name);
     let (heads, kv_heads, width) = (
@@ -145,7 +145,7 @@ pub(super) fn cohere2_moe(fields: &Fields) -> Planned {
         period("prefix_dense_sliding_window_pattern", 1)?,
         period("sliding_window_pattern", 4)?,
     ];
-    // The first layers count by themselves.
+    // The first layers are counted separately.
     let slides = |layer: usize| match layer.checked_sub(dense) {
         None => !(layer + 1).is_multiple_of(periods[0]),
         Some(layer) => !(layer + 1).is_multiple_of(periods[1]),
@@ -253,7 +253,7 @@ pub(super) fn llama4(fields: &Fields) -> Planned {
         });
     }
     plan.positions = Positions::Listed(turns);
-    // Within a chunk all that is before a token is read: longer texts are not.
+    // Within a chunk, a token reads everything before it; longer texts are refused.
     let kinds = plan.fields.texts("layer_types")?;
     let is_chunked = kinds.is_empty() || kinds.iter().any(|kind| kind == "chunked_attention");
     if let Some(chunk) = plan
@@ -288,7 +288,7 @@ pub(super) fn llama4(fields: &Fields) -> Planned {
     })
 }
 
-/// For each layer true if its keys carry positions.
+/// For each layer, true if its keys have positions.
 fn llama4_turns(fields: &Fields, layers: usize) -> Result<Vec<bool>, ModelError> {
     let interval = fields.optional_size("no_rope_layer_interval")?.unwrap_or(4);
     match fields.get("no_rope_layers") {

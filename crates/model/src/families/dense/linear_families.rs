@@ -1,4 +1,4 @@
-//! Families with linear attention beside attention: Kimi Delta Attention and lightning attention.
+//! Families with layers of linear attention: Kimi Delta Attention and lightning attention.
 
 use serde_json::json;
 
@@ -21,7 +21,7 @@ pub(super) fn kimi_linear(fields: &Fields) -> Planned {
     });
     let mut plan = Plan::new(&kimi_names(fields)?, defaults);
     check_mixer_activation(&plan.fields, "hidden_act")?;
-    // transformers writes dense layers under the name of the others.
+    // transformers uses the other layers' name for dense layers.
     plan.part_renames = &[
         (".block_sparse_moe.gate_proj.", ".mlp.gate_proj."),
         (".block_sparse_moe.up_proj.", ".mlp.up_proj."),
@@ -58,7 +58,7 @@ pub(super) fn kimi_linear(fields: &Fields) -> Planned {
     Ok(plan)
 }
 
-/// The settings of Kimi Linear under the names of its relatives, and those of its linear layers in one place.
+/// The settings of Kimi Linear under the names of related families, with those of its linear layers in one place.
 fn kimi_names(fields: &Fields) -> Result<Fields, ModelError> {
     let mut fields = fields.clone();
     for (own, name) in [
@@ -88,7 +88,7 @@ fn kimi_names(fields: &Fields) -> Result<Fields, ModelError> {
     if fields.get("layer_types").is_none()
         && let (Some(attends), Some(_)) = (indices(&linear, "full_attn_layers")?, linear.get("kda_layers"))
     {
-        // They count from 1.
+        // Layers are counted from 1.
         let kind = |layer: usize| {
             if attends.contains(&(layer + 1)) {
                 "full_attention"
@@ -146,7 +146,7 @@ fn layer_count(fields: &Fields) -> Result<usize, ModelError> {
     Ok(fields.size("num_hidden_layers")?.min(LARGEST_COUNT))
 }
 
-/// Layers of attention where `attends` says so, and layers with a state.
+/// Attention layers where `attends` is true, layers with a state elsewhere.
 fn alternating(layers: usize, state: StateShape, attends: impl Fn(usize) -> bool) -> Vec<LayerParts> {
     let parts = |layer| {
         if attends(layer) {

@@ -1,4 +1,4 @@
-//! Families with layers of Mamba2.
+//! Families with Mamba2 layers.
 
 use serde_json::{Value, json};
 
@@ -127,7 +127,7 @@ pub(super) fn falcon_h1(fields: &Fields) -> Planned {
     Ok(plan)
 }
 
-/// Norms and feed-forward parts as Bamba and Falcon-H1 name them.
+/// Sets the names of norms and feed-forward parts to Bamba's and Falcon-H1's.
 fn name_as_bamba(plan: &mut Plan) {
     plan.block = Block::Before(["input_layernorm", "pre_ff_layernorm"]);
     plan.final_norm = "model.final_layernorm";
@@ -139,7 +139,7 @@ fn name_as_bamba(plan: &mut Plan) {
 }
 
 pub(super) fn mamba2(fields: &Fields) -> Planned {
-    // The settings of attention and of a feed-forward part, which this family does not have.
+    // Settings for attention and a feed-forward part, which this family does not have.
     let defaults = json!({
         "num_attention_heads": 1, "num_key_value_heads": 1, "intermediate_size": 1, "max_position_embeddings": 1 << 20,
         "num_heads": 128, "head_dim": 64, "n_groups": 8, "state_size": 128, "conv_kernel": 4, "layer_norm_epsilon": 1e-5,
@@ -189,7 +189,7 @@ pub(super) fn nemotron_h(fields: &Fields) -> Planned {
     ];
     check_mixer_activation(&plan.fields, "mamba_hidden_act")?;
     let biased = plan.fields.flag("use_bias", false)?;
-    // transformers ties nothing in this family, whatever the setting says.
+    // transformers ties no embeddings in this family, despite the setting.
     plan.fields = with_names(&plan.fields, &renamed)
         .with("mamba_proj_bias", biased)
         .with("tie_word_embeddings", false);
@@ -229,7 +229,7 @@ pub(super) fn nemotron_h(fields: &Fields) -> Planned {
     Ok(plan)
 }
 
-/// Layers of Gated DeltaNet as Llama's, and layers of attention as OLMo 2's.
+/// Gated DeltaNet layers in Llama's style, attention layers in OLMo 2's.
 pub(super) fn olmo_hybrid(fields: &Fields) -> Planned {
     let heads = size(fields, "num_attention_heads")?;
     let mut plan = olmo2(&fields.with_default("rms_norm_eps", 1e-6).without("head_dim"))?;
@@ -306,7 +306,7 @@ fn nemotron_experts(fields: &Fields, types: &[String]) -> Result<ExpertSettings,
     Ok(experts)
 }
 
-/// The kinds of layers of Nemotron-H, which older files spell with a sign each.
+/// The kinds of layers of Nemotron-H, which older files encode as one character each.
 fn nemotron_types(fields: &Fields) -> Result<Vec<String>, ModelError> {
     for name in ["layers_block_type", "layer_types"] {
         let types = fields.texts(name)?;
@@ -332,7 +332,8 @@ fn nemotron_types(fields: &Fields) -> Result<Vec<String>, ModelError> {
 }
 
 impl Plan {
-    /// The state of layers with a Mamba2, whose settings have Bamba's names; `inner` is the width of all heads where a setting says so.
+    /// The state of Mamba2 layers with Bamba's setting names; `inner` is the width of all heads if a setting gives
+    /// it.
     fn mamba(&mut self, name: &'static str, inner: Option<usize>) -> Result<StateShape, ModelError> {
         let fields = &self.fields;
         let heads = size(fields, "mamba_n_heads")?;
@@ -377,7 +378,7 @@ impl Plan {
     }
 }
 
-/// Refuses another activation behind the convolutions of layers with a mixer.
+/// Refuses other activations after the convolutions of mixer layers.
 pub(super) fn check_mixer_activation(fields: &Fields, name: &str) -> Result<(), ModelError> {
     match fields.text(name)?.unwrap_or("silu") {
         "silu" | "swish" => Ok(()),
@@ -388,7 +389,7 @@ pub(super) fn check_mixer_activation(fields: &Fields, name: &str) -> Result<(), 
     }
 }
 
-/// The settings with `(name, its name in the file)`, where the name itself is not there.
+/// Renames settings, `(name, its name in the file)`, unless `name` exists.
 fn with_names(fields: &Fields, names: &[(&str, &str)]) -> Fields {
     names.iter().fold(fields.clone(), |fields, (name, found)| {
         let value = fields.get(name).or_else(|| fields.get(found)).cloned();
@@ -396,7 +397,7 @@ fn with_names(fields: &Fields, names: &[(&str, &str)]) -> Fields {
     })
 }
 
-/// A size of which the square is still a plausible count.
+/// A size whose square is still a plausible count.
 pub(super) fn size(fields: &Fields, name: &str) -> Result<usize, ModelError> {
     match fields.size(name)? {
         size if size > LARGEST_COUNT => {
@@ -406,7 +407,7 @@ pub(super) fn size(fields: &Fields, name: &str) -> Result<usize, ModelError> {
     }
 }
 
-/// The parts of each layer by its kind.
+/// The parts of each layer according to its kind.
 pub(super) fn kinds(
     fields: &Fields,
     types: &[String],
@@ -421,7 +422,7 @@ pub(super) fn kinds(
     types.iter().enumerate().map(of).collect()
 }
 
-/// The layers of families in which a layer has a Mamba2 or attention.
+/// The layers of families with either Mamba2 or attention per layer.
 pub(super) fn hybrid_kinds(
     fields: &Fields,
     types: &[String],
@@ -449,7 +450,7 @@ pub(super) fn indices(fields: &Fields, name: &str) -> Result<Option<Vec<usize>>,
     }
 }
 
-/// A list of so many factors; ones where it is absent.
+/// A list of `COUNT` factors; ones if it is absent.
 fn multipliers<const COUNT: usize>(fields: &Fields, name: &str) -> Result<[f64; COUNT], ModelError> {
     let Some(value) = fields.get(name) else {
         return Ok([1.0; COUNT]);
@@ -461,7 +462,7 @@ fn multipliers<const COUNT: usize>(fields: &Fields, name: &str) -> Result<[f64; 
     numbers.ok_or_else(|| fields.error(name, format!("must be a list of {COUNT} numbers")))
 }
 
-/// The least and the largest time step; a largest that is no number is none.
+/// The smallest and the largest time step; an infinite maximum means none.
 fn time_step_limits(fields: &Fields) -> Result<[f32; 2], ModelError> {
     const NAME: &str = "time_step_limit";
     let Some(value) = fields.get(NAME) else {

@@ -1,4 +1,4 @@
-//! Layers of a plan that are listed by their parts: a mixer with a state, attention, a feed-forward part.
+//! Layers that a plan lists by parts: a mixer with a state, attention, a feed-forward part.
 
 use std::sync::Arc;
 
@@ -15,12 +15,12 @@ use crate::{ModelConfig, ModelError, StateShape};
 /// The parts of a layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct LayerParts {
-    /// The state of its mixer, where it has one.
+    /// The state of its mixer, if it has one.
     pub(super) state: Option<StateShape>,
     pub(super) attends: bool,
-    /// Its attention looks back as far as `sliding_window` says.
+    /// True if its attention has the window of `sliding_window`.
     pub(super) slides: bool,
-    /// The layer ends with a feed-forward part.
+    /// True if the layer ends with a feed-forward part.
     pub(super) feeds: bool,
 }
 
@@ -44,7 +44,7 @@ impl LayerParts {
     };
 }
 
-/// The mixers of a plan: the name of their tensors below a layer, and the settings in which families differ.
+/// The mixers of a plan: the name of their tensors below a layer, and the settings that differ between families.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum MixerPlan {
     None,
@@ -57,7 +57,7 @@ pub(super) enum MixerPlan {
         settings: Mamba2Settings,
         factors: Mamba2Factors,
     },
-    /// Gated DeltaNets with a tensor for each projection.
+    /// Gated DeltaNets with one tensor per projection.
     GatedDeltaNet {
         name: &'static str,
         /// The largest strength.
@@ -83,7 +83,7 @@ pub(super) struct NormedStream {
 }
 
 impl NormedStream {
-    /// The steps that put the result of a norm, which lies in [`Rows::Normed`], in place of the residual stream.
+    /// The steps that replace the residual stream by a norm's result in [`Rows::Normed`].
     fn keep([kept, added]: [f64; 2], hidden: usize) -> Vec<Step> {
         let copy = Step::Normalise {
             norm: Arc::new(Norm::Identity { width: hidden }),
@@ -95,14 +95,14 @@ impl NormedStream {
         std::iter::once(copy).chain(scale).collect()
     }
 
-    /// The step behind the sum of both, if there is one.
+    /// The step after the sum of both, if there is one.
     fn scale([_, added]: [f64; 2]) -> Option<Step> {
         (added != 1.0).then_some(Step::Scale(added as f32))
     }
 }
 
 impl Plan {
-    /// Says which layers have a state, and which attend.
+    /// Sets which layers have a state, and which attend.
     pub(super) fn set_states(&self, config: &mut ModelConfig) -> Result<(), ModelError> {
         if self.layers.is_empty() {
             return Ok(());
@@ -121,13 +121,14 @@ impl Plan {
         Ok(())
     }
 
-    /// Names of the norms before the parts of a layer that is listed, and of those behind them.
+    /// Names of the norms before the parts of a listed layer, and of the norms after them.
     fn mixed_norms(&self) -> Result<([&'static str; 2], Option<[&'static str; 2]>), ModelError> {
         match self.block {
             Block::Before(norms) => Ok((norms, None)),
             Block::Both([mixer, behind_mixer, mlp, behind_mlp]) => Ok(([mixer, mlp], Some([behind_mixer, behind_mlp]))),
             Block::One(norm) => Ok(([norm, norm], None)),
-            // Layers with a mixer have norms before their parts, the second of the name that the first has in layers of attention.
+            // Layers with a mixer have norms before their parts. The second has the name of the first norm in
+            // attention layers.
             Block::After([mlp, _]) => Ok((["input_layernorm", mlp], None)),
             _ => {
                 let problem = "names norms that layers of these kinds do not have";
@@ -136,7 +137,7 @@ impl Plan {
         }
     }
 
-    /// A layer that is listed.
+    /// A layer listed by parts.
     pub(super) fn mixed_layer(
         &self,
         parts: &Parts,
@@ -205,7 +206,7 @@ impl Plan {
         Ok(Layer { attention, steps })
     }
 
-    /// The mixer of the layer whose tensors' names begin with `prefix`.
+    /// The mixer of the layer with the name prefix `prefix`.
     fn mixer(
         &self,
         config: &ModelConfig,

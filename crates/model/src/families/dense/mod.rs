@@ -1,10 +1,11 @@
-//! Dense decoders as data: a family is a [`Plan`], which says how it differs from Llama.
+//! Dense decoders as data: a family is a [`Plan`] of its differences from Llama.
 //!
-//! Four differences need no code of their own, because other numbers give the same model:
-//! - Pairs that stand side by side in a head are put apart when the weights are taken.
-//! - A layer without positions has a rotation by no angle.
+//! Four differences need no code, because other numbers give the same model:
+//! - Adjacent rotated pairs in a head are separated when the weights are loaded.
+//! - A layer without positions has an identity rotation.
 //! - A factor on logits goes into the weights of the last norm.
-//! - A factor on the branches of all layers is the inverse factor on the embedding and, squared, on the terms that norms add.
+//! - A factor on the branches of all layers becomes the inverse factor on the embedding and, squared, on the norms'
+//!   epsilons.
 
 mod attention;
 mod build;

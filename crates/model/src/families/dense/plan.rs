@@ -1,4 +1,4 @@
-//! How a dense family differs from Llama.
+//! The differences of a dense family from Llama.
 
 use serde_json::Value;
 
@@ -10,7 +10,7 @@ use crate::fields::Fields;
 use crate::layer::Opening;
 use crate::{AttentionShape, ModelConfig, ModelError};
 
-/// A plan made from settings.
+/// A plan built from settings.
 pub(super) type Planned = Result<Plan, ModelError>;
 
 /// A dense decoder as data; the default is Llama.
@@ -18,7 +18,7 @@ pub(in crate::families) struct Plan {
     /// The settings, with the family's defaults.
     pub(super) fields: Fields,
     pub(super) norm: NormKind,
-    /// The setting that holds the term that norms add.
+    /// The setting with the norms' epsilon.
     pub(super) epsilon: &'static str,
     pub(super) block: Block,
     pub(super) final_norm: &'static str,
@@ -30,54 +30,54 @@ pub(in crate::families) struct Plan {
     pub(super) output_bias: bool,
     pub(super) mlp: MlpNames,
     pub(super) mlp_bias: bool,
-    /// The setting that names the activation, and the activation where it is absent.
+    /// The setting with the activation, and the default activation.
     pub(super) activation: (&'static str, &'static str),
-    /// The two dimensions of a rotated pair stand side by side.
+    /// True if the two dimensions of a rotated pair are adjacent.
     pub(super) interleaved: bool,
     pub(super) positions: Positions,
-    /// The settings of the rotation of layers with a window, where they have their own.
+    /// The rotation settings of layers with a window, if they differ.
     pub(super) local_rotation: Option<Fields>,
-    /// Layers with a window, where `layer_types` does not list them; `None` for families without windows.
+    /// Decides which layers have a window if `layer_types` does not list them; `None` for families without windows.
     pub(super) slides: Option<fn(usize) -> bool>,
     pub(super) attention_scale: Option<f64>,
     pub(super) soft_cap: Option<f64>,
     pub(super) embedding_scale: f64,
-    /// Factor on what a layer adds to the residual stream.
+    /// Factor on a layer's contributions to the residual stream.
     pub(super) residual_scale: f64,
     pub(super) logit_scale: f64,
     pub(super) logit_cap: Option<f64>,
     pub(super) head_bias: bool,
-    /// The feed-forward parts of layers that are mixtures of experts.
+    /// The mixtures of experts in feed-forward parts.
     pub(super) experts: Option<ExpertSettings>,
-    /// The norm of what a mixture of experts gives, before it is added.
+    /// The norm of a mixture's result, before it is added.
     pub(super) expert_norm: Option<&'static str>,
-    /// The tensor of a logit of each query head that takes part in its softmax and has no value.
+    /// The tensor of the attention sinks, one logit per query head.
     pub(super) sinks: Option<&'static str>,
     /// Embeddings pass the norm of the family.
     pub(super) has_embedding_norm: bool,
-    /// The tensor of the embeddings of positions, and its rows before that of the first one.
+    /// The tensor of learned positions, and the number of unused rows before the first position.
     pub(super) position_table: Option<(&'static str, usize)>,
-    /// Parts of tensors' names in some files, and the parts that the family knows.
+    /// Parts of tensor names in some files, and the family's names for them.
     pub(super) part_renames: &'static [(&'static str, &'static str)],
     /// Matrices are stored with rows and columns exchanged.
     pub(super) stores_turned: bool,
-    /// Pairs turn by the opposite of their angle.
+    /// True if pairs rotate by the negative angle.
     pub(super) turns_back: bool,
-    /// Queries grow with the logarithm of their position: those of layers whose keys carry none, where there are such layers.
+    /// Growth of queries with the logarithm of their position: in layers without positions, if there are such layers.
     pub(super) query_growth: Option<QueryGrowth>,
-    /// The attention of all layers, where it is latent.
+    /// The attention of all layers, if it is latent.
     pub(super) latent: Option<LatentAttention>,
-    /// The choice of the tokens that latent attention reads.
+    /// The selection of the tokens that latent attention reads.
     pub(super) indexer: Option<IndexerPlan>,
-    /// The parts of each layer; empty where every layer is attention and a feed-forward part.
+    /// The parts of each layer; empty if every layer has attention and a feed-forward part.
     pub(super) layers: Vec<LayerParts>,
     /// The mixers of layers with a state.
     pub(super) mixer: MixerPlan,
-    /// Factors of layers in which the result of a norm takes the place of the residual stream.
+    /// Factors of layers in which a norm's result replaces the residual stream.
     pub(super) normed_stream: Option<NormedStream>,
     /// A gate on the attention result.
     pub(super) gate: Option<AttentionGate>,
-    /// The heads of each layer, where they differ.
+    /// The heads of each layer, if they differ.
     pub(super) shapes: Vec<AttentionShape>,
     /// Factors on single projections.
     pub(super) factors: Factors,
@@ -105,15 +105,15 @@ pub(super) enum NormKind {
 /// The norms of a layer, by name.
 #[derive(Clone, Copy)]
 pub(super) enum Block {
-    /// x + f(norm(x)): before attention and before the feed-forward part.
+    /// x + f(norm(x)): norms before attention and before the feed-forward part.
     Before([&'static str; 2]),
-    /// x + norm(f(x)): after attention and after the feed-forward part.
+    /// x + norm(f(x)): norms after attention and after the feed-forward part.
     After([&'static str; 2]),
-    /// x + norm(f(norm(x))): before and after attention, before and after the feed-forward part.
+    /// x + norm(f(norm(x))): norms before and after attention, and before and after the feed-forward part.
     Both([&'static str; 4]),
-    /// x + f(norm(x)): a layer is one part, with one norm.
+    /// x + f(norm(x)): a layer is one part with one norm.
     One(&'static str),
-    /// x + attention(norm(x)) + mlp(norm(x)): one norm, or one for each of the two.
+    /// x + attention(norm(x)) + mlp(norm(x)): one norm, or one for each.
     Parallel(&'static str, Option<&'static str>),
 }
 
@@ -123,7 +123,7 @@ pub(super) enum HeadNorms {
     None,
     /// Root mean squares without weights.
     Bare,
-    /// As `Bare`, in the layers whose keys carry positions.
+    /// As `Bare`, only in layers with positions.
     BareWherePositioned,
     /// The same weights for every head.
     Each([&'static str; 2]),
@@ -131,9 +131,9 @@ pub(super) enum HeadNorms {
     EachLayer([&'static str; 2]),
     /// One norm over all heads.
     All([&'static str; 2]),
-    /// Weights of each head, in one tensor.
+    /// Separate weights for each head, in one tensor.
     Own([&'static str; 2]),
-    /// Weights of each head, in a tensor each.
+    /// Separate weights for each head, in separate tensors.
     OwnTensors([&'static str; 2]),
     /// The same weights for every head, after the rotation.
     Rotated([&'static str; 2]),
@@ -145,7 +145,7 @@ pub(super) enum Inputs {
     Separate([&'static str; 3]),
     /// All queries, all keys, all values.
     Stacked(&'static str),
-    /// For each KV head its queries, its key, its value.
+    /// Grouped by KV head: its queries, its key, its value.
     ByHead(&'static str),
 }
 
@@ -153,7 +153,7 @@ pub(super) enum Inputs {
 #[derive(Clone, Copy)]
 pub(super) struct AttentionGate {
     pub(super) name: &'static str,
-    /// A value for each value of the result; else for each head.
+    /// True for a gate per value of the result; false for one per head.
     pub(super) is_wide: bool,
     pub(super) opening: Opening,
 }
@@ -177,16 +177,16 @@ pub(super) struct MlpNames {
     pub(super) down: &'static str,
 }
 
-/// The place of the gate of the feed-forward part.
+/// The location of the feed-forward part's gate.
 #[derive(Clone, Copy)]
 pub(super) enum Gate {
     None,
     Tensor(&'static str),
-    /// Above the rows of `up`.
+    /// Stacked above the rows of `up`.
     Stacked,
 }
 
-/// Factors on the outputs of projections, biases included but for those of queries and values.
+/// Factors on the outputs of projections, including biases except those of queries and values.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) struct Factors {
     pub(super) query: f64,
@@ -211,7 +211,7 @@ impl Factors {
     };
 }
 
-/// Layers whose keys carry positions.
+/// Layers whose keys have positions.
 pub(super) enum Positions {
     InAllLayers,
     /// The layers with a window.
@@ -287,14 +287,14 @@ impl Plan {
         }
     }
 
-    /// The setting `name` that switches all biases of attention.
+    /// Reads the setting `name`, which enables all biases of attention.
     pub(super) fn attention_bias(mut self, name: &str, default: bool) -> Result<Plan, ModelError> {
         self.input_bias = self.fields.flag(name, default)?;
         self.output_bias = self.input_bias;
         Ok(self)
     }
 
-    /// The setting `name` that switches the biases of the feed-forward part.
+    /// Reads the setting `name`, which enables the biases of the feed-forward part.
     pub(super) fn mlp_bias(mut self, name: &str, default: bool) -> Result<Plan, ModelError> {
         self.mlp_bias = self.fields.flag(name, default)?;
         Ok(self)

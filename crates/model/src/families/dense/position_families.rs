@@ -1,4 +1,4 @@
-//! Families that add an embedding of its position to each token and turn nothing.
+//! Families with learned positions and without rotation.
 
 use serde_json::{Value, json};
 
@@ -8,10 +8,10 @@ use crate::ModelError;
 use crate::config::LARGEST_COUNT;
 use crate::fields::Fields;
 
-/// Rows of the table before that of the first position, in models of fairseq.
+/// Rows of the table before the first position's row, in models of fairseq.
 const FAIRSEQ_ROWS: usize = 2;
 
-/// The settings with `(name, its name in the file)`.
+/// Renames settings: `(name, its name in the file)`.
 fn renamed(fields: &Fields, names: &[(&str, &str)]) -> Result<Fields, ModelError> {
     names.iter().try_fold(fields.clone(), |fields, (name, own)| {
         let size = fields.size(own)?;
@@ -19,7 +19,7 @@ fn renamed(fields: &Fields, names: &[(&str, &str)]) -> Result<Fields, ModelError
     })
 }
 
-/// A decoder with norms that subtract the mean before its parts, without a gate, and with biases.
+/// A decoder with mean-subtracting norms before its parts, without a gate, and with biases.
 fn with_positions(fields: &Fields, defaults: Value, table: (&'static str, usize)) -> Planned {
     let mut plan = Plan::new(fields, defaults);
     plan.norm = NormKind::Layer;
@@ -30,7 +30,7 @@ fn with_positions(fields: &Fields, defaults: Value, table: (&'static str, usize)
     Ok(plan)
 }
 
-/// The settings of GPT-2 and StarCoder as others name them.
+/// The settings of GPT-2 and StarCoder under common names.
 fn gpt2_sizes(fields: &Fields) -> Result<Fields, ModelError> {
     let fields = renamed(
         fields,
@@ -95,7 +95,7 @@ pub(super) fn gpt_bigcode(fields: &Fields) -> Planned {
 
 /// Names of the parts of fairseq's decoders.
 fn name_as_fairseq(mut plan: Plan) -> Plan {
-    // No setting changes it.
+    // A constant, not a setting.
     plan.epsilon = "";
     plan.block = Block::Before(["self_attn_layer_norm", "final_layer_norm"]);
     plan.output = "self_attn.out_proj";

@@ -1,4 +1,4 @@
-//! Families whose norms are root mean squares: a function each, which says how the family differs from Llama.
+//! Families with root-mean-square norms: one function each, with the differences from Llama.
 
 use serde_json::{Value, json};
 
@@ -33,7 +33,7 @@ pub(super) fn smollm3(fields: &Fields) -> Planned {
     };
     plan.positions = Positions::Listed(listed);
     if plan.fields.flag("use_sliding_window", false)? {
-        // Layers with positions do not slide, unless they are listed.
+        // Layers with positions have no window unless they are listed.
         plan.slides = Some(|_| false);
         if plan.fields.texts("layer_types")?.is_empty() {
             let problem = "is missing, and layers slide; write a type for each layer";
@@ -52,7 +52,7 @@ fn gemma_like(fields: &Fields) -> Plan {
 
 pub(super) fn gemma(fields: &Fields) -> Planned {
     let mut plan = gemma_like(fields).attention_bias("attention_bias", false)?;
-    // The first files name the exact form and mean the other.
+    // The first files name the exact form but mean the approximation.
     if plan.fields.text("hidden_act")? == Some("gelu") {
         plan.fields = plan.fields.with("hidden_act", "gelu_pytorch_tanh");
     }
@@ -140,7 +140,7 @@ pub(super) fn olmo3(fields: &Fields) -> Planned {
     let fields = &plan.fields;
     let parameters = fields.object("rope_parameters")?;
     let of_type = |kind: &str| parameters.as_ref().and_then(|parameters| parameters.get(kind)).cloned();
-    // A stretching and a base that name no type of layers are those of layers without a window.
+    // A scaling and a base without a layer type belong to layers without a window.
     let local = of_type("sliding_attention").unwrap_or(Value::Null);
     plan.local_rotation = Some(Fields::new(
         fields.path(),
@@ -152,7 +152,7 @@ pub(super) fn olmo3(fields: &Fields) -> Planned {
     Ok(plan)
 }
 
-/// EXAONE 3: Llama under other names.
+/// EXAONE 3: Llama with other names.
 pub(super) fn exaone(fields: &Fields) -> Planned {
     let mut fields = fields.clone();
     // Names of the first files.
@@ -227,7 +227,7 @@ pub(super) fn glm4(fields: &Fields) -> Planned {
     Ok(plan)
 }
 
-/// The text model of GLM-4.1V: GLM-4 with other defaults. A position has three sections, which are equal in a text.
+/// The text model of GLM-4.1V: GLM-4 with other defaults. A position has three sections, which are equal in text.
 pub(super) fn glm4v(fields: &Fields) -> Planned {
     let (hidden, heads) = (fields.size("hidden_size")?, fields.size("num_attention_heads")?);
     let defaults = [
@@ -242,12 +242,12 @@ pub(super) fn glm4v(fields: &Fields) -> Planned {
     )
 }
 
-/// The text model of GLM-OCR: the same without biases.
+/// The text model of GLM-OCR: GLM-4.1V's without biases.
 pub(super) fn glm_ocr(fields: &Fields) -> Planned {
     glm4v(&fields.with_default("attention_bias", false))
 }
 
-/// The text model of PaddleOCR: ERNIE 4.5 whose rotated pairs stand apart.
+/// The text model of PaddleOCR: ERNIE 4.5 without interleaved pairs.
 pub(super) fn paddle_ocr(fields: &Fields) -> Planned {
     let mut plan = ernie4_5(fields)?;
     plan.interleaved = false;
@@ -282,7 +282,7 @@ pub(super) fn hunyuan(fields: &Fields) -> Planned {
         Some(parameters) => Some(parameters),
         None => plan.fields.object("rope_scaling")?,
     };
-    // A stretching called dynamic with a fixed alpha is one of the base, whatever the length.
+    // A "dynamic" scaling with a fixed alpha scales the base, independent of the length.
     if let Some(parameters) = parameters
         && let Some(alpha) = parameters.optional_positive("alpha")?
         && [parameters.text("rope_type")?, parameters.text("type")?].contains(&Some("dynamic"))
@@ -319,7 +319,7 @@ pub(super) fn apertus(fields: &Fields) -> Planned {
     Ok(plan)
 }
 
-/// Granite with windows, a logit of each head without a value, and a base of the rotation for each layer, where zero is none.
+/// Granite with windows, a sink for each head, and a rotation base for each layer; zero means no rotation.
 pub(super) fn granite_swa(fields: &Fields) -> Planned {
     let defaults = [
         ("tie_word_embeddings", json!(true)),
@@ -372,7 +372,7 @@ pub(super) fn emu3(fields: &Fields) -> Planned {
         .mlp_bias("mlp_bias", false)
 }
 
-/// Apertus whose head may lack the rows of tokens that stand for pictures and sound.
+/// Apertus whose head may lack the rows of picture and sound tokens.
 pub(super) fn apertus1p5(fields: &Fields) -> Planned {
     let vocabulary = fields.size("vocab_size")?;
     match fields.optional_size("output_vocab_size")? {
@@ -427,7 +427,7 @@ pub(super) fn ministral3(fields: &Fields) -> Planned {
     Ok(plan)
 }
 
-/// Norms of heads have no weights, so they are the same before and behind the rotation.
+/// Norms of heads have no weights, so they commute with the rotation.
 pub(super) fn nanochat(fields: &Fields) -> Planned {
     let defaults = json!({"rms_norm_eps": 1e-6, "final_logit_softcapping": 15.0});
     let mut plan = Plan::new(fields, defaults)

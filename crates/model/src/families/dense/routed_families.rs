@@ -1,4 +1,4 @@
-//! Families with experts that differ from Llama in more than these: a function each.
+//! Families with experts and further differences from Llama: one function each.
 
 use serde_json::{Value, json};
 
@@ -22,7 +22,7 @@ pub(super) fn layer_count(fields: &Fields) -> Result<usize, ModelError> {
     Ok(fields.size("num_hidden_layers")?.min(LARGEST_COUNT))
 }
 
-/// The same fields with the type of each feed-forward part, where they list none and `is_dense` says which have no experts.
+/// Adds the type of each feed-forward part if the settings list none; `is_dense` decides which have no experts.
 pub(super) fn with_mlp_types(fields: &Fields, is_dense: impl Fn(usize) -> bool) -> Result<Fields, ModelError> {
     if !fields.texts("mlp_layer_types")?.is_empty() {
         return Ok(fields.clone());
@@ -32,12 +32,12 @@ pub(super) fn with_mlp_types(fields: &Fields, is_dense: impl Fn(usize) -> bool) 
     Ok(fields.clone().with("mlp_layer_types", kinds))
 }
 
-/// The rotations of a plan whose settings have one for each kind of layers; `defaults` holds both.
+/// The rotations of a plan with separate settings for each kind of layers; `defaults` holds both.
 pub(super) fn rotate_by_kind(plan: &mut Plan, defaults: Value) -> Result<(), ModelError> {
     let parameters = plan.fields.get("rope_parameters").cloned().unwrap_or(defaults);
     let of_kind = |kind: &str| parameters.get(kind).cloned();
     let global = of_kind("full_attention").unwrap_or_else(|| json!({}));
-    // Settings may leave out a kind that no layer is of.
+    // Settings may omit a kind without layers.
     let local = of_kind("sliding_attention").unwrap_or_else(|| global.clone());
     plan.local_rotation = Some(Fields::new(plan.fields.path(), json!({"rope_parameters": local}))?);
     plan.fields = plan.fields.clone().with("rope_parameters", global);
@@ -72,7 +72,7 @@ pub(super) fn solar_open(fields: &Fields) -> Planned {
     with_experts(plan, ExpertSettings::with_noaux)
 }
 
-/// GLM-4.5, and Sarvam, which has its class.
+/// GLM-4.5, and Sarvam, which uses its class.
 pub(super) fn glm4_moe_or_sarvam(fields: &Fields) -> Planned {
     match fields.text("model_type")? {
         Some("sarvam_moe") => sarvam_moe(fields),

@@ -1,4 +1,4 @@
-//! The tokenizer and the chat template of a folder, as a GGUF file holds them.
+//! The tokenizer and the chat template of a folder as GGUF metadata.
 
 use std::path::Path;
 
@@ -12,12 +12,13 @@ use crate::load::Parts;
 use crate::tokenizer::{StoredModel, StoredTokens, TokenizerSettings};
 use crate::{ChatTemplate, ModelError, Tokenizer};
 
-/// A text on which ways of cutting differ: contractions, numbers, white space, scripts, marks, emoji, punctuation.
+/// A text that pre-tokenizers split differently: contractions, numbers, white space, scripts, marks, emoji,
+/// punctuation.
 const PROBE: &str = "I'm  sure WE'LL see\n\n\n\t 3 33 333 3333 333333333 a\u{301}\u{20ac}9.75% {\"x\": [1, 22]} // it's\r\n  don'T \
     \u{4f60}\u{597d}\u{4e16}\u{754c}\u{3002}\u{d55c}\u{ad6d}\u{c5b4} \u{43f}\u{440}\u{438}\u{432}\u{435}\u{442} \u{928}\u{92e}\u{938}\u{94d}\u{924}\u{947} \
     \u{1f600}\u{1f468}\u{200d}\u{1f469}\u{200d}\u{1f467} HTTPServer2 fooBar snake_case __init__ ..!?... -- --- =====      end   \u{b2}\u{bd}\u{2167} caf\u{e9} cafe\u{301}";
 
-/// The entries of the tokenizer; none where the folder has no tokenizer.
+/// The tokenizer's entries; empty if the folder has no tokenizer.
 pub(super) fn entries(
     path: &Path,
     architecture: Architecture,
@@ -82,7 +83,7 @@ pub(super) fn entries(
     Ok(entries)
 }
 
-/// True if a space is put before a text.
+/// True if the tokenizer inserts a space before a text.
 fn adds_space(tokenizer: &Tokenizer) -> Result<bool, ModelError> {
     Ok(tokenizer.encode("a", false)? == tokenizer.encode(" a", false)? || {
         let first = tokenizer
@@ -93,7 +94,7 @@ fn adds_space(tokenizer: &Tokenizer) -> Result<bool, ModelError> {
     })
 }
 
-/// The name of the way of cutting with which the tokens become those of the folder's tokenizer.
+/// The name of the pre-tokenizer that gives the same tokens as the folder's tokenizer.
 fn pre_tokenizer(
     path: &Path,
     architecture: Architecture,
@@ -120,7 +121,7 @@ fn pre_tokenizer(
         };
         let header = Header::parse(path, &bytes)?;
         let tokens = Tokens::read(path, &header)?;
-        // A way that does not go with these tokens is none for them.
+        // A pre-tokenizer that does not accept these tokens is no candidate.
         let Some(Ok(candidate)) = tokens.as_ref().map(Tokens::tokenizer) else {
             continue;
         };

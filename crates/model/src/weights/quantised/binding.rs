@@ -1,4 +1,4 @@
-//! Finding the tensors of each quantised matrix.
+//! Finds the tensors of each quantised matrix.
 
 use riffle_linear::WeightFormat;
 
@@ -11,7 +11,7 @@ use super::stacks::{bind_e2m1_stacks, bind_float8_stacks};
 use crate::weights::{Checkpoint, TensorType};
 use crate::{ModelError, TensorInfo};
 
-/// Ends of the names of tensors that say how activations or cached keys and values are rounded. Neither is rounded so here.
+/// Suffixes of tensor names for the rounding of activations or cached keys and values, which are not used here.
 const OF_ACTIVATIONS: [&str; 11] = [
     ".input_scale",
     ".activation_scale",
@@ -28,7 +28,7 @@ const OF_ACTIVATIONS: [&str; 11] = [
 
 const SCALES: [&str; 2] = ["weight_scale_inv", "weight_scale"];
 
-/// Puts a matrix of a packed format in the place of the tensors of each quantised one. Returns how many there are.
+/// Replaces the tensors of each quantised matrix by a matrix of a packed format. Returns the number of matrices.
 pub(crate) fn bind(quantisation: &Quantisation, checkpoint: &mut Checkpoint) -> Result<usize, ModelError> {
     let suffixes: &[&str] = match quantisation.scheme {
         Scheme::Labelled { .. } => &["weight_packed", "weight"],
@@ -73,7 +73,7 @@ pub(crate) fn bind(quantisation: &Quantisation, checkpoint: &mut Checkpoint) -> 
     Ok(count)
 }
 
-/// A matrix, and the ends of the names of tensors that it is made of, beside its codes.
+/// A matrix, and the name suffixes of its tensors in addition to its codes.
 type Found = (Recipe, Vec<&'static str>);
 
 /// The tensors of a module.
@@ -87,7 +87,7 @@ impl Tensors<'_> {
         self.checkpoint.part(&format!("{}.{suffix}", self.module))
     }
 
-    /// The first of several tensors that is there.
+    /// The first of several tensors that exists.
     fn first(&self, suffixes: &[&'static str]) -> Option<(&'static str, Part)> {
         suffixes.iter().find_map(|suffix| Some((*suffix, self.part(suffix)?)))
     }
@@ -115,7 +115,7 @@ impl Tensors<'_> {
         let TensorType::Other { name, .. } = &info.element_type else {
             return Ok(None);
         };
-        // Words hold several codes, which only this name says.
+        // Only this name shows that words contain several codes.
         let is_packed = info.name.ends_with(".weight_packed");
         if !(["F8_E4M3", "U8", "I8"].contains(&name.as_str()) || is_packed && name == "I32") {
             return Ok(None);
@@ -235,7 +235,7 @@ impl Tensors<'_> {
         ))
     }
 
-    /// The columns and bits of a matrix whose codes lie in words; `weight_shape` holds its rows and columns.
+    /// The columns and bits of a matrix with codes in words; `weight_shape` gives its rows and columns.
     fn packed_size(&self, info: &TensorInfo, rows: usize) -> Result<(usize, usize), ModelError> {
         let (_, shape) = self.needed(&["weight_shape"])?;
         check_type(&shape.stored.info, &["I64", "I32"], "I64 or I32")?;
@@ -337,7 +337,7 @@ impl Tensors<'_> {
         if !is_type(&info, "U32") {
             return Ok(None);
         }
-        // Matrices of all experts stand on top of each other.
+        // The matrices of all experts are stacked.
         let (rows, words, above) = match info.shape[..] {
             [experts, rows, words] => (experts.saturating_mul(rows), words, Some([experts, rows])),
             _ => {
@@ -397,7 +397,7 @@ impl Tensors<'_> {
     }
 }
 
-/// The two sizes of a tensor that must be a matrix.
+/// The two sizes of a tensor, which must be a matrix.
 fn matrix(info: &TensorInfo) -> Result<[usize; 2], ModelError> {
     match info.shape[..] {
         [rows, columns] => Ok([rows, columns]),
@@ -412,7 +412,7 @@ fn doubled(info: &TensorInfo) -> Result<usize, ModelError> {
         .ok_or_else(|| wrong_shape(info, &info.shape))
 }
 
-/// Columns of a group, where a matrix has so many groups; `configured` is what settings say.
+/// Columns of a group, for a matrix with `groups` groups; `configured` comes from the settings.
 fn group_columns(
     scales: &TensorInfo,
     columns: usize,

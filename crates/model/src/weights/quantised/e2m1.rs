@@ -1,6 +1,7 @@
-//! Floats of 4 bits, 2 of exponent and 1 of mantissa, under 8-bit scales of 32 (MXFP4) or of 16 (NVFP4).
+//! 4-bit floats (2 bits of exponent, 1 of mantissa) with 8-bit scales per 32 (MXFP4) or per 16 (NVFP4).
 //!
-//! Files hold two neighbours in a byte, the first in its low bits; packed blocks hold places that are half a group apart.
+//! A byte in a file has two neighbours, the first in its low bits. A byte of a packed block has two weights that are
+//! half a group apart.
 
 use rayon::prelude::*;
 use riffle_linear::WeightFormat;
@@ -15,9 +16,9 @@ const VALUES: [f32; 16] = [
 /// The scales of a matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum E2m1 {
-    /// Powers of two, E8M0, of each 32.
+    /// Powers of two, E8M0, per 32.
     Mx,
-    /// E4M3, of each 16, and one of the tensor, which multiplies, or divides where `divides`.
+    /// E4M3, per 16, and one scale per tensor, which multiplies, or divides with `divides`.
     Nv { divides: bool },
 }
 
@@ -30,7 +31,7 @@ impl E2m1 {
         }
     }
 
-    /// The packed format that holds them exactly.
+    /// The packed format with exactly these values.
     pub(crate) fn format(self, columns: usize) -> WeightFormat {
         let format = match self {
             E2m1::Mx => WeightFormat::Mxfp4,
@@ -86,9 +87,9 @@ impl E2m1 {
         })
     }
 
-    /// Blocks of so many weights: their scales, then the codes of each group, low bits for its first half. Rows are whole blocks, so rows
-    /// and matrices follow each other without a seam: `codes` may be `[.., rows, columns / 2]` as well as `[experts, rows, groups, 16]`, the
-    /// form in which gpt-oss has its experts.
+    /// Blocks of `weights` weights: their scales, then the codes of each group, with low bits for its first half.
+    /// Rows are whole blocks, so rows and matrices are contiguous: `codes` may be `[.., rows, columns / 2]` or
+    /// `[experts, rows, groups, 16]`, as in gpt-oss.
     pub(crate) fn blocks(self, codes: &[u8], scales: &[u8], weights: usize) -> Vec<u8> {
         let (group, count) = (self.group(), weights / self.group());
         let mut bytes = vec![0; codes.len() * 2 / weights * (count + weights / 2)];

@@ -1,4 +1,4 @@
-//! Floats of 8 bits with a scale for a tensor, for rows, or for blocks of rows and columns.
+//! 8-bit floats with a scale per tensor, per row, or per block of rows and columns.
 
 use rayon::prelude::*;
 use riffle_linear::WeightFormat;
@@ -6,7 +6,7 @@ use riffle_linear::WeightFormat;
 use super::recipe::{Made, Parts, Recipe, Source, float8, plain_rows};
 use crate::ModelError;
 
-/// Columns that share a scale in the packed format.
+/// Columns per scale in the packed format.
 const PANEL: usize = 128;
 
 /// The blocks that share a scale.
@@ -16,7 +16,8 @@ pub(crate) struct Float8 {
 }
 
 impl Float8 {
-    /// The blocks that scales of this shape stand for in a matrix of so many rows and columns; `block` is what settings say.
+    /// The blocks of scales of this shape, in a matrix of `rows` rows and `columns` columns; `block` comes from the
+    /// settings.
     pub(crate) fn new(scales: &[usize], rows: usize, columns: usize, block: [usize; 2]) -> Option<Float8> {
         let block = match *scales {
             [] | [1] | [1, 1] => [rows, columns],
@@ -28,7 +29,7 @@ impl Float8 {
         Some(Float8 { block })
     }
 
-    /// The packed format that holds them exactly.
+    /// The packed format with exactly these values.
     pub(crate) fn format(self, columns: usize) -> WeightFormat {
         match self.block[1] {
             across if across >= columns || across.is_multiple_of(PANEL) => WeightFormat::F8E4m3,

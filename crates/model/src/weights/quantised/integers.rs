@@ -1,4 +1,4 @@
-//! Whole numbers of 2 to 8 bits in groups of inputs: weight = scale · (code − zero), or scale · code + bias.
+//! Integers of 2 to 8 bits in groups of inputs: weight = scale · (code − zero), or scale · code + bias.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::ModelError;
 /// Columns of AWQ's codes in a word, from its low bits.
 const AWQ_ORDER: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
 
-/// How codes, scales and zero points lie in their tensors.
+/// The layout of codes, scales and zero points in their tensors.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Integers {
     pub(crate) bits: usize,
@@ -25,9 +25,9 @@ pub(crate) struct Integers {
 /// The places of codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Packing {
-    /// `[rows, words]`: a row's codes follow each other from the low bits of each word.
+    /// `[rows, words]`: a row's codes are consecutive, from the low bits of each word.
     Rows,
-    /// `[words, rows]`: the same, a word of each row in turn (GPTQ).
+    /// `[words, rows]`: as `Rows`, with the words of all rows interleaved (GPTQ).
     Columns,
     /// `[columns, rows / 8]`, eight rows in a word in the order of AWQ.
     Awq,
@@ -40,7 +40,7 @@ pub(crate) enum Packing {
 pub(crate) enum Zeros {
     /// Half the range.
     Half,
-    /// `[groups, words]`, packed along the rows, and `offset` too small.
+    /// `[groups, words]`, packed along the rows; stored values are too small by `offset`.
     ByGroup { offset: i32 },
     /// `[groups, rows / 8]` in the order of AWQ.
     Awq,
@@ -60,7 +60,7 @@ struct Groups {
 }
 
 impl Integers {
-    /// The packed format that holds them exactly.
+    /// The packed format with exactly these values.
     pub(crate) fn format(self, columns: usize) -> WeightFormat {
         let formats: &[WeightFormat] = if self.bits <= 4 {
             &[WeightFormat::Q4G128, WeightFormat::Q4G64, WeightFormat::Q4G32]
@@ -89,7 +89,7 @@ impl Integers {
                 .into_par_iter()
                 .map(|band| self.codes(recipe, sources.codes.bytes, band_rows(band, recipe.rows)))
                 .collect();
-            // A column's group is that of the input, which the order names.
+            // A column's group is the group of its input, given by the order.
             let of_input = sources.order.map(|order| order.words());
             plain_rows(recipe, |row, values| {
                 let codes = &bands[row / BAND_ROWS][row % BAND_ROWS * columns..][..columns];
@@ -138,7 +138,7 @@ impl Integers {
         })
     }
 
-    /// The columns sorted by group, `None` where they are so already. A packed format needs whole groups.
+    /// The columns sorted by group; `None` if already sorted. A packed format needs whole groups.
     fn order(self, recipe: &Recipe, order: Source<'_>) -> Result<Option<Vec<u32>>, ModelError> {
         let groups = order.words();
         let count = recipe.columns.div_ceil(self.group);
@@ -241,7 +241,7 @@ impl Integers {
                 }
             }
             Packing::Columns if 32 % bits == 0 => {
-                // Word by word over the rows, which lie side by side.
+                // Word by word over the rows, which are adjacent.
                 let (each, mask) = (32 / bits, low_bits(bits));
                 for first in (0..columns).step_by(each) {
                     for row in range.clone() {
@@ -287,7 +287,7 @@ const fn low_bits(bits: usize) -> u32 {
     (1 << bits) - 1
 }
 
-/// Code `index` of codes that follow each other in words, from their low bits on.
+/// Code `index` of consecutive codes in words, from their low bits on.
 fn stream(word: impl Fn(usize) -> u32, bits: usize, index: usize) -> i32 {
     let (at, shift) = (index * bits / 32, index * bits % 32);
     let low = word(at) >> shift;

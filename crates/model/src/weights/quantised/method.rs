@@ -1,4 +1,4 @@
-//! The settings of quantised weights: whose names and layouts they have, or why they are refused.
+//! The settings of quantised weights: the names and layouts of tensors, or the reason for refusal.
 
 use std::collections::HashMap;
 
@@ -6,10 +6,10 @@ use crate::ModelError;
 use crate::fields::Fields;
 use crate::weights::text_name;
 
-/// A way to store quantised weights.
+/// A storage scheme of quantised weights.
 #[derive(Debug, Clone)]
 pub(crate) struct Quantisation {
-    /// The name of the program or format, as settings give it.
+    /// The name of the program or format, as in the settings.
     pub(crate) method: &'static str,
     pub(crate) scheme: Scheme,
 }
@@ -17,25 +17,25 @@ pub(crate) struct Quantisation {
 /// The names and layouts of a method's tensors.
 #[derive(Debug, Clone)]
 pub(crate) enum Scheme {
-    /// `weight` or `weight_packed` with `weight_scale`: the element types say what they hold.
+    /// `weight` or `weight_packed` with `weight_scale`: the element types determine the content.
     Labelled {
         /// Rows and columns of 8-bit floats that share a scale.
         block: [usize; 2],
-        /// Columns of integers that share a scale, where settings say so.
+        /// Columns of integers that share a scale, if the settings give it.
         group: Option<usize>,
     },
     /// `qweight`, `qzeros`, `scales`, `g_idx`, packed along the inputs.
     Gptq {
-        /// Stored zero points are so much too small.
+        /// Stored zero points are too small by this.
         zero_offset: i32,
         group: Option<usize>,
     },
-    /// `qweight`, `qzeros`, `scales`, packed along the outputs in an order of its own.
+    /// `qweight`, `qzeros`, `scales`, packed along the outputs in a special order.
     Awq,
     /// `weight`, `scales`, `biases`.
     Mlx {
         all: MlxGroups,
-        /// Modules that differ, by their names in the text model.
+        /// Modules with other groups, by their names in the text model.
         own: HashMap<String, MlxGroups>,
     },
 }
@@ -56,7 +56,7 @@ pub(crate) enum MlxMode {
     Nvfp4,
 }
 
-/// Names of settings, and who reads the object behind them.
+/// Names of settings, and the reader of their objects.
 type Reader = fn(&Fields) -> Result<Scheme, ModelError>;
 
 const METHODS: &[(&str, Reader)] = &[
@@ -70,7 +70,7 @@ const METHODS: &[(&str, Reader)] = &[
     ("mxfp4", mxfp4),
 ];
 
-/// Packings of compressed-tensors, and the name for several of them.
+/// Packings of compressed-tensors, and the name for a mix of them.
 const PACKINGS: [&str; 8] = [
     "pack-quantized",
     "float-quantized",
@@ -82,16 +82,16 @@ const PACKINGS: [&str; 8] = [
     "dense",
 ];
 
-/// Blocks of 8-bit floats, where nothing else is said.
+/// Default blocks of 8-bit floats.
 const BLOCK: [usize; 2] = [128, 128];
 
 const INSTEAD: &str =
     "use the original weights, a GGUF file, or a copy in FP8, GPTQ, AWQ, compressed-tensors or MLX form";
 
 impl Quantisation {
-    /// Reads the settings of a text model; `None` where its weights are not quantised.
+    /// Reads the settings of a text model; `None` if its weights are not quantised.
     pub(crate) fn read(fields: &Fields) -> Result<Option<Quantisation>, ModelError> {
-        // MLX writes its settings twice, under its own name and under that of others.
+        // MLX writes its settings twice, under its own name and under the common name.
         if let Some(settings) = fields.object("quantization")? {
             return mlx(&settings).map(Some);
         }
@@ -117,7 +117,7 @@ impl Quantisation {
 }
 
 impl Default for Quantisation {
-    /// Files whose settings say nothing: 8-bit floats with scales are known by their types.
+    /// For files without such settings: 8-bit floats with scales are recognised by type.
     fn default() -> Self {
         Quantisation {
             method: "scales",
@@ -133,7 +133,7 @@ fn refused(settings: &Fields, name: &str, what: &str) -> ModelError {
     settings.error(name, format!("{what} is not supported; {INSTEAD}"))
 }
 
-/// Refuses a text that is none of `known`.
+/// Refuses a text that is not one of `known`.
 fn check_text(settings: &Fields, name: &str, known: &[&str]) -> Result<(), ModelError> {
     match settings.text(name)? {
         Some(found) if !known.contains(&found.to_ascii_lowercase().as_str()) => {
@@ -143,7 +143,7 @@ fn check_text(settings: &Fields, name: &str, known: &[&str]) -> Result<(), Model
     }
 }
 
-/// Two whole numbers.
+/// Two integers.
 fn pair(settings: &Fields, name: &str) -> Result<Option<[usize; 2]>, ModelError> {
     let Some(numbers) = settings.positive_numbers(name)? else {
         return Ok(None);
@@ -155,7 +155,7 @@ fn pair(settings: &Fields, name: &str) -> Result<Option<[usize; 2]>, ModelError>
     }
 }
 
-/// A group size; -1 stands for whole rows.
+/// A group size; -1 means whole rows.
 fn group(settings: &Fields) -> Result<Option<usize>, ModelError> {
     match settings.optional_number("group_size")? {
         None | Some(-1.0) => Ok(None),
@@ -242,7 +242,7 @@ fn mlx(settings: &Fields) -> Result<Quantisation, ModelError> {
     })
 }
 
-/// The groups of all modules, or those of one where they differ from `all`.
+/// The groups of all modules, or of one module if they differ from `all`.
 fn mlx_groups(settings: &Fields, all: Option<MlxGroups>) -> Result<MlxGroups, ModelError> {
     let mode = match settings.text("mode")? {
         Some("affine") => MlxMode::Affine,

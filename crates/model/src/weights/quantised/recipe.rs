@@ -1,4 +1,4 @@
-//! A matrix of several stored tensors, and the bytes of a packed format that are made of them.
+//! Computes the bytes of a packed format from a matrix's stored tensors.
 
 use std::ops::Range;
 use std::path::Path;
@@ -12,7 +12,7 @@ use super::integers::Integers;
 use crate::weights::{StoredTensor, TensorType, to_f32};
 use crate::{ModelError, TensorInfo};
 
-/// A tensor of a file that is a part of a matrix.
+/// A file's tensor that is a part of a matrix.
 #[derive(Debug, Clone)]
 pub(crate) struct Part {
     /// The number of its file in the checkpoint.
@@ -20,12 +20,12 @@ pub(crate) struct Part {
     pub(crate) stored: StoredTensor,
 }
 
-/// The parts of a matrix by what they hold.
+/// The parts of a matrix, by content.
 #[derive(Debug, Clone)]
 pub(crate) struct Parts<P> {
     pub(crate) codes: P,
     pub(crate) scales: P,
-    /// Zero points, or what is added to scaled codes.
+    /// Zero points, or the terms added to scaled codes.
     pub(crate) zeros: Option<P>,
     /// The group of each input.
     pub(crate) order: Option<P>,
@@ -33,7 +33,7 @@ pub(crate) struct Parts<P> {
     pub(crate) whole: Option<P>,
 }
 
-/// How codes and scales become a packed format.
+/// Conversion of codes and scales to a packed format.
 #[derive(Debug, Clone)]
 pub(crate) enum Conversion {
     Float8(Float8),
@@ -44,9 +44,9 @@ pub(crate) enum Conversion {
 /// A matrix of several tensors.
 #[derive(Debug, Clone)]
 pub(crate) struct Recipe {
-    /// The name errors give it.
+    /// Its name in errors.
     pub(crate) name: String,
-    /// Matrices that stand on top of each other, where the tensor has a dimension for them.
+    /// Number of stacked matrices, if the tensor has a dimension for them.
     pub(crate) experts: Option<usize>,
     /// Rows of all of them.
     pub(crate) rows: usize,
@@ -56,12 +56,12 @@ pub(crate) struct Recipe {
     pub(crate) parts: Parts<Part>,
 }
 
-/// The bytes of a matrix as a file of its format would hold them, and what no format holds.
+/// The bytes of a matrix in its packed format, and facts that no format stores.
 pub(crate) struct Made {
     pub(crate) bytes: Vec<u8>,
     /// A scale of all weights.
     pub(crate) factor: f32,
-    /// The input of each column, where that is not the column's own number.
+    /// The input number of each column, if it differs from the column's number.
     pub(crate) order: Option<Arc<[u32]>>,
 }
 
@@ -83,12 +83,12 @@ impl<P> Parts<P> {
 }
 
 impl Recipe {
-    /// The bytes that the matrix takes in memory, without the padding of its last rows.
+    /// The matrix's bytes in memory, without the padding of its last rows.
     pub(crate) fn bytes(&self) -> Option<usize> {
         self.format.row_bytes(self.columns)?.checked_mul(self.rows)
     }
 
-    /// Makes the matrix of the bytes that `of` finds for each part.
+    /// Computes the matrix from the bytes that `of` returns for each part.
     pub(crate) fn make<'a>(
         &'a self,
         of: impl Fn(&'a Part) -> Result<(&'a Path, &'a [u8]), ModelError>,
@@ -153,7 +153,7 @@ impl Source<'_> {
     }
 }
 
-/// The value of an E8M0, 2^(byte − 127), whose largest code is NaN.
+/// The value of an E8M0, 2^(byte − 127); the largest code is NaN.
 pub(super) fn power_of_two(byte: u8) -> f32 {
     match byte {
         0 => f32::from_bits(0x0040_0000),
@@ -162,14 +162,14 @@ pub(super) fn power_of_two(byte: u8) -> f32 {
     }
 }
 
-/// The value of a float of 8 bits, 4 of exponent and 3 of mantissa, whose largest code is NaN.
+/// The value of an 8-bit float (4 bits of exponent, 3 of mantissa); the largest code is NaN.
 pub(super) fn float8(byte: u8) -> f32 {
     let magnitude = f32::from_bits(u32::from(byte & 0x7f) << 20) * f32::from_bits(0x7b80_0000);
     let magnitude = if byte & 0x7f == 0x7f { f32::NAN } else { magnitude };
     if byte & 0x80 == 0 { magnitude } else { -magnitude }
 }
 
-/// The bytes of rows of f32, whose values `value` writes, a row at a time.
+/// The bytes of rows of f32; `fill` writes one row at a time.
 pub(super) fn plain_rows(recipe: &Recipe, fill: impl Fn(usize, &mut [f32]) + Sync) -> Vec<u8> {
     use rayon::prelude::*;
     let mut bytes = vec![0; recipe.bytes().unwrap_or_default()];

@@ -1,4 +1,4 @@
-//! Quantised experts that stand in one tensor.
+//! Quantised experts stacked in one tensor.
 
 use super::binding::{check_shape, check_type, wrong_shape};
 use super::e2m1::E2m1;
@@ -7,8 +7,9 @@ use super::recipe::{Conversion, Parts, Recipe};
 use crate::ModelError;
 use crate::weights::Checkpoint;
 
-/// Puts the experts of all layers in the place of their codes, `X_blocks`, and scales, `X_scales`: the layout of gpt-oss, `[experts, rows,
-/// groups, 16]` and `[experts, rows, groups]`. They stand on top of each other in one matrix. Returns how many there are.
+/// Replaces the codes, `X_blocks`, and scales, `X_scales`, of the experts of all layers: the layout of gpt-oss,
+/// `[experts, rows, groups, 16]` and `[experts, rows, groups]`. The experts are stacked in one matrix. Returns the
+/// number of matrices.
 pub(super) fn bind_e2m1_stacks(names: &[String], checkpoint: &mut Checkpoint) -> Result<usize, ModelError> {
     const GROUP_BYTES: usize = 16;
     let mut count = 0;
@@ -52,8 +53,8 @@ pub(super) fn bind_e2m1_stacks(names: &[String], checkpoint: &mut Checkpoint) ->
     Ok(count)
 }
 
-/// Puts the experts of all layers, `[experts, rows, columns]`, in the place of their 8-bit floats, `X`, and the scales of their blocks,
-/// `X_scale_inv`. Returns how many there are.
+/// Replaces the 8-bit floats, `X`, `[experts, rows, columns]`, and block scales, `X_scale_inv`, of the experts of all
+/// layers. Returns the number of matrices.
 pub(super) fn bind_float8_stacks(
     names: &[String],
     block: [usize; 2],

@@ -35,7 +35,7 @@ fn weights_are_those_that_the_formats_define() {
                 panic!("{name} is no matrix")
             };
             let matrix = checkpoint.matrix(name, *rows, *columns).unwrap();
-            // A factor of the whole tensor is one more rounding, and its reciprocal another.
+            // A tensor-wide factor adds one rounding, and its reciprocal another.
             let has_factor = folder.file_name().unwrap().to_string_lossy().starts_with("nvfp4");
             let error = if has_factor { 2.0 * f32::EPSILON } else { 0.0 };
             let stored = view.data().as_chunks().0.chunks(*columns);

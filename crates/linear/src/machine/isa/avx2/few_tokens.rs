@@ -1,9 +1,10 @@
-//! Few tokens: each stretch goes from its block to the sums of all of them without passing through memory.
+//! Few tokens: each stretch is unpacked and added to the sums of all tokens without passing through memory.
 
-/// Most tokens. Sums for 16 outputs of each take two of the sixteen registers; a fourth token would push others to memory.
+/// The most tokens. Each token's sums for 16 outputs take two of sixteen registers; a fourth token would spill.
 pub(in crate::machine::isa) const FEW: usize = 3;
 
-/// Expands to `few_tokens` and `add_part` for instructions with 16 registers of 256 bits, which have the functions of [`pairs`](super::pairs) in scope.
+/// Expands to `few_tokens` and `add_part` for instruction sets with 16 registers of 256 bits. The functions of
+/// [`pairs`](super::pairs) must be in scope.
 macro_rules! few_token_kernels {
     ($features:literal) => {
         /// `TOKENS` tokens; `activations` is `[TOKENS, stretches]`.
@@ -55,7 +56,8 @@ macro_rules! few_token_kernels {
             }
         }
 
-        /// Adds the products of a part of stretch `INDEX` of a block or, where `UNPACKED`, of `expanded` alone. Sums of all tokens run side by side, so that none waits for its own.
+        /// Adds the products of a part of stretch `INDEX`, from a block or, if `UNPACKED`, from `expanded`. Sums of
+        /// all tokens are independent, so that none waits for its own.
         #[inline]
         #[target_feature(enable = $features)]
         fn add_part<Q: Quant, const INDEX: usize, const TOKENS: usize, const UNPACKED: bool>(
@@ -96,7 +98,7 @@ macro_rules! few_token_kernels {
             }
         }
 
-        /// The quants of a group of stretch `INDEX`: as unpacked before, or from the block's planes.
+        /// The quants of a group of stretch `INDEX`: unpacked before, or from the block's planes.
         #[inline]
         #[target_feature(enable = $features)]
         fn quants<Q: Quant, const INDEX: usize, const UNPACKED: bool>(block: &[u8], expanded: &Expanded, group: usize) -> [__m256i; 2] {

@@ -1,7 +1,7 @@
 //! One token of formats with a grid.
 //!
-//! Entries come by single loads, which take less time than gathers on most processors. A register holds entries of some rows side by side, so that a
-//! product needs no shuffles; sums of a row are put together after the last code.
+//! Entries are loaded one by one, which most processors do faster than gathers. A register holds entries of several
+//! rows, so that a product needs no shuffles; the sums of a row are combined after the last code.
 
 use core::arch::asm;
 use core::arch::x86_64::*;
@@ -45,7 +45,7 @@ pub(in crate::machine::isa) fn one_token<Q: Quant>(weights: &[u8], row: &[Activa
     *sums = store(total);
 }
 
-/// The products of stretch `INDEX`, for each of its parts.
+/// The products of stretch `INDEX`, for each part.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn products<Q: Quant, const INDEX: usize>(block: &[u8], activations: &ActivationBlock) -> [Rows; 2] {
@@ -82,7 +82,7 @@ fn products<Q: Quant, const INDEX: usize>(block: &[u8], activations: &Activation
     products
 }
 
-/// Sums of eight rows over the codes of a stretch, which stand for four quants each.
+/// Sums of eight rows over the codes of a stretch; each code gives four quants.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn products_of_fours<Q: Quant>(
@@ -104,7 +104,7 @@ fn products_of_fours<Q: Quant>(
         for code in link * chain::<Q>()..(link + 1) * chain::<Q>() {
             let at = |row: usize| entry(grid, numbers[code][8 * side + row]).cast_signed();
             let quants = _mm256_setr_epi32(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7));
-            // The byte with a row's bits of this code, four times.
+            // The byte with a row's mark bits for this code, four times.
             let byte = (code / 2) as i32 * 0x0101_0101;
             let bytes = _mm_setr_epi32(byte, byte + 0x0404_0404, byte + 0x0808_0808, byte + 0x0c0c_0c0c);
             let bits = _mm256_set1_epi32(0x0804_0201 << (4 * (code % 2)));
@@ -117,8 +117,8 @@ fn products_of_fours<Q: Quant>(
     whole
 }
 
-/// Two sums for each of four rows over the codes of a part, which stand for eight quants each. `place` names the part, the side of eight rows, and
-/// the four of these.
+/// Two sums for each of four rows over the codes of a part; each code gives eight quants. `place` gives the part, the
+/// half of the 16 rows, and the four of these.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn products_of_eights<Q: Quant>(
@@ -153,7 +153,7 @@ fn products_of_eights<Q: Quant>(
             let code = part * codes + link * chain + code;
             let at = |row: usize| entry(grid, numbers[code][8 * side + 4 * four + row]).cast_signed();
             let quants = _mm256_setr_epi64x(at(0), at(1), at(2), at(3));
-            // The byte with a row's bits of this code, eight times.
+            // The byte with a row's mark bits for this code, eight times.
             let byte = code as i64 * 0x0101_0101_0101_0101;
             let bytes = _mm_set_epi64x(byte + 0x0404_0404_0404_0404, byte);
             let bits = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64.cast_signed());
@@ -167,7 +167,8 @@ fn products_of_eights<Q: Quant>(
     whole
 }
 
-/// Products of quants of a grid, added two and two. A sign moves to the activation, because the instruction takes unsigned quants.
+/// Products of a grid's quants, added in pairs. Signs are applied to activations, because the instruction takes
+/// unsigned quants.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn marked_products<Q: Quant>(quants: __m256i, mark: Mark, is_marked: __m256i, activations: __m256i) -> __m256i {
@@ -186,21 +187,22 @@ fn marked_products<Q: Quant>(quants: __m256i, mark: Mark, is_marked: __m256i, ac
     }
 }
 
-/// All ones in bytes whose bit is set.
+/// Sets all bits of each byte whose mark bit is set.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn are_set(bytes: __m256i, bits: __m256i) -> __m256i {
     _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bits), bits)
 }
 
-/// Entry `number`, whose bits above the last entry do not count. The length is a constant and a power of two, so that nothing is checked.
+/// Entry `number`; bits beyond the table's length are ignored. The length is a constant power of two, so no bounds
+/// check is needed.
 #[inline(always)]
 fn entry<Entry: Copy>(grid: &[Entry], number: u32) -> Entry {
     grid[number as usize & (grid.len() - 1)]
 }
 
-/// Keeps the compiler from taking numbers out of the registers that computed them, and from computing numbers of several codes together: loads
-/// from memory take less time, and so do the same instructions for 16 rows.
+/// Makes the compiler keep numbers in memory, instead of extracting them from registers or computing several codes
+/// together. Loads are faster, as is using the same instructions for 16 rows.
 #[inline(always)]
 fn stored<T>(numbers: &mut T) {
     // SAFETY: there is no instruction; the memory of the reference may be read and written.

@@ -1,4 +1,4 @@
-//! Unpacking of quants, with shuffles and gathers for formats whose blocks hold codes.
+//! Unpacks quants, with shuffles and gathers for formats whose blocks hold codes.
 
 use core::arch::x86_64::*;
 
@@ -61,7 +61,7 @@ pub(in crate::machine::isa) fn eights(grid: &'static [u64], entries: &[u32; LANE
     quants
 }
 
-/// The quants of group `group` with those changed whose bits are set.
+/// The quants of group `group`; quants with a set mark bit are changed.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(in crate::machine::isa) fn marked(
@@ -70,7 +70,7 @@ pub(in crate::machine::isa) fn marked(
     marks: &[u32; LANES],
     group: usize,
 ) -> [u8; 4 * LANES] {
-    // The byte with a row's bits of this group, four times.
+    // The byte with a row's mark bits for this group, four times.
     let byte = (group / 2) as i32 * 0x0101_0101;
     let rows = _mm_setr_epi32(byte, byte + 0x0404_0404, byte + 0x0808_0808, byte + 0x0c0c_0c0c);
     let bits = _mm256_set1_epi32(0x0804_0201 << (4 * (group % 2)));
@@ -80,7 +80,7 @@ pub(in crate::machine::isa) fn marked(
         let bytes = _mm256_shuffle_epi8(marks[side], _mm256_broadcastsi128_si256(rows));
         let is_marked = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bits), bits);
         changed[side] = match mark {
-            // Of 0 the quant itself, of all ones its complement, and one more: 0 − quant.
+            // Mask 0 gives the quant itself; all ones give its complement, plus one: 0 − quant.
             Mark::NegatedAround(twice) => {
                 let negated = _mm256_sub_epi8(_mm256_xor_si256(quants[side], is_marked), is_marked);
                 let twice = _mm256_set1_epi8(twice.cast_signed());

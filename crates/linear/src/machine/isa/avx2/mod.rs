@@ -26,7 +26,7 @@ use crate::quant::{
 
 pub(super) type Block = [__m256; 2];
 
-/// How far ahead quantised weights are asked for; distances of whole pages collide in the caches.
+/// Prefetch distance of quantised weights, in bytes. Distances of whole pages collide in the caches.
 pub(super) const AHEAD_BYTES: usize = 7168;
 
 float_kernels!("avx2,fma,f16c", 4, 1, 1);
@@ -61,7 +61,7 @@ pub(super) fn load<E: Element>(vector: &[E::Bits; LANES]) -> Block {
             let [low, high]: [__m128i; 2] = bytemuck::cast(halves);
             [_mm256_cvtph_ps(low), _mm256_cvtph_ps(high)]
         }
-        // Pairs stay as they are.
+        // Pairs need no conversion.
         FloatKind::Bf16 | FloatKind::RoundedBf16 => bytemuck::cast(*vector),
     }
 }
@@ -131,7 +131,7 @@ fn add(left: Block, right: Block) -> Block {
     [_mm256_add_ps(left[0], right[0]), _mm256_add_ps(left[1], right[1])]
 }
 
-/// Asks for the weights a few KiB ahead; addresses past the end are never read.
+/// Prefetches weights a few KiB ahead; addresses past the end are never read.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) fn prefetch<T>(weights: &[T]) {
@@ -142,7 +142,7 @@ pub(super) fn prefetch<T>(weights: &[T]) {
 }
 const PREFETCH_BYTES: usize = 8192;
 
-/// Asks for the weights `ahead_bytes` ahead, for the second cache.
+/// Prefetches weights `ahead_bytes` ahead into the second-level cache.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) fn prefetch_far<T>(weights: &[T], ahead_bytes: usize) {

@@ -1,4 +1,4 @@
-//! Products of unsigned quants and activations, added up in pairs of 16 bits as long as they fit.
+//! Products of unsigned quants and activations, added in pairs of 16 bits as long as they fit.
 
 use core::arch::asm;
 use core::arch::x86_64::*;
@@ -6,25 +6,25 @@ use core::arch::x86_64::*;
 use super::Block;
 use crate::quant::{ActivationBlock, Codes, Expanded, Quant, STRETCH};
 
-/// Sums of a stretch: one for each of its halves that has a scale of its own.
+/// Sums per stretch: one for each half that has its own scale.
 pub(in crate::machine::isa) const fn parts<Q: Quant>() -> usize {
     if Q::SHAPE.halves { 2 } else { 1 }
 }
 
-/// Groups of four weights in a part.
+/// Groups of four weights per part.
 pub(in crate::machine::isa) const fn groups<Q: Quant>() -> usize {
     STRETCH / 4 / parts::<Q>()
 }
 
-/// Groups whose products fit 16 bits when added up, a power of two. Quants with a center are added up around it, where they have
-/// half the magnitude.
+/// Groups whose summed products fit 16 bits, a power of two. Quants with a center are summed around it, with half the
+/// magnitude.
 pub(in crate::machine::isa) const fn chain<Q: Quant>() -> usize {
     let fit = i16::MAX as u32 / (2 * 127 * Q::SHAPE.largest);
     let chain = 1 << fit.ilog2();
     if chain < groups::<Q>() { chain } else { groups::<Q>() }
 }
 
-/// The bias that the first chain of a part starts from.
+/// The initial bias of the first chain of a part.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(in crate::machine::isa) fn bias<Q: Quant>(activations: &ActivationBlock, part: usize) -> __m256i {
@@ -41,8 +41,9 @@ pub(in crate::machine::isa) fn word(activations: &ActivationBlock, group: usize)
     _mm256_set1_epi32(activations.words[group].cast_signed())
 }
 
-/// Adds products of a group, two and two, to sums of 16 bits. Quants of 8 bits are signed bytes, plus 128 unless a table gave them. Their
-/// products would overflow: they are multiplied by magnitude with the sign moved to the activations, which makes a bias unnecessary.
+/// Adds a group's products, in pairs, to 16-bit sums. 8-bit quants are signed bytes plus 128, unless they come from a
+/// table. Their products would overflow: instead, their magnitudes are multiplied and the sign is applied to the
+/// activations, which makes a bias unnecessary.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) fn add_products<Q: Quant>(sums: __m256i, quants: __m256i, activations: __m256i) -> __m256i {
@@ -58,8 +59,7 @@ pub(super) fn add_products<Q: Quant>(sums: __m256i, quants: __m256i, activations
     in_order(_mm256_add_epi16(sums, products))
 }
 
-/// Keeps the compiler from moving a sum before or behind others: it would add up all products of a token first and run out
-/// of registers.
+/// Keeps the compiler from reordering sums: it would add all products of a token first and run out of registers.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn in_order(mut sums: __m256i) -> __m256i {
@@ -70,14 +70,14 @@ fn in_order(mut sums: __m256i) -> __m256i {
     sums
 }
 
-/// Sums of each row from those of 16 bits.
+/// Adds each row's 16-bit sums.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) fn whole(pairs: __m256i) -> __m256i {
     _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
 }
 
-/// Adds the scaled products of a part, of one side of 8 rows.
+/// Adds the scaled products of a part, for 8 of the 16 rows.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 pub(in crate::machine::isa) fn add_scaled(total: __m256, products: __m256i, scales: __m256, scale: __m256) -> __m256 {

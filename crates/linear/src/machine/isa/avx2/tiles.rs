@@ -1,15 +1,16 @@
-//! Tiles of several tokens: a few stretches at a time are unpacked to the first cache, where all tokens use them.
+//! Tiles of several tokens: a few stretches at a time are unpacked into the first-level cache and shared by all
+//! tokens.
 
 use crate::quant::Quant;
 
-/// Tokens of a tile. Sums of 16 bits for 16 rows of each take two of the sixteen registers; with two scales a stretch, four tokens hide how
-/// long their short chains take.
+/// Tokens per tile. Each token's 16-bit sums for 16 rows take two of sixteen registers; with two scales per stretch,
+/// four tokens hide the latency of their short chains.
 pub(in crate::machine::isa) const fn tile_tokens<Q: Quant>() -> usize {
     if Q::SHAPE.halves { 4 } else { 3 }
 }
 
-/// Expands to `quant_band` for instructions with 16 registers of 256 bits, which have the kernels for few tokens and the
-/// functions of [`pairs`](super::pairs) in scope.
+/// Expands to `quant_band` for instruction sets with 16 registers of 256 bits. The kernels for few tokens and the
+/// functions of [`pairs`](super::pairs) must be in scope.
 macro_rules! tile_kernels {
     ($features:literal) => {
         #[target_feature(enable = $features)]
@@ -18,7 +19,7 @@ macro_rules! tile_kernels {
             activations: &[ActivationBlock],
             sums: &mut [[f32; LANES]],
         ) {
-            // Several tokens share what is unpacked of a format with a grid.
+            // For grid formats, several tokens share unpacked weights.
             if const { Q::CODES.is_costly() } {
                 if let [sums] = sums {
                     return one_token::<Q>(weights, activations, sums);
@@ -55,7 +56,8 @@ macro_rules! tile_kernels {
             }
         }
 
-        /// `ROWS` tokens or one less: the last then counts twice, which takes less time than it takes code not to.
+        /// `ROWS` tokens or one fewer. With one fewer, the last token is computed twice, which is faster than a
+        /// separate case.
         #[target_feature(enable = $features)]
         fn quant_tile<Q: Quant, const ROWS: usize>(
             expanded: &[Expanded],

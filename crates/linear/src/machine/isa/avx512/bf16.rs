@@ -1,4 +1,4 @@
-//! Tiles of pairs of bfloat16, two multiply-adds an instruction.
+//! Tiles of bfloat16 pairs, two multiply-adds per instruction.
 
 use core::arch::x86_64::*;
 
@@ -9,7 +9,7 @@ use crate::float::{Element, F32, GROUP_BLOCKS, GroupSums, PANEL};
 
 float_kernels!("avx512f,avx512bw,avx512vl,avx512bf16", 4, 4, 2);
 
-/// The second product of a pair is added before the first, each with one rounding.
+/// Adds the second product of a pair before the first, each with one rounding.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
 fn multiply_add<E: Element>(weights: Block, value: E::Value, sum: Block) -> Block {

@@ -1,4 +1,4 @@
-//! Unpacking of quants, with shuffles and gathers for formats whose blocks hold codes.
+//! Unpacks quants, with shuffles and gathers for formats whose blocks hold codes.
 
 use core::arch::x86_64::*;
 
@@ -50,11 +50,11 @@ fn eights(grid: &'static [u64], entries: &[u32; LANES]) -> [__m512i; 2] {
     ]
 }
 
-/// The quants of group `group` with those changed whose bits are set.
+/// The quants of group `group`; quants with a set mark bit are changed.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(super) fn marked(quants: __m512i, mark: Mark, marks: &[u32; LANES], group: usize) -> [u8; 4 * LANES] {
-    // The byte with a row's bits of this group, four times.
+    // The byte with a row's mark bits for this group, four times.
     let byte = (group / 2) as i32 * 0x0101_0101;
     let rows = _mm_setr_epi32(byte, byte + 0x0404_0404, byte + 0x0808_0808, byte + 0x0c0c_0c0c);
     let marks = _mm512_shuffle_epi8(bytemuck::must_cast(*marks), _mm512_broadcast_i32x4(rows));

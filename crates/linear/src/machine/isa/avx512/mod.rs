@@ -1,4 +1,4 @@
-//! AVX-512: 16 lanes in a register.
+//! AVX-512: 16 lanes per register.
 
 pub(super) mod bf16;
 mod lookup;
@@ -18,15 +18,15 @@ use crate::quant::{ActivationBlock, BiasForm, Halves, Quant, Shape, TILE_TOKENS,
 
 type Block = __m512;
 
-/// How far ahead quantised weights are asked for. Measured; distances of whole pages collide in the caches.
+/// Prefetch distance of quantised weights, in bytes, as measured. Distances of whole pages collide in the caches.
 const AHEAD_BYTES: usize = 7168;
 
 float_kernels!("avx512f,avx512bw,avx512vl", 4, 4, 2);
 half_kernels!("avx512f,avx512bw,avx512vl");
 quant_kernels!("avx512f,avx512bw,avx512vl,avx512vnni", BiasForm::Whole);
 
-/// Every tile of tokens unpacks the weights by itself: that takes fewer operations than reading them unpacked. Formats with a
-/// grid are the exception: all tokens but a single one share what is unpacked.
+/// Every tile unpacks the weights itself, which takes fewer operations than reading unpacked weights. Grid formats
+/// are the exception: with more than one token, all share unpacked weights.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 pub(super) fn quant_band<Q: Quant>(weights: &[u8], activations: &[ActivationBlock], sums: &mut [[f32; LANES]]) {
     if const { Q::CODES.is_costly() } && sums.len() > 1 {
@@ -62,7 +62,7 @@ fn load<E: Element>(vector: &[E::Bits; LANES]) -> Block {
             let sign_and_rest = _mm256_set1_epi16(0xbfff_u16.cast_signed());
             _mm512_cvtph_ps(_mm256_and_si256(_mm256_slli_epi16::<7>(codes), sign_and_rest))
         }
-        // Pairs stay as they are.
+        // Pairs need no conversion.
         FloatKind::Bf16 | FloatKind::RoundedBf16 => bytemuck::cast(*vector),
     }
 }
@@ -114,7 +114,7 @@ fn add(left: Block, right: Block) -> Block {
     _mm512_add_ps(left, right)
 }
 
-/// Asks for the weights a few KiB ahead; addresses past the end are never read.
+/// Prefetches weights a few KiB ahead; addresses past the end are never read.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn prefetch<T>(weights: &[T]) {
@@ -122,7 +122,7 @@ fn prefetch<T>(weights: &[T]) {
 }
 const PREFETCH_BYTES: usize = 8192;
 
-/// Asks for the weights `ahead_bytes` ahead, for the first cache.
+/// Prefetches weights `ahead_bytes` ahead into the first-level cache.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn prefetch_near<T>(weights: &[T], ahead_bytes: usize) {
@@ -132,7 +132,8 @@ fn prefetch_near<T>(weights: &[T], ahead_bytes: usize) {
     }
 }
 
-/// Asks for the weights `ahead_bytes` ahead, for the second cache: the buffers of the first have no room for them everywhere.
+/// Prefetches weights `ahead_bytes` ahead into the second-level cache, because some processors have too few
+/// first-level buffers.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn prefetch_far<T>(weights: &[T], ahead_bytes: usize) {

@@ -1,7 +1,7 @@
-//! One token: each stretch goes from its block to the sum without passing through memory.
+//! One token: each stretch is unpacked and added to the sum without passing through memory.
 //!
-//! The work of unpacking a quant is paid for each multiplication here. So bits are not moved to where they belong: they
-//! are masked where they lie, multiplied there, and the sums are shifted, which is exact.
+//! Each quant is unpacked for a single multiplication here. So its bits are masked and multiplied without shifting;
+//! only the sums are shifted, which is exact.
 
 use core::arch::x86_64::*;
 use core::sync::atomic::{Ordering, compiler_fence};
@@ -14,7 +14,7 @@ use crate::LANES;
 use crate::float::F32;
 use crate::quant::{ActivationBlock, Expanded, Halves, Quant, STRETCH, bytes, words};
 
-/// As [`AHEAD_BYTES`], on processors of AMD and into the first cache.
+/// As [`AHEAD_BYTES`], for AMD processors and the first-level cache.
 pub(super) const AMD_AHEAD_BYTES: usize = 12_800;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
@@ -51,15 +51,15 @@ fn ahead_of_time<Q: Quant, const AMD: bool>(weights: &[u8], row: &[ActivationBlo
                 products(&expanded, &activations[INDEX])
             };
             total = add_products::<Q>(products, &expanded, &activations[INDEX], total);
-            // Else the compiler gathers the block's prefetches into a burst, which overruns the buffers.
+            // Otherwise the compiler gathers the block's prefetches into a burst, which overruns the buffers.
             compiler_fence(Ordering::SeqCst);
         });
     }
     *sums = store(total);
 }
 
-/// The scales of Q2_K, the one format with two minimums for a stretch: the low and high four bits of a byte each, looked
-/// up instead of converted.
+/// The scales of Q2_K, the only format with two minimums per stretch: the low and high four bits of a byte, looked up
+/// instead of converted.
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(super) fn look_up_scales(block: &[u8], stretch: usize, [scale, minimum]: &Halves, expanded: &mut Expanded) {
@@ -73,7 +73,7 @@ pub(super) fn look_up_scales(block: &[u8], stretch: usize, [scale, minimum]: &Ha
     }
 }
 
-/// Sums of products of the quants of each half of a stretch, the bias included.
+/// Sums of products for each half of a stretch, including the bias.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 pub(super) fn products(weights: &Expanded, activations: &ActivationBlock) -> [__m512i; 2] {
@@ -94,7 +94,7 @@ fn bias(activations: &ActivationBlock) -> [__m512i; 2] {
     [_mm512_set1_epi32(low), _mm512_set1_epi32(high)]
 }
 
-/// The same from a block's planes.
+/// As [`products`], from a block's planes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 fn masked_products<Q: Quant, const INDEX: usize>(block: &[u8], activations: &ActivationBlock) -> [__m512i; 2] {
@@ -103,18 +103,18 @@ fn masked_products<Q: Quant, const INDEX: usize>(block: &[u8], activations: &Act
     add_piece::<Q, INDEX, 2>(sums, block, activations)
 }
 
-/// True if six stretches have a plane each, and the last two are in three pieces each: Q6_K.
+/// True for Q6_K: six stretches have a plane each, and the last two are split into three pieces each.
 const fn in_three_pieces<Q: Quant>() -> bool {
     Q::PIECES[7][2].is_some()
 }
 
-/// True if the block holds its quants in planes.
+/// True if the block stores its quants in planes.
 const fn has_planes<Q: Quant>() -> bool {
     Q::PIECES[0][0].is_some()
 }
 
-/// As [`masked_products`]; each plane is read once, for its own stretch and for one of the last two, whose sums are in
-/// `last`.
+/// As [`masked_products`]. Each plane is read once, for its own stretch and for one of the last two; `last` collects
+/// the sums of these.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 fn products_in_pieces<Q: Quant, const INDEX: usize>(
@@ -172,7 +172,7 @@ fn word(activations: &ActivationBlock, group: usize) -> __m512i {
     _mm512_set1_epi32(activations.words[group].cast_signed())
 }
 
-/// As a tile for one stretch and one token, from the products on.
+/// Adds the products of one stretch and one token, as a tile does.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 pub(super) fn add_products<Q: Quant>(

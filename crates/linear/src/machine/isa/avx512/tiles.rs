@@ -1,4 +1,4 @@
-//! Tiles of several tokens: the sums of products of every token stay in registers while a stretch passes.
+//! Tiles of several tokens: each token's sums stay in registers during a stretch.
 #![allow(clippy::needless_range_loop, reason = "iterators take closures, see `add_stretch`")]
 
 use core::arch::x86_64::*;
@@ -16,7 +16,7 @@ macro_rules! shared_kernels {
     ($features:literal) => {
         expand_kernel!($features);
 
-        /// Tokens that share what is unpacked: a few stretches at a time are unpacked to the first cache, where all tokens use them.
+        /// Many tokens: a few stretches at a time are unpacked into the first-level cache and shared by all tokens.
         #[inline]
         #[target_feature(enable = $features)]
         pub(super) fn many_tokens<Q: Quant>(
@@ -38,11 +38,10 @@ macro_rules! shared_kernels {
 
 pub(super) use shared_kernels;
 
-/// Adds the products of one stretch with `ROWS` tokens to `$totals`; as many chains of sums run side by side as there are
-/// rows.
+/// Adds the products of one stretch with `ROWS` tokens to `$totals`, with one independent chain of sums per row.
 ///
-/// Not a function, and without closures, which would be compiled for another instruction set, for what is unpacked must
-/// stay in registers.
+/// A macro without closures, because unpacked weights must stay in registers and a closure would be compiled for
+/// another instruction set.
 macro_rules! add_stretch {
     ($halves:expr, $minimums:expr, $weights:ident, $activations:ident, $totals:ident) => {{
         let mut products = [_mm512_setzero_si512(); ROWS];
@@ -100,7 +99,7 @@ macro_rules! add_stretch {
     };
 }
 
-/// Two to eight tokens: each stretch is unpacked to registers and multiplied from there.
+/// Two to eight tokens: each stretch is unpacked into registers and multiplied there.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 pub(super) fn few_tokens<Q: Quant>(weights: &[u8], rows: &[&[ActivationBlock]], sums: &mut [[f32; LANES]]) {
     match rows.len() {
@@ -114,7 +113,7 @@ pub(super) fn few_tokens<Q: Quant>(weights: &[u8], rows: &[&[ActivationBlock]], 
 
 shared_kernels!("avx512f,avx512bw,avx512vl,avx512vnni");
 
-/// Adds the products of unpacked stretches, the first of which is `first`, with all tokens.
+/// Adds the products of unpacked stretches, from stretch `first` on, with all tokens.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 pub(super) fn multiply_shared<Q: Quant>(
     expanded: &[Expanded],
@@ -150,7 +149,7 @@ fn any_rows<const HALVES: bool, const MINIMUMS: bool>(
     }
 }
 
-/// `ROWS` tokens or one less, as in [`unpacked`].
+/// `ROWS` tokens or one fewer, as in [`unpacked`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 fn from_memory<const HALVES: bool, const MINIMUMS: bool, const ROWS: usize>(
     expanded: &[Expanded],
@@ -176,7 +175,8 @@ fn from_memory<const HALVES: bool, const MINIMUMS: bool, const ROWS: usize>(
     }
 }
 
-/// `ROWS` tokens or one less: the last then counts twice, which takes less time than it takes code not to.
+/// `ROWS` tokens or one fewer. With one fewer, the last token is computed twice, which is faster than a separate
+/// case.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 fn unpacked<Q: Quant, const ROWS: usize>(weights: &[u8], rows: &[&[ActivationBlock]], sums: &mut [[f32; LANES]]) {
     let last = rows.len() - 1;
@@ -193,7 +193,8 @@ fn unpacked<Q: Quant, const ROWS: usize>(weights: &[u8], rows: &[&[ActivationBlo
         for stretch in 0..Q::WEIGHTS / STRETCH {
             prefetch_far(share::<Q>(block, stretch), AHEAD_BYTES);
             let mut expanded = Expanded::default();
-            // One branch for each stretch: unrolled, the compiler moves all loads to the front and runs out of registers.
+            // One branch per stretch: if unrolled, the compiler moves all loads to the front and runs out of
+            // registers.
             at_stretch!(Q, stretch, INDEX => {
                 if Q::SHAPE.halves && Q::SHAPE.minimums {
                     look_up_scales(block, INDEX, &halves, &mut expanded);

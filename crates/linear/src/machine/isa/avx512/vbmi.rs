@@ -1,4 +1,5 @@
-//! Grids by permutation: with VBMI the entries of a whole stretch come from registers, which takes less time than gathering them.
+//! Grids by permutation: with VBMI, registers hold the grid's values for a whole stretch, which is faster than
+//! gathers.
 
 use core::arch::x86_64::*;
 use core::sync::atomic::{Ordering, compiler_fence};
@@ -14,7 +15,7 @@ use crate::LANES;
 use crate::float::F32;
 use crate::quant::{ActivationBlock, Codes, Expanded, Quant, STRETCH};
 
-/// For formats with a grid, as the `quant_band` of processors without VBMI.
+/// For grid formats; the counterpart of `quant_band` for processors without VBMI.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi")]
 pub(in crate::machine::isa) fn quant_band<Q: Quant>(
     weights: &[u8],
@@ -87,7 +88,7 @@ fn unpack<Q: Quant, const INDEX: usize, const CALLER: usize>(block: &[u8], expan
     }
 }
 
-/// The low eight bits of the numbers of four codes of a row in its 32 bits, and the bits above.
+/// The low eight bits of four code numbers of a row, in its 32 bits, and the bits above them.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn bytes_of_numbers<Q: Quant, const INDEX: usize, const CALLER: usize>(block: &[u8]) -> (__m512i, __m512i) {
@@ -95,7 +96,7 @@ fn bytes_of_numbers<Q: Quant, const INDEX: usize, const CALLER: usize>(block: &[
     let b = bytemuck::must_cast(Q::entries(block, INDEX, 1));
     let c = bytemuck::must_cast(Q::entries(block, INDEX, 2));
     let d = bytemuck::must_cast(Q::entries(block, INDEX, 3));
-    // Of each pair the even code's number in the low 16 bits.
+    // The even code's number of each pair, in the low 16 bits.
     let (even, odd) = (
         _mm512_or_si512(a, _mm512_slli_epi32::<16>(c)),
         _mm512_or_si512(b, _mm512_slli_epi32::<16>(d)),
@@ -107,19 +108,19 @@ fn bytes_of_numbers<Q: Quant, const INDEX: usize, const CALLER: usize>(block: &[
 
 const EVERY_SECOND: u64 = 0xaaaa_aaaa_aaaa_aaaa;
 
-/// The values whose places, of `bits` bits each, begin at bit `first` of each row: four of a row.
+/// The values of the indices of `bits` bits each, from bit `first` of each row: four per row.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
 fn values_at(places: __m512i, first: i32, bits: i32, values: [u8; 8]) -> __m512i {
     let of_even = first | (first + bits) << 8 | (first + 2 * bits) << 16 | (first + 3 * bits) << 24;
     let of_odd = of_even | 0x2020_2020;
     let from = _mm512_set1_epi64(i64::from(of_odd) << 32 | i64::from(of_even));
-    // The permutation takes the low six bits alone, in which the values repeat.
+    // The permutation uses only the low six bits; the values repeat accordingly.
     let values = _mm512_set1_epi64(i64::from_le_bytes(values));
     _mm512_permutexvar_epi8(_mm512_multishift_epi64_epi8(from, places), values)
 }
 
-/// The places of entries by their numbers, 16 bits each.
+/// The places of entries by number, 16 bits each.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn places_of_four<Q: Quant>(numbers: __m512i) -> __m512i {
@@ -149,7 +150,7 @@ fn places_of_four<Q: Quant>(numbers: __m512i) -> __m512i {
     found[0]
 }
 
-/// The places of half an entry by the low eight bits of its number and those above, 8 bits each.
+/// The places of half an entry, 8 bits each, by the low eight bits of its number and the bits above.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
 fn places_of_eight<Q: Quant>(low: __m512i, high: __m512i, half: usize) -> __m512i {

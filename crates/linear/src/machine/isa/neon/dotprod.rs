@@ -11,7 +11,7 @@ use crate::quant::{ActivationBlock, Expanded, Quant, STRETCH, Shape, TILE_TOKENS
 quant_tiles!("neon,dotprod");
 stretches_by_token!("neon,dotprod");
 
-/// Four quants times four activations each, added up.
+/// Four quants times four activations each, summed.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn dot(mut sum: int32x4_t, quants: int8x16_t, activations: int8x16_t) -> int32x4_t {

@@ -1,4 +1,4 @@
-//! Quantised weights with the matrix products of Armv8.6 (`smmla`): two rows times two tokens an instruction.
+//! Quantised weights with the matrix products of Armv8.6 (`smmla`): two rows times two tokens per instruction.
 
 use core::arch::aarch64::*;
 use core::arch::asm;
@@ -10,7 +10,7 @@ use crate::quant::{ActivationBlock, Expanded, Quant, STRETCH, Shape, TILE_TOKENS
 
 quant_tiles!("neon,dotprod,i8mm");
 
-/// Two tokens at a time; an odd last one with dot products.
+/// Two tokens at a time; an odd last token uses dot products.
 #[target_feature(enable = "neon,dotprod,i8mm")]
 fn stretches<const HALVES: bool, const MINIMUMS: bool, const WIDE: bool, const ROWS: usize>(
     expanded: &[Expanded],

@@ -1,10 +1,10 @@
-//! Unpacking of quants, with table lookups for formats whose quants have codes of four bits.
+//! Unpacks quants, with table lookups for formats with four-bit codes.
 
 use core::arch::aarch64::*;
 
 use crate::quant::{Codes, Expanded, Quant, look_up};
 
-/// The quants of stretch `INDEX`. Entries of grids are read one by one.
+/// The quants of stretch `INDEX`. Entries of grids are loaded one by one.
 #[inline]
 #[target_feature(enable = "neon")]
 pub(in crate::machine::isa) fn unpack<Q: Quant, const INDEX: usize>(block: &[u8], expanded: &mut Expanded) {

@@ -33,7 +33,7 @@ fn zero() -> Block {
 #[target_feature(enable = "neon")]
 fn load<E: Element>(vector: &[E::Bits; LANES]) -> Block {
     match E::KIND {
-        // Pairs stay as they are.
+        // Pairs need no conversion.
         FloatKind::F32 | FloatKind::Bf16 | FloatKind::RoundedBf16 => bytemuck::cast(*vector),
         FloatKind::F16 | FloatKind::F8 => bytemuck::cast(vector.map(|bits| E::widen(bits, 0))),
     }
@@ -90,7 +90,7 @@ fn add(left: Block, right: Block) -> Block {
     core::array::from_fn(|index| vaddq_f32(left[index], right[index]))
 }
 
-/// No stable prefetch hint here: the hardware's own follows a single stream.
+/// Stable Rust has no prefetch hint here; the hardware prefetcher follows a single stream.
 #[inline]
 #[target_feature(enable = "neon")]
 fn prefetch<T>(_weights: &[T]) {}
@@ -99,7 +99,7 @@ fn prefetch<T>(_weights: &[T]) {}
 #[target_feature(enable = "neon")]
 fn prefetch_far<T>(_weights: &[T], _ahead_bytes: usize) {}
 
-/// Signed quants: those of all 8 bits come plus 128. The bias is then unnecessary.
+/// Signed quants. Quants of all 8 bits are stored plus 128; subtracting this makes the bias unnecessary.
 #[inline]
 #[target_feature(enable = "neon")]
 fn signed<const WIDE: bool>(quants: uint8x16_t) -> int8x16_t {
@@ -109,7 +109,7 @@ fn signed<const WIDE: bool>(quants: uint8x16_t) -> int8x16_t {
     }
 }
 
-/// The biases that sums of products start from, by halves of a stretch.
+/// The initial biases of the sums of products, for each half of a stretch.
 #[inline]
 #[target_feature(enable = "neon")]
 fn bias<const WIDE: bool>(activations: &ActivationBlock) -> [int32x4_t; 2] {
@@ -117,7 +117,7 @@ fn bias<const WIDE: bool>(activations: &ActivationBlock) -> [int32x4_t; 2] {
     [vdupq_n_s32(bias[0]), vdupq_n_s32(bias[1])]
 }
 
-/// Four quants times four activations each, added up.
+/// Four quants times four activations each, summed.
 #[inline]
 #[target_feature(enable = "neon")]
 fn dot(sum: int32x4_t, quants: int8x16_t, activations: int8x16_t) -> int32x4_t {
@@ -128,7 +128,7 @@ fn dot(sum: int32x4_t, quants: int8x16_t, activations: int8x16_t) -> int32x4_t {
     vpadalq_s16(sum, pairs)
 }
 
-/// Adds the scaled sums of a stretch's halves, of rows 4 · `side` and on, to their total.
+/// Adds the scaled sums of a stretch's halves to the total of rows 4 · `side` and on.
 #[inline]
 #[target_feature(enable = "neon")]
 fn add_products<const HALVES: bool, const MINIMUMS: bool>(

@@ -21,7 +21,7 @@ fn rules(used: usize, scoring: Scoring) -> RouterRules {
     }
 }
 
-/// Experts by falling key, the lower first where keys are equal.
+/// Experts by descending key, the lower number first for equal keys.
 fn best(keys: &[f64], count: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..keys.len()).collect();
     order.sort_by(|a, b| keys[*b].total_cmp(&keys[*a]).then(a.cmp(b)));
@@ -29,7 +29,7 @@ fn best(keys: &[f64], count: usize) -> Vec<usize> {
     order
 }
 
-/// The choice by its definition.
+/// The choice according to its definition.
 fn expected(rules: &RouterRules, logits: &[f32], bias: Option<&[f32]>) -> Vec<(usize, f64)> {
     let logits: Vec<f64> = logits.iter().map(|logit| f64::from(*logit)).collect();
     let sum: f64 = logits.iter().map(|logit| logit.exp()).sum();

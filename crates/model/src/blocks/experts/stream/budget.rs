@@ -1,26 +1,26 @@
-//! Bytes in memory as slots of one expert each.
+//! Converts bytes of memory to slots of one expert each.
 
 use riffle_files::PartBuffer;
 
 use super::loader::LOADERS;
 
-/// Experts of one size that can be read from a model's files while it runs.
+/// Experts of one size that can be loaded from a model's files on demand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpertClass {
-    /// Layers that have such experts.
+    /// Layers with such experts.
     pub layers: usize,
-    /// Experts of each of these layers.
+    /// Experts per layer.
     pub experts: usize,
     /// Bytes of an expert in memory.
     pub expert_bytes: u64,
     /// Bytes of an expert in the files.
     pub file_bytes: u64,
-    /// Bytes of its largest matrix in the files.
+    /// Bytes of an expert's largest matrix in the files.
     pub largest_part_bytes: u64,
 }
 
 impl ExpertClass {
-    /// Experts of all its layers.
+    /// Experts of all these layers.
     pub fn count(&self) -> usize {
         self.layers * self.experts
     }
@@ -36,26 +36,26 @@ impl ExpertClass {
     }
 }
 
-/// The least budget of a cache: one expert of each size, and the buffers of the loaders.
+/// The smallest budget of a cache: one expert of each size, and the buffers of the loaders.
 pub fn least_expert_cache_bytes(classes: &[ExpertClass]) -> u64 {
     on_their_way_bytes(classes) + classes.iter().map(|class| class.expert_bytes).sum::<u64>()
 }
 
-/// Bytes that a cache of experts takes of a budget.
+/// Bytes that a cache of experts uses of a budget.
 pub fn expert_cache_bytes(classes: &[ExpertClass], budget_bytes: u64) -> u64 {
     let slots = expert_slots(classes, budget_bytes).into_iter().zip(classes);
     let held: u64 = slots.map(|(slots, class)| slots as u64 * class.expert_bytes).sum();
     held + on_their_way_bytes(classes)
 }
 
-/// Bytes of the loaders' buffers, which hold parts that are read and not packed.
+/// Bytes of the loaders' buffers, which hold parts that are read but not packed.
 fn on_their_way_bytes(classes: &[ExpertClass]) -> u64 {
     let parts = classes.iter().map(|class| class.largest_part_bytes);
     let largest = parts.max().unwrap_or(0);
     (LOADERS * PartBuffer::memory_bytes(largest as usize)) as u64
 }
 
-/// Experts of each size that a budget holds at a time: in proportion to the bytes of all experts, at least one of each.
+/// Experts of each size that fit a budget at a time, in proportion to the bytes of all experts, at least one of each.
 pub fn expert_slots(classes: &[ExpertClass], budget_bytes: u64) -> Vec<usize> {
     let mut left = budget_bytes.saturating_sub(least_expert_cache_bytes(classes));
     let further = |class: &ExpertClass| (class.count().saturating_sub(1)) as u64 * class.expert_bytes;

@@ -1,4 +1,4 @@
-//! The experts of a model that are in memory, of all layers together.
+//! The experts of a model that are in memory, for all layers together.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
@@ -16,23 +16,24 @@ use super::statistics::ExpertStatistics;
 use super::usage::{Guesses, Usage};
 use crate::ModelError;
 
-/// Experts that are read ahead while others compute, at most, and the share of the slots that they may take.
+/// The most experts read ahead while others compute, and the share of slots that they may use.
 const MOST_AHEAD: usize = 32;
 const AHEAD_SHARE: usize = 4;
 
-/// The experts of a model that lie in its files. A budget limits how many are in memory. Threads of the cache read them.
+/// The experts of a model that are in its files. A budget limits how many are in memory; the cache's threads load
+/// them.
 pub struct ExpertCache {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// Memory that one user of a cache allows it. While several users live, the least of their budgets holds.
+/// The memory budget of one user of a cache. With several users, the smallest budget counts.
 pub struct ExpertBudget {
     shared: Arc<Shared>,
     number: u64,
 }
 
-/// The time at which experts are needed.
+/// When experts are needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Urgency {
     Now,
@@ -40,18 +41,18 @@ pub(crate) enum Urgency {
     Early,
 }
 
-/// An expert that stays in memory as long as this lives.
+/// An expert that stays in memory until this is dropped.
 pub(crate) struct Held {
     matrices: Option<Arc<Matrices>>,
     shared: Arc<Shared>,
 }
 
-/// Everything that threads share.
+/// The state that threads share.
 pub(super) struct Shared {
     state: Mutex<State>,
     /// An expert came, failed, or is held no longer.
     changed: Condvar,
-    /// There is something to load.
+    /// Signals new loads.
     asked: Condvar,
     pub(super) sources: Sources,
 }
@@ -60,33 +61,33 @@ struct State {
     sizes: Vec<ExpertClass>,
     classes: Vec<Slots>,
     budget_bytes: u64,
-    /// The budgets of users by number, and the number of the next one.
+    /// The users' budgets by number, and the next number.
     budgets: BTreeMap<u64, u64>,
     next_budget: u64,
     layers: Vec<LayerState>,
     needed: VecDeque<Load>,
     early: VecDeque<Load>,
-    /// Why experts did not come, until someone needs them.
+    /// Errors of failed loads, until a user needs the expert.
     failures: BTreeMap<Entry, ModelError>,
     statistics: ExpertStatistics,
-    /// Uses so far.
+    /// Number of uses so far.
     clock: u64,
     is_closed: bool,
 }
 
 struct LayerState {
     class: usize,
-    /// By expert: its slot.
+    /// For each expert, its slot.
     slot_of: Vec<Option<usize>>,
-    /// By expert: its weights were looked at once.
+    /// For each expert, true if its weights were checked once.
     is_checked: Vec<bool>,
     usage: Usage,
     guesses: Guesses,
 }
 
 impl ExpertCache {
-    /// A cache of the experts of `forms` within `budget_bytes`, which must be [enough](super::least_expert_cache_bytes). No memory is taken
-    /// before experts come.
+    /// A cache of the experts of `forms` within `budget_bytes`, which must be
+    /// [enough](super::least_expert_cache_bytes). Memory is taken only for loaded experts.
     pub(crate) fn start(
         forms: Vec<ExpertForm>,
         files: Vec<(PathBuf, impl ReadParts + 'static)>,
@@ -147,13 +148,13 @@ impl ExpertCache {
         }))
     }
 
-    /// Bytes that it takes at most: when every slot is used.
+    /// The most bytes it can take, with all slots used.
     pub fn bytes(&self) -> u64 {
         let state = self.shared.lock();
         expert_cache_bytes(&state.sizes, state.budget_bytes)
     }
 
-    /// Bytes of the slots that have memory now.
+    /// Bytes of the slots with memory now.
     pub fn taken_bytes(&self) -> u64 {
         let state = self.shared.lock();
         let classes = state.classes.iter().zip(&state.sizes);
@@ -162,8 +163,8 @@ impl ExpertCache {
             .sum()
     }
 
-    /// Sets a budget until the returned value is dropped. It must be [enough](super::least_expert_cache_bytes). Experts beyond the least budget of all
-    /// users lose their memory, those that are computed with as soon as they are not.
+    /// Sets a budget until the returned value is dropped. It must be [enough](super::least_expert_cache_bytes).
+    /// Experts beyond the smallest budget of all users are freed, those in use after their computation.
     pub fn set_budget(&self, bytes: u64) -> ExpertBudget {
         let mut state = self.shared.lock();
         let number = state.next_budget;
@@ -181,14 +182,14 @@ impl ExpertCache {
         self.shared.lock().statistics
     }
 
-    /// Experts of a layer that may be read ahead.
+    /// Number of experts of a layer that may be read ahead.
     pub(crate) fn most_ahead(&self, layer: usize) -> usize {
         let state = self.shared.lock();
         let slots = state.classes[state.layers[layer].class].most();
         (slots / AHEAD_SHARE).min(MOST_AHEAD)
     }
 
-    /// Takes note that `tokens` tokens came to a layer and chose experts: each with the number of tokens that chose it.
+    /// Records that `tokens` tokens reached a layer and chose experts; each expert comes with its number of tokens.
     pub(crate) fn choose(&self, layer: usize, tokens: usize, chosen: impl Iterator<Item = (usize, usize)>) {
         let mut state = self.shared.lock();
         let State {
@@ -218,7 +219,8 @@ impl ExpertCache {
         }
     }
 
-    /// Notes a guess: the experts of a layer that tokens may choose next. Begins to load the missing ones if the latest guesses were right.
+    /// Records a guess of the experts that a layer's tokens choose next. Begins to load the missing ones if the
+    /// latest guesses were right.
     pub(crate) fn guess(&self, layer: usize, experts: Vec<usize>) {
         let mut state = self.shared.lock();
         let own = &mut state.layers[layer];
@@ -244,15 +246,16 @@ impl ExpertCache {
         self.shared.asked.notify_all();
     }
 
-    /// Waits until one of the `wanted` experts of a layer is in memory. Takes all that are, with their numbers, out of `wanted`.
+    /// Waits until one of the `wanted` experts of a layer is in memory. Removes all such experts from `wanted` and
+    /// returns them with their numbers.
     ///
     /// # Errors
-    /// Why one of them could not be read; another call reads it anew.
+    /// The reason one of them could not be read; another call tries again.
     pub(crate) fn wait(&self, layer: usize, wanted: &mut Vec<usize>) -> Result<Vec<(usize, Held)>, ModelError> {
         let mut began: Option<Instant> = None;
         let mut state = self.shared.lock();
         for expert in wanted.iter() {
-            // Of a reading that nobody waited for.
+            // The failure of a load that no caller waited for.
             state.failures.remove(&entry(layer, *expert));
         }
         loop {
@@ -298,7 +301,7 @@ impl Drop for ExpertCache {
         self.shared.lock().is_closed = true;
         self.shared.asked.notify_all();
         for thread in self.threads.drain(..) {
-            // A thread that panicked has nothing to clean up.
+            // A panicked thread has nothing to clean up.
             thread.join().ok();
         }
     }
@@ -332,7 +335,8 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the next matrix to load and gives the memory for it, if it has some; `None` when the cache is closed.
+    /// Waits for the next matrix to load, and returns it with the memory for it, if it has some; `None` when the
+    /// cache is closed.
     pub(super) fn next(&self) -> Option<(Load, Option<PackedMatrix>)> {
         let mut state = self.lock();
         loop {
@@ -351,7 +355,7 @@ impl Shared {
         }
     }
 
-    /// Takes in a matrix, or memory for one and why it does not hold the weights.
+    /// Stores a loaded matrix; after a failure, the memory and the error.
     pub(super) fn loaded(&self, load: &Load, matrix: Option<PackedMatrix>, failure: Option<ModelError>) {
         let mut state = self.lock();
         let entry = entry(load.layer, load.expert);
@@ -386,7 +390,7 @@ impl Shared {
 }
 
 impl State {
-    /// Takes the least budget of all users. Without users the latest one stays.
+    /// Applies the smallest budget of all users. Without users, the latest one stays.
     fn keep_to_budgets(&mut self) {
         let Some(least) = self.budgets.values().min() else {
             return;
@@ -399,7 +403,7 @@ impl State {
         }
     }
 
-    /// Frees slots beyond the budget, those of lowest rank first, as far as nobody uses them.
+    /// Frees slots beyond the budget, lowest rank first, unless they are in use.
     fn shrink(&mut self, class: usize) {
         let (classes, layers) = (&mut self.classes, &self.layers);
         let rank = |entry: Entry| layers[entry.layer as usize].usage.rank(entry.expert as usize);
@@ -420,7 +424,8 @@ impl State {
         Some(Arc::clone(matrices))
     }
 
-    /// Begins to load an expert that is not in memory, and hurries one that was asked for early. False where no slot is left.
+    /// Begins to load an expert that is not in memory, and raises the urgency of one requested early. False if no
+    /// slot is free.
     fn ask(&mut self, sources: &Sources, layer: usize, expert: usize, urgency: Urgency) -> bool {
         let is_early = urgency == Urgency::Early;
         let class = self.layers[layer].class;
@@ -467,7 +472,7 @@ impl State {
         true
     }
 
-    /// Moves what is still to be loaded of an expert to what is needed.
+    /// Moves the remaining loads of an expert to the urgent queue.
     fn hurry(&mut self, layer: usize, expert: usize) {
         let is_own = |load: &Load| (load.layer, load.expert) == (layer, expert);
         if self.early.iter().any(is_own) {

@@ -1,4 +1,4 @@
-//! The tensors of a layer's experts in the files, where parts of the files can be computed with as they are.
+//! The tensors of a layer's experts in the files, if parts of the files can be used without conversion.
 
 use std::collections::BTreeSet;
 
@@ -11,20 +11,20 @@ use crate::{ExpertShape, ModelConfig};
 
 /// The experts of a layer.
 pub(crate) struct ExpertForm {
-    /// The beginning of the names of its tensors, with the full stop.
+    /// The prefix of its tensors' names, including the full stop.
     pub(crate) base: String,
-    /// Gate, up and down; experts without gates have two.
+    /// Gate, up and down; experts without gates have two parts.
     pub(crate) parts: [Option<PartForm>; 3],
 }
 
-/// A matrix of each expert.
+/// One matrix of each expert.
 pub(crate) struct PartForm {
     pub(crate) format: WeightFormat,
     pub(crate) rows: usize,
     pub(crate) columns: usize,
-    /// The tensor of all experts, or with `*` in place of the number those of each.
+    /// The tensor of all experts, or the tensor of one expert with `*` for its number.
     pub(crate) name: String,
-    /// Its place in the matrix of an expert.
+    /// Index of the half to use within an expert's matrix.
     pub(crate) half: Option<usize>,
     pub(crate) places: Vec<Place>,
 }
@@ -50,7 +50,7 @@ impl PartForm {
         Some(bytes as u64)
     }
 
-    /// The name of the tensor that holds the matrix of an expert.
+    /// The name of the tensor with the matrix of an expert.
     pub(crate) fn tensor(&self, expert: usize) -> String {
         self.name.replace('*', &expert.to_string())
     }
@@ -62,7 +62,7 @@ impl PartForm {
 }
 
 impl ExpertForm {
-    /// Experts of the layer, the bytes of one, and those of its largest part in the file.
+    /// The layer's number of experts, the bytes of one, and the bytes of its largest part in the file.
     fn class(&self) -> Option<ExpertClass> {
         let parts = || self.parts.iter().flatten();
         let sizes = parts().map(PartForm::packed_bytes);
@@ -75,7 +75,7 @@ impl ExpertForm {
         })
     }
 
-    /// True if slots of one serve for the other.
+    /// True if both fit the same slots.
     pub(crate) fn is_like(&self, other: &ExpertForm) -> bool {
         let kind = |form: &ExpertForm| {
             let part = |part: &PartForm| (part.format, part.rows, part.columns);
@@ -85,8 +85,8 @@ impl ExpertForm {
     }
 }
 
-/// The layers whose experts can be read from the files while the model runs, in order of names. The others have tensors of a form
-/// that is changed on the way, such as transposed ones.
+/// The layers whose experts can be loaded from the files on demand, in order of names. Other layers have tensors that
+/// need conversion, such as transposed ones.
 pub(crate) fn expert_forms(weights: &Checkpoint, config: &ModelConfig) -> Vec<ExpertForm> {
     let Some(shape) = &config.experts else {
         return Vec::new();
@@ -100,7 +100,7 @@ pub(crate) fn expert_forms(weights: &Checkpoint, config: &ModelConfig) -> Vec<Ex
     bases.into_iter().filter_map(|base| reader.form(base)).collect()
 }
 
-/// The sizes of the experts that can be read so; layers that share slots are counted together.
+/// The sizes of these experts; layers that share slots are counted together.
 pub(crate) fn expert_classes(forms: &[ExpertForm]) -> Vec<ExpertClass> {
     let mut classes: Vec<(&ExpertForm, ExpertClass)> = Vec::new();
     for form in forms {
@@ -117,7 +117,7 @@ pub(crate) fn names_experts(name: &str) -> bool {
     base_of(name).is_some() && !name.contains("shared_mlp.")
 }
 
-/// The beginning of the name of a tensor of experts in one of the model's own layers.
+/// The prefix of the name of a tensor of experts in one of the model's own layers.
 fn base_of(name: &str) -> Option<&str> {
     let within = name.strip_prefix("model.layers.")?;
     let ends = [".experts.", ".input_linear.weight", ".output_linear.weight"];
@@ -174,7 +174,7 @@ impl Reader<'_> {
         })
     }
 
-    /// A matrix of each expert in a tensor of its own.
+    /// One matrix of each expert, in a separate tensor.
     fn each(&self, name: String, [rows, columns]: [usize; 2]) -> Option<PartForm> {
         let mut format = None;
         let place = |expert: usize| {
@@ -197,11 +197,11 @@ impl Reader<'_> {
         })
     }
 
-    /// A part of each matrix of a tensor of all experts.
+    /// A part of each matrix in a tensor of all experts.
     fn stacked(&self, name: String, [rows, columns]: [usize; 2], parts: StackParts, part: usize) -> Option<PartForm> {
         let stored = self.weights.plain(&name)?;
         let experts = self.shape.experts;
-        // Both orders may have one shape: the names of GGUF files alone tell which it is.
+        // Both orders may have the same shape: then only the names in GGUF files decide.
         let is_straight = stored.shape == [experts, rows, columns] && (rows != columns || name.ends_with(".weight"));
         if !is_straight {
             return None;

@@ -12,10 +12,10 @@ use super::form::PartForm;
 use crate::ModelError;
 use crate::weights::first_not_finite;
 
-/// Threads that read: each waits for the disk, then packs what it read.
+/// Number of reading threads: each waits for the disk, then packs the matrix it read.
 pub(super) const LOADERS: usize = 4;
 
-/// A file, or whatever else gives parts.
+/// A source of parts, such as a file.
 pub(crate) trait ReadParts: Send + Sync {
     fn read<'b>(&self, offset: u64, bytes: usize, buffer: &'b mut PartBuffer) -> Result<&'b [u8], FileError>;
 }
@@ -26,15 +26,15 @@ impl ReadParts for FileParts {
     }
 }
 
-/// The places of everything that can be asked for.
+/// The locations of all loadable parts.
 pub(super) struct Sources {
     pub(super) files: Vec<(PathBuf, Box<dyn ReadParts>)>,
-    /// By layer: gate, up and down.
+    /// For each layer: gate, up and down.
     pub(super) layers: Vec<[Option<PartForm>; 3]>,
     pub(super) activations: Activations,
 }
 
-/// A matrix that is to be brought into a slot.
+/// A matrix to load into a slot.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Load {
     pub(super) class: usize,
@@ -47,7 +47,7 @@ pub(super) struct Load {
     pub(super) is_unchecked: bool,
 }
 
-/// The threads; they end when the cache is closed.
+/// Starts the threads, which end when the cache is closed.
 pub(super) fn start(shared: &Arc<Shared>) -> Result<Vec<JoinHandle<()>>, ModelError> {
     let start = |number: usize| {
         let shared = Arc::clone(shared);
@@ -59,7 +59,7 @@ pub(super) fn start(shared: &Arc<Shared>) -> Result<Vec<JoinHandle<()>>, ModelEr
 }
 
 fn work(shared: &Shared) {
-    // Packing gives its work to the thread pool of the calling thread. A pool of this thread alone keeps the computing threads free.
+    // Packing uses the calling thread's pool. A pool of one thread keeps the computing threads free.
     let own = rayon::ThreadPoolBuilder::new().num_threads(1).use_current_thread();
     let _own = own.build();
     let mut buffer = PartBuffer::default();
@@ -70,7 +70,7 @@ fn work(shared: &Shared) {
 }
 
 impl Sources {
-    /// Reads and packs a matrix, into `memory` where there is some. After a failure the memory comes back as it is.
+    /// Reads and packs a matrix, into `memory` if given. After a failure the memory is returned unchanged.
     fn load(
         &self,
         load: &Load,

@@ -1,4 +1,4 @@
-//! Experts that lie in the model's files and are brought into memory as tokens choose them.
+//! Experts in the model's files, which are loaded as tokens choose them.
 //!
 //! ```text
 //! form      the tensors of a layer's experts whose bytes the kernels take as the file holds them
@@ -25,7 +25,7 @@ pub(crate) use form::{ExpertForm, expert_classes, expert_forms, names_experts};
 pub(crate) use rate::read_rate;
 pub use statistics::ExpertStatistics;
 
-/// The experts of a layer that lie in the model's files.
+/// The experts of a layer in the model's files.
 pub struct StreamedExperts {
     pub(super) cache: Arc<ExpertCache>,
     /// Number of the layer among the streamed layers.
@@ -35,12 +35,12 @@ pub struct StreamedExperts {
     /// Inner width of an expert.
     pub(super) width: usize,
     pub(super) is_gated: bool,
-    /// `[expert][gate, up, down]`: biases stay in memory.
+    /// `[expert][gate, up, down]`: biases are always in memory.
     pub(super) biases: Vec<[Option<Box<[f32]>>; 3]>,
 }
 
 impl StreamedExperts {
-    /// Bytes that stay in memory.
+    /// Bytes that are always in memory.
     pub(super) fn bytes(&self) -> u64 {
         let biases = self.biases.iter().flatten().flatten();
         biases.map(|bias| 4 * bias.len() as u64).sum()

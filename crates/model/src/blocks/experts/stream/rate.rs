@@ -1,4 +1,4 @@
-//! The rate at which experts are read from the files.
+//! Measures the rate of reading experts from the files.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -11,12 +11,12 @@ use super::form::ExpertForm;
 use super::loader::LOADERS;
 use crate::ModelError;
 
-/// Time that a measurement takes, about.
+/// Approximate time of a measurement.
 const MEASURED: Duration = Duration::from_millis(400);
-/// Distance between the experts that a measurement reads, a prime number: no two of them are neighbours in the file.
+/// Distance between the measured experts, a prime number: no two are neighbours in the file.
 const STRIDE: usize = 7919;
 
-/// Bytes a second, read by as many threads as the cache has loaders.
+/// Bytes per second, with as many threads as the cache has loaders.
 pub(crate) fn read_rate(forms: &[ExpertForm], files: &[(PathBuf, FileParts)]) -> Result<f64, ModelError> {
     let parts: Vec<_> = forms.iter().flat_map(|form| form.parts.iter().flatten()).collect();
     let (next, read, began) = (AtomicUsize::new(0), AtomicU64::new(0), Instant::now());

@@ -18,7 +18,7 @@ pub(crate) struct Entry {
 pub(super) struct Slot {
     pub(super) entry: Option<Entry>,
     pub(super) content: Content,
-    /// The expert has not been computed with since it came.
+    /// True until the expert is first used after its load.
     pub(super) is_fresh: bool,
     /// The time of its latest use.
     pub(super) used_at: u64,
@@ -26,12 +26,12 @@ pub(super) struct Slot {
 
 #[derive(Default)]
 pub(super) enum Content {
-    /// No memory: a slot that a smaller budget took away.
+    /// No memory: a smaller budget removed it.
     #[default]
     Absent,
-    /// Memory without weights, of an earlier entry if there was one.
+    /// Memory without weights, from an earlier entry if there was one.
     Empty(Matrices),
-    /// Loaders read the parts. A part that has come lies in its place.
+    /// Loaders read the parts. Finished parts are in `parts`.
     Loading { left: usize, parts: Matrices },
     /// Weights, ready for products.
     Ready(Arc<Matrices>),
@@ -40,7 +40,7 @@ pub(super) enum Content {
 /// The slots of experts of one size.
 pub(super) struct Slots {
     most: usize,
-    /// Slots that have memory.
+    /// Number of slots with memory.
     present: usize,
     pub(super) slots: Vec<Slot>,
 }
@@ -54,23 +54,23 @@ impl Slots {
         }
     }
 
-    /// The number of slots that the budget allows.
+    /// The number of slots in the budget.
     pub(super) fn most(&self) -> usize {
         self.most
     }
 
-    /// Changes that number; [`Self::shrink`] frees the slots beyond it.
+    /// Changes this number; [`Self::shrink`] frees the slots beyond it.
     pub(super) fn set_most(&mut self, most: usize) {
         self.most = most;
     }
 
-    /// Slots that have memory.
+    /// Number of slots with memory.
     pub(super) fn present(&self) -> usize {
         self.present
     }
 
-    /// Frees slots beyond those that the budget allows, the empty ones first, then the entries of lowest rank that nobody computes with.
-    /// Returns these entries.
+    /// Frees slots beyond the budget: first empty ones, then the entries of lowest rank that are not in use. Returns
+    /// these entries.
     pub(super) fn shrink(&mut self, rank: impl Fn(Entry) -> f64) -> Vec<Entry> {
         let mut emptied = Vec::new();
         while self.present > self.most {
@@ -84,8 +84,9 @@ impl Slots {
         emptied
     }
 
-    /// A slot to load into: a new one, or the slot of the entry of lowest rank that nobody computes with, together with that entry. Experts
-    /// that came early and are not used yet lose their slots last. A load that is early itself (`is_early`) never takes such a slot.
+    /// A slot for a load: a new one, or the slot of the unused entry with the lowest rank, together with that entry.
+    /// Experts that were loaded early and not used yet lose their slots last. An early load (`is_early`) never takes
+    /// such a slot.
     pub(super) fn take(&mut self, is_early: bool, rank: impl Fn(Entry) -> f64) -> Option<(usize, Option<Entry>)> {
         if self.present > self.most {
             return None;
@@ -110,7 +111,7 @@ impl Slots {
         let Content::Ready(matrices) = std::mem::replace(&mut slot.content, emptied) else {
             return Some((number, entry));
         };
-        // Nobody else holds it, and under the cache's lock nobody can begin to.
+        // No other holder exists, and the cache's lock prevents new ones.
         if let Ok(matrices) = Arc::try_unwrap(matrices) {
             slot.content = Content::Empty(matrices);
         }
@@ -122,7 +123,7 @@ impl Slots {
         self.slots.iter().position(is_empty)
     }
 
-    /// The slot of the entry of lowest rank that nobody computes with.
+    /// The slot of the unused entry with the lowest rank.
     fn lowest(&self, is_early: bool, rank: impl Fn(Entry) -> f64) -> Option<usize> {
         let mut found: Option<(usize, (bool, f64, u64))> = None;
         for (number, slot) in self.slots.iter().enumerate() {

@@ -1,18 +1,18 @@
-//! Counts of the experts that a run found in memory and read.
+//! Counts of experts found in memory and of experts read.
 
-/// Counts since the model was loaded. An expert that a batch of tokens chooses in a layer counts once.
+/// Counts since the model was loaded. An expert that a batch chooses in a layer counts once.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct ExpertStatistics {
     /// Chosen experts that were in memory, used before.
     pub hits: u64,
-    /// Chosen experts that were in memory or on their way, because the router was asked early.
+    /// Chosen experts that early routing had loaded, or was loading.
     pub early: u64,
-    /// Chosen experts that had to be read.
+    /// Chosen experts that had to be read on demand.
     pub misses: u64,
     /// Bytes read from the files.
     pub read_bytes: u64,
-    /// Nanoseconds in which computing waited for the files.
+    /// Nanoseconds for which computing waited for the files.
     pub waited_ns: u64,
 }
 
@@ -28,7 +28,7 @@ impl ExpertStatistics {
         }
     }
 
-    /// The share of chosen experts that were in memory or on their way; 1 where none was chosen.
+    /// The share of chosen experts that were in memory or loading; 1 if none was chosen.
     pub fn found_share(&self) -> f64 {
         let found = self.hits + self.early;
         match found + self.misses {

@@ -12,10 +12,10 @@ use crate::ModelError;
 const SIZE: usize = 16;
 const COUNT: usize = 5;
 
-/// A file, some of whose reads fail.
+/// A file with some failing reads.
 struct Faulty {
     file: FileParts,
-    /// Reads up to the one that fails, and then up to the next.
+    /// Every read with this number fails.
     every: usize,
     reads: AtomicUsize,
 }
@@ -45,7 +45,7 @@ impl Faulty {
     }
 }
 
-/// Layers of experts whose matrices are f32 of one byte each, which says their place.
+/// Layers of experts with f32 matrices, all of one byte value that shows their place.
 fn forms(layers: usize) -> Vec<ExpertForm> {
     let part = |layer: usize, part: usize| PartForm {
         format: WeightFormat::F32,

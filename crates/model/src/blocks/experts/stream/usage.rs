@@ -1,17 +1,18 @@
 //! The recent use of a layer's experts.
 //!
-//! The use of an expert is the number of tokens that chose it. A token counts half as much after each [`HALF_LIFE`] later tokens. A
-//! prompt passes every expert once; the experts that most of its tokens chose stay in memory.
+//! The use of an expert is the number of tokens that chose it. A token's weight halves after each [`HALF_LIFE`] later
+//! tokens. A prompt uses nearly every expert; those that most of its tokens chose stay in memory.
 
-/// Tokens after which a choice counts half. A longer time tells popular experts apart better; a shorter one follows a change of subject
-/// sooner (`scripts/expert-policies`).
+/// Number of tokens after which a choice counts half. A longer time separates popular experts better; a shorter one
+/// follows a change of subject sooner (`scripts/measure/expert-policies`).
 const HALF_LIFE: f64 = 16.0;
 
 /// The uses of a layer's experts.
 pub(super) struct Usage {
     /// Tokens that the layer has seen.
     tokens: f64,
-    /// By expert: the base-2 logarithm of its use, plus the half-lives that the layer had seen then. Two experts keep their order while neither is used.
+    /// For each expert: the base-2 logarithm of its use, plus the layer's half-lives at that time. Two experts keep
+    /// their order while neither is used.
     ranks: Vec<f64>,
 }
 
@@ -23,11 +24,12 @@ impl Usage {
         }
     }
 
-    /// So many tokens have come to the layer together, and each expert of `chosen` was chosen by so many of them.
+    /// Records that `tokens` tokens reached the layer together, with the number of tokens that chose each expert of
+    /// `chosen`.
     pub(super) fn pass(&mut self, tokens: usize, chosen: impl Iterator<Item = (usize, usize)>) {
         self.tokens += tokens as f64;
         let (now, tokens) = (self.tokens / HALF_LIFE, tokens as f64);
-        // Choices count as spread evenly over the tokens. The early tokens count less already.
+        // Choices count as spread evenly over the tokens; earlier tokens then have less weight.
         let each = HALF_LIFE / std::f64::consts::LN_2 * (1.0 - (-tokens / HALF_LIFE).exp2()) / tokens.max(1.0);
         for (expert, choices) in chosen {
             let rank = &mut self.ranks[expert];
@@ -41,12 +43,12 @@ impl Usage {
     }
 }
 
-/// The share of right guesses from which on guesses are read ahead. A wrong guess keeps the disk from experts that are needed.
+/// The share of right guesses above which guesses are loaded ahead. A wrong guess delays experts that are needed.
 const TRUSTED_SHARE: f64 = 0.6;
-/// The weight of the latest guesses in that share.
+/// The weight of the latest guesses in this share.
 const LATEST_PART: f64 = 0.125;
 
-/// Guesses of the missing experts that a layer's tokens will choose next, and the share of them that was right.
+/// Guesses of the missing experts that a layer's tokens choose next, and the share of right ones.
 #[derive(Default)]
 pub(super) struct Guesses {
     made: Vec<usize>,
@@ -54,7 +56,7 @@ pub(super) struct Guesses {
 }
 
 impl Guesses {
-    /// Notes guesses. True if they are read ahead.
+    /// Records guesses. True if they should be loaded ahead.
     pub(super) fn make(&mut self, experts: Vec<usize>) -> bool {
         self.made = experts;
         self.right_share >= TRUSTED_SHARE

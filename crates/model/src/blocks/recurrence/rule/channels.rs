@@ -1,8 +1,9 @@
-//! Chunks whose decay differs by element of a key (Kimi Delta Attention, arXiv:2510.26692).
+//! Chunks with a decay per element of a key (Kimi Delta Attention, arXiv:2510.26692).
 //!
-//! With `G[i]` the logarithm of what remains of each row of the memory at token i since the chunk began, a product of two tokens is
-//! `Σ_d key[i,d] key[j,d] exp(G[i,d] − G[j,d])`. Rows are taken a few at a time. Against the tokens before such rows the sum is a product of
-//! matrices: both factors decay to or from the last token before the rows, so that neither grows.
+//! Let `G[i]` be the logarithm of each memory row's decay from the chunk's start to token i. Then a product of two
+//! tokens is `Σ_d key[i,d] key[j,d] exp(G[i,d] − G[j,d])`. Rows are computed a few at a time. With the tokens before
+//! these rows, the sum is a matrix product: both factors decay relative to the last token before the rows, so that
+//! neither grows.
 
 use riffle_linear::Columns;
 
@@ -10,13 +11,14 @@ use super::{CHUNK, Chunk, HeadPart, Rule, SOLVE_ROWS, cleared};
 use crate::blocks::activation::exp;
 
 impl Rule {
-    /// The logarithms of what remains of each row of the memory at the part's token `index`.
+    /// The logarithms of each memory row's decay at the part's token `index`.
     pub(super) fn channel_decay<'a>(&self, part: HeadPart<'a>, index: usize) -> &'a [f32] {
         let key_dim = self.memory.rows;
         &part.tokens.decay[((part.first + index) * self.memory.heads + part.head) * key_dim..][..key_dim]
     }
 
-    /// As [`relate_tokens`](Self::relate_tokens); keys and queries are left as the beginning of the chunk sees them.
+    /// As [`relate_tokens`](Self::relate_tokens). Afterwards keys and queries are decayed relative to the chunk's
+    /// start.
     pub(super) fn relate_channels(&self, chunk: &mut Chunk, part: HeadPart<'_>) {
         let key_dim = self.memory.rows;
         chunk.channel_decay.clear();
@@ -84,7 +86,7 @@ fn relate_to_each_other(chunk: &mut Chunk, key_dim: usize, rows: std::ops::Range
     }
 }
 
-/// Leaves keys across as the end of the chunk sees them, and keys and queries as its beginning does.
+/// Decays `keys_across` relative to the chunk's end, and keys and queries relative to its start.
 fn decay_to_ends(chunk: &mut Chunk, key_dim: usize, count: usize) {
     let sums = &chunk.channel_decay;
     let end = &sums[(count - 1) * key_dim..];
@@ -107,7 +109,7 @@ fn decay_to_ends(chunk: &mut Chunk, key_dim: usize, count: usize) {
     debug_assert!(count <= CHUNK, "chunks hold {CHUNK} tokens");
 }
 
-/// The sum of products, in lanes that vectorise and have one order.
+/// The sum of products, in lanes that vectorise and have a fixed order.
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     const LANES: usize = 16;
     let (a, rest) = a.as_chunks::<LANES>();

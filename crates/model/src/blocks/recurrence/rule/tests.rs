@@ -1,6 +1,6 @@
 use super::*;
 
-/// Head sizes, the number of tokens and what they hold.
+/// Head sizes, the number of tokens, and the tokens' values.
 struct Case {
     shape: GatedDeltaNetShape,
     rows: usize,
@@ -52,7 +52,7 @@ impl Case {
         vec![Columns::ZERO; self.rule().memory().pieces()]
     }
 
-    /// Reads tokens `first..first + rows` as if the first stood at its index; `[value_head, rows, value_dim]`.
+    /// Reads tokens `first..first + rows` with their own positions; returns `[value_head, rows, value_dim]`.
     fn read(&self, memory: &mut [Columns], first: usize, rows: usize) -> Vec<f32> {
         self.read_as(memory, first, rows, false)
     }
@@ -73,7 +73,7 @@ impl Case {
         read
     }
 
-    /// All tokens in pieces of `piece`, put together again, and the memory after them.
+    /// Reads all tokens in pieces of `piece`; returns the joined results and the final memory.
     fn read_in_pieces(&self, piece: usize) -> (Vec<f32>, Vec<Columns>) {
         let (value_dim, mut memory) = (self.shape.value_dim, self.memory());
         let mut whole = vec![0.0; self.rows * self.shape.value_width()];
@@ -131,7 +131,7 @@ fn cases() -> Vec<Case> {
         Case::new(2, 4, 12, 20, 200, 0.1),
         Case::new(1, 3, 7, 65, 129, 1.0),
         Case::new(2, 2, 128, 128, 130, 0.01),
-        // Memories that are gone within a token, and some that last for ever.
+        // Memories that vanish within a token, and some that never decay.
         Case::new(1, 2, 16, 16, 150, 60.0),
         Case::new(1, 1, 16, 64, 300, 0.0),
     ]
@@ -224,7 +224,7 @@ fn tokens_read_one_by_one_have_the_bits_of_tokens_that_come_alone() {
 
 #[test]
 fn tiled_heads_read_the_keys_of_another_head() {
-    // Value heads 0 and 2 then share key head 0, as 0 and 1 do otherwise.
+    // Value heads 0 and 2 then share key head 0; otherwise 0 and 1 do.
     let case = Case::new(2, 4, 8, 8, 70, 0.2);
     let tokens = HeadTokens {
         start_position: 0,
