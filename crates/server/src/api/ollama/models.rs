@@ -100,7 +100,11 @@ async fn shown(site: &Site, request: Request) -> Result<Response, Failure> {
         info[format!("{family}.{field}")] = json!(value);
     }
     let mut capabilities = Vec::new();
-    capabilities.push(if config.predicts_tokens { "completion" } else { "embedding" });
+    capabilities.push(if config.predicts_tokens {
+        "completion"
+    } else {
+        "embedding"
+    });
     if entry.fills_in {
         capabilities.push("insert");
     }

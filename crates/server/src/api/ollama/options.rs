@@ -89,7 +89,7 @@ impl Shared {
 }
 
 /// Requires the field `model`, which stays. A name without a tag means the tag `latest`, so that tag is left out.
-fn take_model_name(app: &App, fields: &mut Fields) -> Result<(), Failure> {
+pub(super) fn take_model_name(app: &App, fields: &mut Fields) -> Result<(), Failure> {
     let Some(name) = fields.text("model")?.filter(|name| !name.is_empty()) else {
         return Err(Failure::field("model", "this field is required"));
     };
