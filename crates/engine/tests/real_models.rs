@@ -20,7 +20,9 @@ const SMOLLM2_F32: &str = "smollm2-135m-instruct-f32.gguf";
 /// The file of a model; `None`, with a line that says so, where it was not fetched.
 fn real_model(name: &str) -> Option<PathBuf> {
     let Some(folder) = std::env::var_os("RIFFLE_REAL_MODELS") else {
-        println!("skipped: RIFFLE_REAL_MODELS does not name a folder with {name}; scripts/make/real-models DIR fetches it");
+        println!(
+            "skipped: RIFFLE_REAL_MODELS does not name a folder with {name}; scripts/make/real-models DIR fetches it"
+        );
         return None;
     };
     let path = PathBuf::from(folder).join(name);
