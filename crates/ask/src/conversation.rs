@@ -402,12 +402,12 @@ impl Conversation {
             })
         };
         if question > held {
-            let behind_documents = held == prompt.document_tokens;
-            if behind_documents {
+            let is_at_documents_end = held == prompt.document_tokens;
+            if is_at_documents_end {
                 self.session.sequence_mut().observers().watch(self.watched.clone());
             }
             let outcome = read(&mut self.session, held..question);
-            if behind_documents {
+            if is_at_documents_end {
                 self.usual = self.session.sequence_mut().observers().take_watch().unwrap_or_default();
             }
             outcome?;

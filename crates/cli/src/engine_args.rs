@@ -163,11 +163,11 @@ pub(crate) struct EngineArguments {
     /// when given without a value: 0.9]
     #[arg(long, value_name = "P", num_args = 0..=1, default_missing_value = "0.9", value_parser = numbers::share, conflicts_with_all = ["prefill", "profile", "h2o_local", "h2o_heavy"], help_heading = "Attention policies", hide_short_help = true)]
     pub(crate) auto: Option<f64>,
-    /// Tokens before a chunk that it reads; chooses h2o-chunk for the prompt and sets its local
-    #[arg(long, value_name = "N", value_parser = numbers::tokens_or_none, conflicts_with = "profile", help_heading = "Attention policies", hide_short_help = true)]
+    /// The same as --prefill h2o-chunk with local=N
+    #[arg(long, value_name = "N", value_parser = numbers::tokens_or_none, conflicts_with = "profile", help_heading = "Attention policies", hide = true)]
     pub(crate) h2o_local: Option<usize>,
-    /// Older tokens, by votes, that a chunk reads; chooses h2o-chunk for the prompt and sets its heavy
-    #[arg(long, value_name = "N", value_parser = numbers::tokens_or_none, conflicts_with = "profile", help_heading = "Attention policies", hide_short_help = true)]
+    /// The same as --prefill h2o-chunk with heavy=N
+    #[arg(long, value_name = "N", value_parser = numbers::tokens_or_none, conflicts_with = "profile", help_heading = "Attention policies", hide = true)]
     pub(crate) h2o_heavy: Option<usize>,
     /// Measure how much of the exact attention the policies keep
     ///

@@ -118,12 +118,12 @@ impl DraftRateOptions {
             ));
         }
         let deepest = self.depths.iter().copied().max().unwrap_or(0);
-        let read_beside = if self.drafts.iter().any(|draft| draft.model().is_some()) {
+        let passes_of_model = if self.drafts.iter().any(|draft| draft.model().is_some()) {
             passes_of_small_model(deepest)
         } else {
             0
         };
-        let needed = deepest.saturating_add(self.question.len() + self.generated_tokens.max(read_beside));
+        let needed = deepest.saturating_add(self.question.len() + self.generated_tokens.max(passes_of_model));
         check_context(engine, "the largest --depth, the question and -n together", needed)
     }
 }
@@ -149,7 +149,7 @@ fn measure(
     let mut session = Session::new(engine)?;
     let read = depth as f64 / (depth + 100 * options.generated_tokens) as f64;
     if let Some(draft) = options.drafts.iter().find(|draft| draft.model().is_some()) {
-        read_beside(&mut session, draft, &prompt, watch)?;
+        read_with_small_model(&mut session, draft, &prompt, watch)?;
     }
     let unread = &prompt[session.tokens().len()..];
     session.prefill(unread, &mut |progress| {
@@ -178,7 +178,7 @@ fn measure(
 
 /// Reads a prompt up to its last token. The small model of a draft reads it too, so the timing covers only answers
 /// after a text that both models have read.
-fn read_beside(
+fn read_with_small_model(
     session: &mut Session,
     draft: &DraftSpec,
     prompt: &[u32],
@@ -248,7 +248,7 @@ impl Measured {
 
     fn rate(&self, depth: usize, tokens: usize, none_s: f64) -> DraftRate {
         // The logits of the first token exist before the answer, and every pass reads one token that was not drafted.
-        let (behind_first, count) = (tokens - 1, self.count);
+        let (generated, count) = (tokens - 1, self.count);
         DraftRate {
             draft: self.draft.to_string(),
             depth,
@@ -256,9 +256,9 @@ impl Measured {
             beside_none: none_s / self.seconds,
             drafted: count.drafted,
             accepted: count.accepted,
-            tokens_a_pass: behind_first as f64 / (behind_first - count.accepted) as f64,
-            pairs_a_token: self.pairs as f64 / behind_first as f64,
-            loaded_bytes_a_token: self.loaded_bytes as f64 / behind_first as f64,
+            tokens_a_pass: generated as f64 / (generated - count.accepted) as f64,
+            pairs_a_token: self.pairs as f64 / generated as f64,
+            loaded_bytes_a_token: self.loaded_bytes as f64 / generated as f64,
         }
     }
 }

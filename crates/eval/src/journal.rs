@@ -13,9 +13,9 @@ use twox_hash::XxHash3_64;
 
 use crate::EvalError;
 
-/// Beginning of each line. 16 hexadecimal digits, [`BEHIND_HASH`] and the hashed text follow.
+/// Beginning of each line. 16 hexadecimal digits, [`AFTER_HASH`] and the hashed text follow.
 const BEFORE_HASH: &str = "{\"xxh3\":\"";
-const BEHIND_HASH: &str = "\",";
+const AFTER_HASH: &str = "\",";
 /// Beginning of journals without checksums.
 const UNCHECKED: &[u8] = b"{\"journal\":";
 
@@ -133,14 +133,14 @@ fn sealed(fields: &Value) -> String {
     let text = fields.to_string();
     let fields = text.strip_prefix('{').unwrap_or(&text);
     let hash = XxHash3_64::oneshot(fields.as_bytes());
-    format!("{BEFORE_HASH}{hash:016x}{BEHIND_HASH}{fields}\n")
+    format!("{BEFORE_HASH}{hash:016x}{AFTER_HASH}{fields}\n")
 }
 
 /// Opens a line of [`sealed`]; `None` if any byte has changed.
 fn opened(line: &[u8]) -> Option<Value> {
     let line = str::from_utf8(line).ok()?.strip_suffix('\n')?;
     let (hash, rest) = line.strip_prefix(BEFORE_HASH)?.split_at_checked(16)?;
-    let fields = rest.strip_prefix(BEHIND_HASH)?;
+    let fields = rest.strip_prefix(AFTER_HASH)?;
     if hash != format!("{:016x}", XxHash3_64::oneshot(fields.as_bytes())) {
         return None;
     }

@@ -32,7 +32,7 @@ pub(crate) const SINGLE: &str = "model.safetensors";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
 /// Files that a pull of safetensors downloads besides the weights: never a program and never a pickle.
-const BESIDE_WEIGHTS: [&str; 9] = [
+const OTHER_MODEL_FILES: [&str; 9] = [
     CONFIG,
     "generation_config.json",
     "tokenizer_config.json",
@@ -177,7 +177,7 @@ fn folder(name: &ModelName, paths: &[&str]) -> Result<Chosen, HubError> {
     if !has(CONFIG) {
         return Err(no_model("config.json is missing beside its weights"));
     }
-    let beside = BESIDE_WEIGHTS.iter().filter(|file| has(file));
+    let beside = OTHER_MODEL_FILES.iter().filter(|file| has(file));
     let tokenizer = TOKENIZER_FILES.iter().find(|file| has(file));
     Ok(Chosen::Folder {
         files: beside

@@ -27,9 +27,9 @@ pub struct Machine {
 }
 
 /// Minimum memory of a context of some thousand tokens, of scratch and of the program, in bytes.
-const LEAST_BESIDE_WEIGHTS: u64 = 256 << 20;
+const LEAST_OVERHEAD_BYTES: u64 = 256 << 20;
 /// Their share of larger models' weights: an eighth.
-const BESIDE_WEIGHTS: u64 = 8;
+const OVERHEAD_DIVISOR: u64 = 8;
 /// Tokens per second below which a larger quantisation is too slow: about twice the reading speed of people.
 const COMFORTABLE: f64 = 10.0;
 /// Quantisations with a small loss and small size.
@@ -58,7 +58,7 @@ impl Offer {
 
 /// Estimated memory of weights of `weight_bytes` with a context of some thousand tokens, in bytes.
 pub(crate) fn memory_bytes(weight_bytes: u64) -> u64 {
-    let beside = (weight_bytes / BESIDE_WEIGHTS).max(LEAST_BESIDE_WEIGHTS);
+    let beside = (weight_bytes / OVERHEAD_DIVISOR).max(LEAST_OVERHEAD_BYTES);
     weight_bytes.saturating_add(beside)
 }
 

@@ -49,7 +49,7 @@ pub struct CacheShape {
 /// Context in [`TriedModel::memory_bytes`], in tokens.
 const CONTEXT_TOKENS: u64 = 8192;
 /// Tokens that a layer with a window keeps besides it: earlier tokens, and a batch.
-const BESIDE_WINDOW: u64 = 512 + 4096;
+const TOKENS_BESIDES_WINDOW: u64 = 512 + 4096;
 /// Memory of the program, the tokenizer and the scratch of a batch, in bytes, and their share of the weights.
 const PROGRAM_BYTES: u64 = 200_000_000;
 const SCRATCH_SHARE: u64 = 16;
@@ -316,7 +316,7 @@ impl TriedModel {
 
     /// Estimated memory of a run with a context of 8,192 tokens in f16, in bytes.
     pub fn memory_bytes(&self) -> u64 {
-        let windows = CONTEXT_TOKENS.min(self.cache.window_tokens + BESIDE_WINDOW);
+        let windows = CONTEXT_TOKENS.min(self.cache.window_tokens + TOKENS_BESIDES_WINDOW);
         let tokens = self.cache.full_layers * CONTEXT_TOKENS + self.cache.window_layers * windows;
         let cache = tokens * self.cache.layer_bytes + self.cache.state_bytes;
         self.file_bytes + cache + PROGRAM_BYTES + self.file_bytes / SCRATCH_SHARE

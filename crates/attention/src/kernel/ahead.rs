@@ -23,7 +23,7 @@ pub(crate) fn with_lead(level: Level, plane: Plane) -> (Plane, usize) {
     if plane.format().is_quantised() {
         (plane, usize::MAX)
     } else {
-        (plane, level.lead_bytes())
+        (plane, level.prefetch_distance_bytes())
     }
 }
 

@@ -248,7 +248,7 @@ impl Level {
     /// Prefetch distance of a plane of floats, in bytes: a whole block if several stripes are read together,
     /// otherwise the size of the nearest cache.
     #[inline]
-    pub(crate) fn lead_bytes(self) -> usize {
+    pub(crate) fn prefetch_distance_bytes(self) -> usize {
         match self.0 {
             #[cfg(all(feature = "simd", target_arch = "x86_64"))]
             Instructions::Avx2 => 8 << 10,

@@ -198,11 +198,11 @@ impl Composite {
         if told.is_some() && !told.as_ref().is_some_and(is_word) {
             return told;
         }
-        self.untold(file, (length, code), glyph).or(told)
+        self.text_without_map(file, (length, code), glyph).or(told)
     }
 
     /// The text of a glyph by the font's collection or program.
-    fn untold(&self, file: &File, (length, code): (usize, u32), glyph: u32) -> Option<String> {
+    fn text_without_map(&self, file: &File, (length, code): (usize, u32), glyph: u32) -> Option<String> {
         if let Codes::Predefined { is_unicode: true, .. } = self.codes {
             return match length {
                 2 => char::from_u32(code).map(String::from),

@@ -57,7 +57,7 @@ impl Module {
     }
 
     /// The rest of that file, after the constructor's name.
-    pub(super) fn use_behind_constructor(&self) -> String {
+    pub(super) fn use_after_constructor(&self) -> String {
         format!("(3);\n    made.{}_total(\"first\")\n}}\n\n", self.words[2])
     }
 }
@@ -100,7 +100,7 @@ mod tests {
         );
         assert!(
             module
-                .use_behind_constructor()
+                .use_after_constructor()
                 .starts_with("(3);\n    made.house_total(")
         );
     }

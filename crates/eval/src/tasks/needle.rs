@@ -341,7 +341,7 @@ impl NeedleTest {
             Some(module) => Passage {
                 question: module.use_until_constructor(),
                 answer: needle.values[0].clone(),
-                behind: module.use_behind_constructor(),
+                behind: module.use_after_constructor(),
             },
             None => {
                 let ask = filled(&corpus.wording.niah.one, &needle.key);

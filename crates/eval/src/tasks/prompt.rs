@@ -166,11 +166,11 @@ impl Reader {
             QuestionPlace::Late => {
                 let document = &prompt.document;
                 // A session that learns cannot forget tokens after the document, so it keeps none.
-                let keeps_nothing_behind = self.learns || self.compress.is_some();
-                let forks = keeps_nothing_behind || self.answers_under.is_some();
+                let keeps_only_document = self.learns || self.compress.is_some();
+                let forks = keeps_only_document || self.answers_under.is_some();
                 let behind = session.tokens().len() > document.len();
                 let shared = session.sequence().shared_with(document);
-                if shared < document.len() || (keeps_nothing_behind && behind) {
+                if shared < document.len() || (keeps_only_document && behind) {
                     let batch = session.engine().options().machine.batch_tokens;
                     let kept = if self.shares && self.compress.is_none() {
                         shared.min(document.len().saturating_sub(256)) / batch * batch
@@ -185,7 +185,7 @@ impl Reader {
                         })?;
                     }
                 }
-                if !keeps_nothing_behind {
+                if !keeps_only_document {
                     session.truncate(document.len())?;
                 }
                 if forks {

@@ -201,7 +201,7 @@ impl Client {
     }
 
     /// The error, or a replacement if its message contains the token; servers may echo it in addresses.
-    pub(crate) fn told(&self, error: HubError) -> HubError {
+    pub(crate) fn without_secret(&self, error: HubError) -> HubError {
         match &self.token {
             Some(token) if token.is_in(&error.to_string()) => HubError::Answer {
                 url: self.endpoint.host().to_owned(),

@@ -85,7 +85,7 @@ pub fn pull_with(settings: &Settings, name: &ModelName, steps: PullSteps<'_>) ->
         return Err(HubError::Offline { name: name.to_string() });
     }
     let client = Client::new(settings, name)?;
-    pull_by(&client, settings, name, steps).map_err(|error| client.told(error))
+    pull_by(&client, settings, name, steps).map_err(|error| client.without_secret(error))
 }
 
 /// The files for `name`; `choose` decides if the name is ambiguous.

@@ -231,11 +231,11 @@ pub(super) fn read_whole(path: &Path, limit_bytes: u64) -> Result<Option<Vec<u8>
 
 /// The key of a block's note.
 pub(crate) fn note_key(block: u128) -> u128 {
-    key_beside(NOTE_MAGIC, block)
+    key_of_kind(NOTE_MAGIC, block)
 }
 
 /// The key of a note or tail of a block.
-pub(super) fn key_beside(magic: &[u8; 8], block: u128) -> u128 {
+pub(super) fn key_of_kind(magic: &[u8; 8], block: u128) -> u128 {
     let mut hash = XxHash3_128::new();
     hash.write(magic);
     hash.write(&block.to_le_bytes());

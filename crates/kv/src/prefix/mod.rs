@@ -288,7 +288,7 @@ impl PrefixCache {
             stored.tokens = tokens.len();
         }
         let mut replaced = self.covered_tails(&index, &new, shape.page_tokens)?;
-        if let Some(there) = behind.take_if(|behind| self.has_behind(&index, behind, shape.page_tokens)) {
+        if let Some(there) = behind.take_if(|behind| self.is_listed(&index, behind, shape.page_tokens)) {
             known.push(there.key());
         }
         replaced.extend(behind.iter().map(Behind::key));
@@ -325,7 +325,7 @@ impl PrefixCache {
     }
 
     /// True if the index lists the file to write, or a tail that starts with it.
-    fn has_behind(&self, index: &Index, behind: &Behind<'_>, page_tokens: usize) -> bool {
+    fn is_listed(&self, index: &Index, behind: &Behind<'_>, page_tokens: usize) -> bool {
         match behind {
             Behind::Note(note) => matches!(index.get(note.key), Ok(Some(_))),
             Behind::Tail(tail) => {

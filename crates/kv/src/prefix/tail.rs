@@ -16,7 +16,7 @@ use std::path::Path;
 
 use riffle_attention::LANES;
 
-use super::block::{HASH_BYTES, HEAD_BYTES, Hashed, head, key_beside, read_whole, token_bytes};
+use super::block::{HASH_BYTES, HEAD_BYTES, Hashed, head, key_of_kind, read_whole, token_bytes};
 use super::folder::failed;
 use crate::output::open_regular;
 use crate::{CacheShape, KvCache, KvError};
@@ -35,7 +35,7 @@ impl<'a> Tail<'a> {
     /// [write](Self::write) has at least one token and less than a page.
     pub(super) fn after(parent: u128, tokens: &'a [u32]) -> Self {
         Self {
-            key: key_beside(TAIL_MAGIC, parent),
+            key: key_of_kind(TAIL_MAGIC, parent),
             parent,
             tokens,
         }
