@@ -3,14 +3,16 @@
 use clap::{Arg, Command};
 
 /// The commands in groups, as the help of riffle itself lists them.
-const GROUPS: [(&str, &[&str]); 4] = [
+const GROUPS: [(&str, &[&str]); 3] = [
     ("Use a model", &["ask", "chat", "run", "serve", "launch"]),
     (
         "Get and inspect models",
         &["pull", "list", "rm", "inspect", "plan", "tokenize", "quantize"],
     ),
-    ("Read less, keep more", &["policies", "calibrate", "session"]),
-    ("Measure, and set up", &["eval", "bench", "completions"]),
+    (
+        "Read less, keep more, measure",
+        &["policies", "calibrate", "session", "eval", "bench", "completions"],
+    ),
 ];
 
 /// Options that measurements and the server have like any run, and that their short help leaves to the long one.
