@@ -61,9 +61,8 @@ pub(crate) enum Command {
     #[command(mut_arg("model", |argument| {
         argument
             .action(ArgAction::Append)
-            .value_name("[NAME=]PATH")
             .value_parser(hub_args::served_model())
-            .help("Model: file, folder or name; several may be given [default: last used]")
+            .help("Model, also as NAME=PATH; several may be given [default: last used]")
     }))]
     Serve(Box<ServeArguments>),
     /// Start a coding agent on a model

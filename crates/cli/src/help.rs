@@ -3,14 +3,16 @@
 use clap::{Arg, Command};
 
 /// The commands in groups, for the help of riffle itself.
-const GROUPS: [(&str, &[&str]); 4] = [
+const GROUPS: [(&str, &[&str]); 3] = [
     ("Use a model", &["ask", "chat", "run", "serve", "launch"]),
     (
         "Get and inspect models",
         &["pull", "list", "rm", "inspect", "plan", "tokenize", "quantize"],
     ),
-    ("Read less, keep more", &["policies", "calibrate", "session"]),
-    ("Measure, and set up", &["eval", "bench", "completions"]),
+    (
+        "Read less, keep more, measure",
+        &["policies", "calibrate", "session", "eval", "bench", "completions"],
+    ),
 ];
 
 /// Common options that the short help of measurements and the server omits.

@@ -69,7 +69,7 @@ pub(crate) struct ServeArguments {
     /// All models that are given; [`ServingArguments`] has the first.
     #[arg(skip)]
     pub(crate) models: Vec<NamedModel>,
-    /// Serve every model in this folder too, each loaded when it is asked for
+    /// Serve the models in this folder, loaded when asked for
     ///
     /// Its GGUF files, and its folders with config.json. Of several models the one used longest ago leaves memory when another needs its room.
     #[arg(long, value_name = "DIR")]

@@ -161,14 +161,7 @@ fn models_by_name_and_from_a_folder_are_served_together() {
     write(&models.join("broken.gguf"), "no model");
     let first = format!("first={}", shipped_model().display());
     let mut server = Server::start(
-        &[
-            "--model",
-            &first,
-            "--models-dir",
-            models.to_str().expect("a text"),
-            "--ctx",
-            "8192",
-        ],
+        &["--model", &first, "--models-dir", models.to_str().expect("a text")],
         &[],
     );
     server.line_with("Ctrl-C ends it");

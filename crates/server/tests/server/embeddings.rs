@@ -15,7 +15,11 @@ const TOLERANCE: f64 = 1e-5;
 fn made(name: &str) -> (Running, Value) {
     let folder = fixture("vectors/embedding").join(name);
     let expected = std::fs::read(folder.join("expected.json")).unwrap();
-    let engine: Arc<Engine> = Engine::load(folder, EngineOptions::default().with_context_tokens(Some(64))).unwrap();
+    let engine: Arc<Engine> = Engine::load(
+        folder,
+        EngineOptions::default().with_context_tokens(Some(64)).with_sequences(8),
+    )
+    .unwrap();
     (start_on(&engine, options()), serde_json::from_slice(&expected).unwrap())
 }
 

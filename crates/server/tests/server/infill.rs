@@ -45,7 +45,13 @@ fn model(folder: &Path) -> Arc<Engine> {
     }
     tokenizer["model"]["vocab"] = renamed.into();
     std::fs::write(&path, tokenizer.to_string()).unwrap();
-    Engine::load(folder, EngineOptions::default().with_context_tokens(Some(4096))).unwrap()
+    Engine::load(
+        folder,
+        EngineOptions::default()
+            .with_context_tokens(Some(4096))
+            .with_sequences(8),
+    )
+    .unwrap()
 }
 
 fn ids(server: &Running, text: &str) -> Vec<Value> {
