@@ -29,8 +29,9 @@ const VALUES: [&str; 9] = [
 ];
 
 /// Value names of options that take no numbers.
-const NOT_NUMBERS: [&str; 27] = [
+const NOT_NUMBERS: [&str; 28] = [
     "ADDRESS",
+    "MODEL",
     "PATH",
     "PLACE",
     "FILE",
