@@ -326,7 +326,7 @@ mod tests {
     #[test]
     fn short_texts_go_together_and_long_ones_alone() {
         assert!(groups(&[]).is_empty());
-        assert_eq!(groups(&[5, 6, 7]), [0..3]);
+        assert_eq!(groups(&[5, 6, 7]), vec![0..3]);
         assert_eq!(groups(&[1000, 24, 1, 5000, 1024, 1]), [0..2, 2..3, 3..4, 4..5, 5..6]);
     }
 }

@@ -104,12 +104,11 @@ pub(crate) async fn scores(app: &Arc<App>, prompts: Vec<ConversationText>) -> Re
     encode(app, tokens, Encoding::scores).await
 }
 
+/// Makes the work of some texts, as tokens.
+type Begin = fn(&Arc<Engine>, Vec<Vec<u32>>) -> Result<Encoding, EngineError>;
+
 /// Reads texts, once it is their turn.
-async fn encode(
-    app: &Arc<App>,
-    texts: Vec<Vec<u32>>,
-    begin: fn(&Arc<Engine>, Vec<Vec<u32>>) -> Result<Encoding, EngineError>,
-) -> Result<Encoded, Failure> {
+async fn encode(app: &Arc<App>, texts: Vec<Vec<u32>>, begin: Begin) -> Result<Encoded, Failure> {
     let _permit = app.driver.permit()?;
     let tokens = texts.iter().map(Vec::len).sum();
     let read = async {

@@ -23,7 +23,7 @@ use crate::asking::effort::Thinking;
 use crate::asking::options::take_wishes;
 use crate::asking::prompt::Conversation;
 use crate::asking::question::{OngoingAnswers, Question};
-use crate::asking::take_without_effect;
+use crate::asking::{Wishes, take_without_effect};
 use crate::driver::{DriverEvent, Finished};
 use crate::failure::{Failure, Shape};
 use crate::fields::Fields;
@@ -112,6 +112,38 @@ fn not_kept(place: &str, id: &str) -> Failure {
     .with_code("previous_response_not_found")
 }
 
+/// The response as it begins. `shown` are the fields that it repeats from the request.
+fn as_begun(wishes: &Wishes, [instructions, previous, is_kept]: [Value; 3], shown: Map<String, Value>) -> Value {
+    let mut begun = json!({
+        "id": new_id("resp_"),
+        "object": "response",
+        "created_at": unix_seconds(),
+        "completed_at": null,
+        "status": "in_progress",
+        "error": null,
+        "incomplete_details": null,
+        "instructions": instructions,
+        "model": wishes.model,
+        "output": [],
+        "usage": null,
+        "previous_response_id": previous,
+        "store": is_kept,
+        "background": false,
+        "truncation": "disabled",
+        "service_tier": "default",
+        "max_tool_calls": null,
+        "top_logprobs": 0,
+        "temperature": wishes.generate.sampling.temperature,
+        "top_p": wishes.generate.sampling.top_p,
+        "presence_penalty": wishes.generate.sampling.presence_penalty,
+        "frequency_penalty": wishes.generate.sampling.frequency_penalty,
+    });
+    for (name, value) in shown {
+        begun[name] = value;
+    }
+    begun
+}
+
 impl Wanted {
     fn take(app: &Arc<App>, fields: &mut Fields) -> Result<Self, Failure> {
         let shown = shown_as_asked(fields);
@@ -137,33 +169,7 @@ impl Wanted {
         let tools = tools::take_with(app, fields, found)?;
         let is_streamed = fields.flag("stream")?.unwrap_or(false);
         take_what_is_not_done(fields)?;
-        let mut begun = json!({
-            "id": new_id("resp_"),
-            "object": "response",
-            "created_at": unix_seconds(),
-            "completed_at": null,
-            "status": "in_progress",
-            "error": null,
-            "incomplete_details": null,
-            "instructions": instructions,
-            "model": wishes.model,
-            "output": [],
-            "usage": null,
-            "previous_response_id": previous,
-            "store": is_kept,
-            "background": false,
-            "truncation": "disabled",
-            "service_tier": "default",
-            "max_tool_calls": null,
-            "top_logprobs": 0,
-            "temperature": wishes.generate.sampling.temperature,
-            "top_p": wishes.generate.sampling.top_p,
-            "presence_penalty": wishes.generate.sampling.presence_penalty,
-            "frequency_penalty": wishes.generate.sampling.frequency_penalty,
-        });
-        for (name, value) in shown {
-            begun[name] = value;
-        }
+        let begun = as_begun(&wishes, [json!(instructions), json!(previous), json!(is_kept)], shown);
         let conversation = Conversation {
             messages,
             tools: tools.known.shown(),
