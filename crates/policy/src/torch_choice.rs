@@ -147,7 +147,9 @@ mod tests {
     fn scores(count: usize, seed: u64, kinds: u64) -> Vec<f32> {
         let mut state = seed;
         let mut next = || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             ((state >> 33) % kinds) as f32
         };
         (0..count).map(|_| next()).collect()

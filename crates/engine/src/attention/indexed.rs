@@ -134,7 +134,10 @@ impl IndexRows<'_> {
             }
             let chosen = choose_as_torch(&scores, self.shape.tokens / block).into_iter();
             let behind = seen / block * block..seen;
-            chosen.flat_map(|number| number * block..(number + 1) * block).chain(behind).collect()
+            chosen
+                .flat_map(|number| number * block..(number + 1) * block)
+                .chain(behind)
+                .collect()
         });
         select_tokens(start, &rows.collect::<Vec<Vec<usize>>>())
     }

@@ -5,8 +5,8 @@ use riffle_policy::{CostModel, Phase, PolicyRules, PolicySet, PolicyShape};
 
 use crate::EngineError;
 use crate::attention::{
-    Audit, AuditObserver, Auto, BlockMeans, Counters, Evicted, IndexBlocks, LatestChoice, LearnedRows, Observers, Reader,
-    RollingWindow, SlidingLayer, SlidingLayers, Slot, lacks_room, runs_empty,
+    Audit, AuditObserver, Auto, BlockMeans, Counters, Evicted, IndexBlocks, LatestChoice, LearnedRows, Observers,
+    Reader, RollingWindow, SlidingLayer, SlidingLayers, Slot, lacks_room, runs_empty,
 };
 
 /// Policies of one sequence.

@@ -81,7 +81,10 @@ impl HyperConnection {
             let added = &branch[row * width..][..width];
             for (stream, factor) in streams.chunks_exact_mut(width).zip(&factors[row * count..]) {
                 let factor = 2.0 * sigmoid(factor / count as f32);
-                stream.iter_mut().zip(added).for_each(|(value, added)| *value += factor * added);
+                stream
+                    .iter_mut()
+                    .zip(added)
+                    .for_each(|(value, added)| *value += factor * added);
             }
         });
     }

@@ -39,8 +39,8 @@ pub use experts::{
 };
 pub use gated_delta_net::{DeltaNetStorage, GatedDeltaNet};
 pub use head_projection::HeadProjection;
-pub(crate) use indexer::IndexedRows;
 pub use hyper_connection::HyperConnection;
+pub(crate) use indexer::IndexedRows;
 pub use indexer::{BlockKeys, Indexer, IndexerKeys};
 pub use kimi_delta::KimiDeltaAttention;
 pub use latent_query::LatentQuery;

@@ -102,12 +102,7 @@ impl NgramTable {
     }
 
     /// Adds features of the rows' tokens to their streams.
-    pub(crate) fn apply(
-        &self,
-        rows: &mut RowBlock<'_>,
-        parts: &[SegmentPart],
-        states: &mut [Option<&mut LayerState>],
-    ) {
+    pub(crate) fn apply(&self, rows: &mut RowBlock<'_>, parts: &[SegmentPart], states: &mut [Option<&mut LayerState>]) {
         let NgramShape { channels, inputs, .. } = self.shape;
         let (count, stored, hidden) = (rows.tokens.len(), channels + 1, self.value.weight().out_features());
         let (embedded, scratch) = rows.mixer.split_at_mut(count * inputs);
@@ -146,7 +141,10 @@ impl NgramTable {
         let mixed = &*mixed;
         for_rows(rows.streams, channels, |row, streams| {
             let added = gated[row * channels..].iter().zip(&mixed[row * stored..]);
-            streams.iter_mut().zip(added).for_each(|(value, (gated, mixed))| *value += gated + mixed);
+            streams
+                .iter_mut()
+                .zip(added)
+                .for_each(|(value, (gated, mixed))| *value += gated + mixed);
         });
     }
 
@@ -183,7 +181,10 @@ impl NgramTable {
                 let root = logit.abs().max(LEAST_GATE).sqrt();
                 let sign = if logit == 0.0 { 0.0 } else { logit.signum() };
                 let gate = sigmoid(root * sign);
-                gated.iter_mut().zip(value).for_each(|(gated, value)| *gated = gate * value);
+                gated
+                    .iter_mut()
+                    .zip(value)
+                    .for_each(|(gated, value)| *gated = gate * value);
             }
         });
     }

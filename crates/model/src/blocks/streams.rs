@@ -225,7 +225,11 @@ impl StreamStep {
             StreamStep::Begin(streams) => streams.bytes(),
             StreamStep::Mix(connection) => connection.bytes(),
             StreamStep::Correct(streams) => streams.bytes(),
-            StreamStep::Repeat | StreamStep::Inject(_) | StreamStep::Spread | StreamStep::Predict(_) | StreamStep::Join(_) => 0,
+            StreamStep::Repeat
+            | StreamStep::Inject(_)
+            | StreamStep::Spread
+            | StreamStep::Predict(_)
+            | StreamStep::Join(_) => 0,
         }
     }
 }

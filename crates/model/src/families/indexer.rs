@@ -121,7 +121,13 @@ impl IndexerPlan {
             key: Projection::load(weights, &part("wk"), width, hidden, false)?,
             query_norm: None,
             keys: IndexerKeys::Tokens(key_norm),
-            weights: Some(Projection::load(weights, &part("weights_proj"), shape.heads, hidden, false)?),
+            weights: Some(Projection::load(
+                weights,
+                &part("weights_proj"),
+                shape.heads,
+                hidden,
+                false,
+            )?),
         })))
     }
 }

@@ -73,7 +73,9 @@ fn configure(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelEr
         }
         let chooser = config.states.len();
         config.states.push((!kind.attends).then_some(recurrent));
-        config.indexers.push(kind.attends.then_some(IndexerShape { chooser, ..indexer }));
+        config
+            .indexers
+            .push(kind.attends.then_some(IndexerShape { chooser, ..indexer }));
     }
     config.layers = config.states.len();
     config.gate_width = config.query_width();
@@ -139,9 +141,7 @@ fn layers_with_ngrams(fields: &Fields, layers: usize) -> Result<Vec<usize>, Mode
         return Ok(Vec::new());
     };
     let number = |value: &serde_json::Value| value.as_u64().and_then(|number| usize::try_from(number).ok());
-    let numbers: Option<Vec<usize>> = listed
-        .as_array()
-        .and_then(|listed| listed.iter().map(number).collect());
+    let numbers: Option<Vec<usize>> = listed.as_array().and_then(|listed| listed.iter().map(number).collect());
     let mut numbers = numbers
         .filter(|numbers| numbers.iter().all(|number| (1..=layers).contains(number)))
         .ok_or_else(|| fields.error(SETTING, format!("must list numbers of layers from 1 to {layers}")))?;
@@ -172,7 +172,10 @@ fn opens_by_sigmoid(fields: &Fields) -> Result<bool, ModelError> {
 
 /// The indexer of every attention layer; `rotated` elements of its queries and keys carry positions.
 fn indexer(fields: &Fields, rotated: usize) -> Result<IndexerShape, ModelError> {
-    let (width, block) = (count(fields, "indexer_head_dim")?, count(fields, "indexer_compress_ratio")?);
+    let (width, block) = (
+        count(fields, "indexer_head_dim")?,
+        count(fields, "indexer_compress_ratio")?,
+    );
     let tokens = fields.size("indexer_budget")?;
     if fields.size("indexer_kv_heads")? != 1 {
         return Err(fields.error("indexer_kv_heads", "must be 1 in this architecture"));
@@ -404,9 +407,8 @@ impl Parts<'_> {
         let (streams, rank) = (self.config.streams, self.rank);
         let all = streams * self.config.hidden_size;
         let norms = self.norms(weights, &format!("{name}.hc_norm"))?;
-        let mut load = |part: &str, outputs, inputs| {
-            Projection::load(weights, &format!("{name}.{part}"), outputs, inputs, false)
-        };
+        let mut load =
+            |part: &str, outputs, inputs| Projection::load(weights, &format!("{name}.{part}"), outputs, inputs, false);
         Ok(HyperConnection {
             norms,
             down: load("input_mix_weight_down", rank, all)?,
@@ -449,12 +451,7 @@ impl Parts<'_> {
         Ok(steps)
     }
 
-    fn indexer(
-        &self,
-        weights: &mut Checkpoint,
-        name: &str,
-        layer: usize,
-    ) -> Result<Option<Box<Indexer>>, ModelError> {
+    fn indexer(&self, weights: &mut Checkpoint, name: &str, layer: usize) -> Result<Option<Box<Indexer>>, ModelError> {
         let Some(shape) = self.config.indexer_of(layer) else {
             return Ok(None);
         };
@@ -518,7 +515,10 @@ impl Parts<'_> {
         ];
         let taps = weights.array(&part("conv1d.weight"), &[channels, 1, settings.kernel])?;
         let mut load = |name: &str, outputs| Projection::load(weights, &part(name), outputs, inputs, false);
-        let projections = [load("key_proj", channels)?, load("value_proj", self.config.hidden_size)?];
+        let projections = [
+            load("key_proj", channels)?,
+            load("value_proj", self.config.hidden_size)?,
+        ];
         let table = NgramTable::new(&settings.shape, (hashes, table), projections, norms, taps);
         Ok(Mixer::Ngrams(Box::new(table)))
     }

@@ -100,7 +100,9 @@ impl DenseAttention {
             let mut joined = vec![0.0; keys.len() / shape.width / shape.block * shape.width];
             let blocks = joined.chunks_exact_mut(shape.width).enumerate();
             let stored = keys.chunks_exact(shape.block * shape.width);
-            blocks.zip(stored).for_each(|((number, key), stored)| rule.write(stored, number * shape.block, key));
+            blocks
+                .zip(stored)
+                .for_each(|((number, key), stored)| rule.write(stored, number * shape.block, key));
             joined
         });
         let keys = blocks.as_ref().unwrap_or(keys);
