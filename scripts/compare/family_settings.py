@@ -212,6 +212,13 @@ FEW = dict(num_hidden_layers=2)
 QWEN35_SIZES = dict(head_dim=32, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16)
 SIX = dict(num_experts=6, moe_intermediate_size=12)
 NOAUX = dict(n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=12, routed_scaling_factor=1.7)
+QWEN4 = dict(
+    head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16, num_experts=6, num_experts_per_tok=3,
+    moe_intermediate_size=12, shared_expert_intermediate_size=20, hc_count=2, hc_lowrank=8, ple_layer_ids=[1], heads_per_ngram=2, ngram_vocab_size_base=20,
+    make_ngram_vocab_size_divisible_by=8, split_ngram_parts=4, indexer_n_heads=4, indexer_kv_heads=1, indexer_head_dim=32, indexer_budget=24, indexer_compress_ratio=4,
+)
+SMALL_QWEN4 = dict(num_hidden_layers=2, num_experts=4, num_experts_per_tok=2, shared_expert_intermediate_size=12, layer_types=["linear_attention", "full_attention"])
+
 EXPERTS = {
     "mixtral": [
         dict(B16, **FEW, num_local_experts=5, num_experts_per_tok=2, intermediate_size=20, head_dim=16),
@@ -236,6 +243,14 @@ EXPERTS = {
         dict(B16, **QWEN35_SIZES, **SIX, num_experts_per_tok=3, shared_expert_intermediate_size=20, layer_types=["linear_attention", "full_attention"], **FEW),
         dict(QWEN35_SIZES, num_experts=9, moe_intermediate_size=20, num_experts_per_tok=2, shared_expert_intermediate_size=12, decoder_sparse_step=2),
         dict(QWEN35_SIZES, **SIX, num_experts_per_tok=2, shared_expert_intermediate_size=12, mlp_only_layers=[1], norm_topk_prob=False),
+    ],
+    "qwen4_exp_text": [
+        like(QWEN4, B16, SMALL_QWEN4),
+        like(QWEN4, num_hidden_layers=6, ple_layer_ids=[5, 2], hc_count=4, ple_embed_dim=24, ple_conv_kernel_size=3, layer_types=["indexed_attention", "linear_attention", "full_attention"] * 2, indexer_n_heads=3, indexer_compress_ratio=8, indexer_budget=48, attention_bias=True, tie_word_embeddings=True, output_gate_type="sigmoid", norm_topk_prob=False, **rope(partial_rotary_factor=0.5)),
+        # Texts of the comparison begin with token 3, so only this setting has ends of texts.
+        like(QWEN4, ple_layer_ids=[1, 3], ngram_size=4, heads_per_ngram=1, ple_embed_dim=30, ple_conv_kernel_size=1, split_ngram_parts=1, seed=7, indexer_n_heads=1, indexer_head_dim=48, indexer_compress_ratio=5, indexer_budget=35, linear_num_value_heads=2, linear_conv_kernel_dim=3, num_key_value_heads=1, eos_token_id=[5, 1], **YARN),
+        like(QWEN4, ple_layer_ids=None, layer_types=["linear_attention", "indexed_attention", "indexed_attention", "linear_attention"], indexer_compress_ratio=2, indexer_budget=2, num_experts_per_tok=6, rms_norm_eps=1e-3, hc_lowrank=1),
+        like(QWEN4, ple_layer_ids=[3], ngram_size=2, ngram_vocab_size_base=2, layer_types=["indexed_attention", "linear_attention"] * 2, indexer_compress_ratio=1, indexer_budget=30, indexer_n_heads=16, **LINEAR),
     ],
     "gpt_oss": [
         dict(B16, **FEW, num_local_experts=5, num_experts_per_tok=2, head_dim=16, intermediate_size=20, **WINDOW, **rope("yarn", factor=8.0, original_max_position_embeddings=64, beta_fast=32.0, beta_slow=1.0, truncate=False)),
@@ -410,6 +425,7 @@ WRAPPERS = {
     "Qwen2AudioForConditionalGeneration": around("qwen2"),
     "Qwen3ASRForConditionalGeneration": around("qwen3", head_dim=16),
     "Qwen3_5ForConditionalGeneration": around("qwen3_5_text", **QWEN35),
+    "Qwen4ExpForConditionalGeneration": around("qwen4_exp_text", **QWEN4),
     "Qwen3_5MoeForConditionalGeneration": around("qwen3_5_moe_text", **QWEN35, **SIX, num_experts_per_tok=2, shared_expert_intermediate_size=12),
     "NemotronH_Omni_Reasoning_V3": around("nemotron_h", **NEMOTRON | NEMOTRON_EXPERTS, layers_block_type=["linear_attention", "moe", "full_attention"]),
     "AriaForConditionalGeneration": around("aria_text", moe_num_experts=6, moe_topk=2, intermediate_size=20),

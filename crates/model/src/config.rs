@@ -75,15 +75,18 @@ impl AttentionShape {
 
 /// Token selection of a layer that was trained for sparse reads (DeepSeek sparse attention, arXiv:2512.02556). The
 /// score of a token is Σ weight · max(0, query · key) over the heads of an indexer, and a query reads the tokens with
-/// the highest scores.
+/// the highest scores. Qwen4-Exp ranks blocks of consecutive tokens instead of tokens: a query reads the best of the
+/// complete blocks, and all tokens behind them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IndexerShape {
     /// Query heads of the indexer.
     pub heads: usize,
     /// Elements of an indexer's query, and of its one key per token.
     pub width: usize,
-    /// The most tokens that a query reads.
+    /// The most tokens that a query reads in complete blocks; a multiple of `block`.
     pub tokens: usize,
+    /// Tokens of a block; 1 if tokens are ranked one by one.
+    pub block: usize,
     /// The layer whose indexer selects: this layer, or an earlier one.
     pub chooser: usize,
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use riffle_linear::PackedMatrix;
 
-use crate::blocks::{LayerInputs, Norm, PositionTable, StreamRows, Streams};
+use crate::blocks::{LayerInputs, Norm, PositionTable, StreamStep};
 use crate::fields::Fields;
 use crate::inputs::InputSums;
 use crate::layer::{Layer, Step};
@@ -26,8 +26,8 @@ pub struct Decoder {
     pub positions: Option<PositionTable>,
     /// Inputs of all layers that depend only on the token, if the family has them.
     pub layer_inputs: Option<LayerInputs>,
-    /// The residual streams of layers, if there are several.
-    pub streams: Option<Arc<Streams>>,
+    /// The work on embeddings that gives the residual streams, if there are several.
+    pub streams: Vec<StreamStep>,
     /// The layers, first to last.
     pub layers: Vec<Layer>,
     /// The norm before the output head.
@@ -72,7 +72,7 @@ impl Decoder {
             embedding_norm: None,
             positions: None,
             layer_inputs: None,
-            streams: None,
+            streams: Vec::new(),
             layers: Vec::new(),
             final_norm,
             head,
@@ -99,7 +99,7 @@ impl Decoder {
         let predictor = self.predictor.as_ref().map_or(0, |predictor| predictor.bytes());
         let embedding_norm = self.embedding_norm.as_ref().map_or(0, Norm::bytes);
         let inputs = self.layer_inputs.as_ref().map_or(0, LayerInputs::bytes)
-            + self.streams.as_ref().map_or(0, |streams| streams.bytes())
+            + self.streams.iter().map(StreamStep::bytes).sum::<u64>()
             + self.positions.as_ref().map_or(0, PositionTable::bytes)
             + embedding_norm;
         self.embedding.bytes() as u64 + inputs + layers + self.final_norm.bytes() + head + bias + score + predictor
@@ -175,17 +175,13 @@ impl Decoder {
     /// Computes the residual streams of a batch from its embeddings, `[rows, hidden_size]`, if there are several;
     /// `hidden` becomes the first layer's stream.
     pub(crate) fn begin_streams(&self, batch: &Batch, hidden: &mut [f32], workspace: &mut Workspace) {
-        let Some(streams) = &self.streams else { return };
+        if self.streams.is_empty() {
+            return;
+        }
         for rows in batch.row_blocks(0..batch.rows(), ROW_BLOCK, CUT_GRID) {
             let parts: Vec<SegmentPart> = batch.parts(rows.clone()).collect();
-            let block = workspace.row_block(hidden, rows, 0);
-            let mut rows = StreamRows {
-                hidden: block.hidden,
-                streams: block.streams,
-                normed: block.normed,
-                branch: block.branch,
-            };
-            streams.begin(&mut rows, &parts);
+            let mut block = workspace.row_block(batch, hidden, rows, 0);
+            self.streams.iter().for_each(|step| step.apply(&mut block, &parts));
         }
     }
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::blocks::{RotaryTable, for_rows};
+use crate::blocks::{BlockKeys, RotaryTable, for_rows};
 use crate::workspace::{CUT_GRID, Workspace};
 use crate::{Batch, Decoder, LayerProgress, ModelError, RecurrentState};
 
@@ -118,8 +118,10 @@ pub struct ProjectedIndex<'a> {
     pub queries: &'a [f32],
     /// `[rows, heads]`.
     pub weights: &'a [f32],
-    /// `[rows, width]`, rotated to their positions.
+    /// `[rows, width]`, rotated to their positions, or still to be joined by block.
     pub keys: &'a [f32],
+    /// The keys of blocks from those of their tokens, if the indexer ranks blocks.
+    pub block_keys: Option<&'a BlockKeys>,
 }
 
 /// A batch in main memory, computed by the CPU.
@@ -227,7 +229,7 @@ impl Forward for HostForward {
     fn projected(&mut self) -> Option<Projected<'_>> {
         let (layer, rows) = self.progress.under_way()?;
         let attention = self.model.layers[layer].attention.as_ref()?;
-        let indexer = attention.indexer.as_ref().map(|indexer| &indexer.shape);
+        let indexer = attention.indexer.as_deref();
         Some(self.workspace.projected(&attention.shape, indexer, rows))
     }
 

@@ -118,7 +118,7 @@ impl Layer {
         for rows in batch.row_blocks(rows, ROW_BLOCK, CUT_GRID) {
             let parts: Vec<SegmentPart> = batch.parts(rows.clone()).collect();
             let first = rows.start;
-            let mut block = workspace.row_block(hidden, rows, self.attended_width());
+            let mut block = workspace.row_block(batch, hidden, rows, self.attended_width());
             for step in &self.steps[..end] {
                 step.apply(&mut block, &parts, states);
             }
@@ -154,7 +154,7 @@ impl Layer {
         for rows in batch.row_blocks(0..batch.rows(), ROW_BLOCK, CUT_GRID) {
             let parts: Vec<SegmentPart> = batch.parts(rows.clone()).collect();
             let first = rows.start;
-            let mut block = workspace.row_block(hidden, rows, self.attended_width());
+            let mut block = workspace.row_block(batch, hidden, rows, self.attended_width());
             experts.end(&mut block, first, &parts);
             for step in &self.steps[at + 1..] {
                 step.apply(&mut block, &parts, &mut []);
@@ -264,6 +264,7 @@ impl Step {
             Step::FeedForward(mlp) => mlp.apply(rows.normed, rows.inner, rows.inner_gate, rows.branch, parts),
             // Experts run for a whole batch, not here.
             Step::Experts(_) => {}
+            Step::Recur(Mixer::Ngrams(table)) => table.apply(rows, parts, states),
             Step::Recur(mixer) => mixer.apply(parts, states, rows.normed, rows.mixer, rows.branch),
             Step::OpenGate {
                 norm,

@@ -87,11 +87,12 @@ mod workspace;
 pub use adapters::{AdapterInfo, AdapterScales, AdapterSpec, MOST_ADAPTERS};
 pub use batch::{Batch, CutGrid, Segment, SegmentPart, SegmentTokens};
 pub use blocks::{
-    Activation, AltUp, Attention, Expert, ExpertBudget, ExpertCache, ExpertClass, ExpertGroups, ExpertSettings,
-    ExpertStatistics, ExpertWeights, Experts, FusedLayout, GatedDeltaNet, HeadProjection, Indexer, KeyValue,
-    KimiDeltaAttention, LatentQuery, Laurel, LayerInput, LayerInputs, LightningAttention, Mamba2, Mixer, Mlp, Norm,
-    PositionTable, Projection, Rotary, Router, RouterRules, Scoring, SharedExpert, ShortConvolution, StreamStep,
-    StreamedExperts, Streams, WeightSum, expert_cache_bytes, expert_slots, least_expert_cache_bytes,
+    Activation, AltUp, Attention, BlockKeys, Expert, ExpertBudget, ExpertCache, ExpertClass, ExpertGroups,
+    ExpertSettings, ExpertStatistics, ExpertWeights, Experts, FusedLayout, GatedDeltaNet, HeadProjection,
+    HyperConnection, Indexer, IndexerKeys, KeyValue, KimiDeltaAttention, LatentQuery, Laurel, LayerInput, LayerInputs,
+    LightningAttention, Mamba2, Mixer, Mlp, NgramHashes, NgramTable, Norm, PositionTable, Projection, Rotary, Router,
+    RouterRules, Scoring, SharedExpert, ShortConvolution, StreamStep, StreamedExperts, Streams, WeightSum,
+    expert_cache_bytes, expert_slots, least_expert_cache_bytes,
 };
 pub use chat::{ChatMessage, ChatTemplate, ConversationText, TemplateLimit};
 pub use config::{AttentionShape, ExpertShape, IndexerShape, ModelConfig};
@@ -118,7 +119,7 @@ pub use recurrent::{RecurrentLayer, RecurrentState};
 pub use reranking::{Reranking, ScoreRule};
 pub use rope_scaling::{RopeMethod, RopeScaling};
 pub use state_shape::{
-    GatedDeltaNetShape, KimiDeltaShape, LightningShape, Mamba2Shape, ShortConvolutionShape, StateShape,
+    GatedDeltaNetShape, KimiDeltaShape, LightningShape, Mamba2Shape, NgramShape, ShortConvolutionShape, StateShape,
 };
 pub use stream::StreamDecoder;
 pub use tokenizer::Tokenizer;

@@ -16,6 +16,8 @@ pub enum StateShape {
     KimiDelta(KimiDeltaShape),
     /// State of a [`LightningAttention`](crate::LightningAttention), which has no convolution.
     Lightning(LightningShape),
+    /// State of an [`NgramTable`](crate::NgramTable).
+    Ngrams(NgramShape),
 }
 
 /// The sizes of a [`GatedDeltaNet`](crate::GatedDeltaNet).
@@ -75,6 +77,17 @@ pub struct LightningShape {
     pub heads: usize,
     /// Width of a head.
     pub head_dim: usize,
+}
+
+/// The sizes of an [`NgramTable`](crate::NgramTable).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NgramShape {
+    /// Values of all residual streams of a token.
+    pub channels: usize,
+    /// Values of a token that come from the table.
+    pub inputs: usize,
+    /// Tokens before the current one that n-grams and the convolution reach.
+    pub window: usize,
 }
 
 impl KimiDeltaShape {
@@ -166,6 +179,7 @@ impl StateShape {
             StateShape::Mamba2(_) => "Mamba2",
             StateShape::KimiDelta(_) => "Kimi Delta Attention",
             StateShape::Lightning(_) => "lightning attention",
+            StateShape::Ngrams(_) => "table of n-grams",
         }
     }
 
@@ -177,7 +191,7 @@ impl StateShape {
         }
     }
 
-    /// Values per token in the convolution.
+    /// Values per token in the convolution. A table of n-grams also keeps the token.
     pub(crate) fn channels(&self) -> usize {
         match self {
             StateShape::GatedDeltaNet(shape) => shape.channels(),
@@ -185,6 +199,7 @@ impl StateShape {
             StateShape::Mamba2(shape) => shape.channels(),
             StateShape::KimiDelta(shape) => shape.channels(),
             StateShape::Lightning(shape) => shape.channels(),
+            StateShape::Ngrams(shape) => shape.channels + 1,
         }
     }
 
@@ -194,11 +209,12 @@ impl StateShape {
             | StateShape::ShortConvolution(ShortConvolutionShape { kernel, .. })
             | StateShape::Mamba2(Mamba2Shape { kernel, .. })
             | StateShape::KimiDelta(KimiDeltaShape { kernel, .. }) => *kernel,
+            StateShape::Ngrams(shape) => shape.window + 1,
             StateShape::Lightning(_) => 1,
         }
     }
 
-    /// The memories of the heads: none in a short convolution.
+    /// The memories of the heads: none in a short convolution or in a table of n-grams.
     pub(crate) fn memory(&self) -> MemoryShape {
         match self {
             StateShape::GatedDeltaNet(shape) => MemoryShape {
@@ -206,7 +222,7 @@ impl StateShape {
                 rows: shape.key_dim,
                 columns: shape.value_dim,
             },
-            StateShape::ShortConvolution(_) => MemoryShape::default(),
+            StateShape::ShortConvolution(_) | StateShape::Ngrams(_) => MemoryShape::default(),
             StateShape::Mamba2(shape) => MemoryShape {
                 heads: shape.heads,
                 rows: shape.state_width,
@@ -250,6 +266,7 @@ impl StateShape {
     pub(crate) fn scratch_width(&self) -> usize {
         match self {
             StateShape::ShortConvolution(shape) => 3 * shape.channels,
+            StateShape::Ngrams(shape) => shape.inputs + 4 * (shape.channels + 1),
             _ => {
                 let memory = self.memory();
                 2 * (self.channels() + memory.width()) + memory.heads + self.decays()
@@ -261,7 +278,7 @@ impl StateShape {
     pub(crate) fn problem(&self) -> Option<&'static str> {
         let heads = match self {
             StateShape::GatedDeltaNet(shape) => (shape.value_heads, shape.key_heads),
-            StateShape::ShortConvolution(_) => (1, 1),
+            StateShape::ShortConvolution(_) | StateShape::Ngrams(_) => (1, 1),
             StateShape::Mamba2(shape) => (shape.heads, shape.groups),
             StateShape::KimiDelta(KimiDeltaShape { heads, .. })
             | StateShape::Lightning(LightningShape { heads, .. }) => (*heads, *heads),

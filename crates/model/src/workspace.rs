@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use riffle_linear::Columns;
 
-use crate::blocks::{ExpertScratch, IndexedRows, RotaryTable, expert_scratch_bytes};
+use crate::blocks::{ExpertScratch, IndexedRows, Indexer, RotaryTable, expert_scratch_bytes};
 use crate::config::IndexerShape;
 use crate::layer::Rows;
-use crate::{AttentionShape, CutGrid, ModelConfig, Projected, ProjectedIndex};
+use crate::{AttentionShape, Batch, CutGrid, ModelConfig, Projected, ProjectedIndex};
 
 /// Tokens per block of linear work: enough rows to read each weight once for many, few enough to keep scratch small.
 pub(crate) const ROW_BLOCK: usize = 256;
@@ -166,12 +166,12 @@ impl Workspace {
     }
 
     /// Queries, keys and values of the first `rows` rows of a layer, and the buffer for attention's result.
-    pub(crate) fn projected(
-        &mut self,
+    pub(crate) fn projected<'a>(
+        &'a mut self,
         layer: &AttentionShape,
-        indexer: Option<&IndexerShape>,
+        indexer: Option<&'a Indexer>,
         rows: usize,
-    ) -> Projected<'_> {
+    ) -> Projected<'a> {
         Projected {
             index: indexer.map(|indexer| self.indexed.projected(indexer, rows)),
             queries: &mut self.queries[..rows * layer.query_width()],
@@ -184,6 +184,7 @@ impl Workspace {
     /// Some rows of a batch, with the `attended_width` values of attention's result per row, and scratch.
     pub(crate) fn row_block<'a>(
         &'a mut self,
+        batch: &'a Batch,
         hidden: &'a mut [f32],
         rows: Range<usize>,
         attended_width: usize,
@@ -191,6 +192,7 @@ impl Workspace {
         let (sizes, count) = (self.sizes, rows.len());
         let width = sizes.layer_inputs;
         RowBlock {
+            tokens: &batch.tokens()[rows.clone()],
             hidden: &mut hidden[rows.start * sizes.hidden..][..count * sizes.hidden],
             attended: &mut self.attended[rows.start * attended_width..][..count * attended_width],
             normed: &mut self.normed[..count * sizes.hidden],
@@ -251,18 +253,21 @@ impl Indexed {
         }
     }
 
-    fn projected(&self, indexer: &IndexerShape, rows: usize) -> ProjectedIndex<'_> {
-        let [queries, weights, keys] = indexer.widths().map(|width| rows * width);
+    fn projected<'a>(&'a self, indexer: &'a Indexer, rows: usize) -> ProjectedIndex<'a> {
+        let [queries, weights, keys] = indexer.shape.widths().map(|width| rows * width);
         ProjectedIndex {
             queries: &self.queries[..queries],
             weights: &self.weights[..weights],
             keys: &self.keys[..keys],
+            block_keys: indexer.block_keys(),
         }
     }
 }
 
 /// Some rows of a batch and scratch for them.
 pub(crate) struct RowBlock<'a> {
+    // [rows]
+    pub(crate) tokens: &'a [u32],
     // [rows, hidden], the residual stream
     pub(crate) hidden: &'a mut [f32],
     // [rows, heads, value_width], attention's result

@@ -107,6 +107,7 @@ mod spans;
 mod sparse_policy;
 mod spec;
 mod state;
+mod torch_choice;
 mod traits;
 
 pub use assignment::{PolicyRule, PolicyRules};
@@ -124,4 +125,5 @@ pub use scratch::LentScan;
 pub use set::{PolicySet, dense_below};
 pub use sparse_policy::{Evict, Learn, Persist, SparsePolicy, Summarize};
 pub use spec::PolicySpec;
+pub use torch_choice::choose_as_torch;
 pub use traits::{ChunkNeed, EstimateKind, KeyUse, Recall, Traits};

@@ -1,4 +1,4 @@
-//! Selections of layers with a trained indexer: the model ranks the tokens, and policies do not act.
+//! Selections of layers with a trained indexer: the model ranks tokens or blocks of tokens, and policies do not act.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -6,7 +6,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 use riffle_attention::{PageView, Selection};
 use riffle_model::{IndexerShape, ProjectedIndex};
-use riffle_policy::{IndexerQueries, choose_tokens, select_tokens};
+use riffle_policy::{IndexerQueries, choose_as_torch, choose_tokens, select_tokens};
 
 use crate::EngineError;
 use crate::attention::{AttentionState, Chunk, Tile};
@@ -47,6 +47,7 @@ impl<'a> IndexRows<'a> {
                 queries: part(self.rows.queries, heads * width),
                 weights: part(self.rows.weights, heads),
                 keys: part(self.rows.keys, width),
+                block_keys: self.rows.block_keys,
             },
             ..self
         }
@@ -60,6 +61,8 @@ impl AttentionState {
         if tokens.start == 0 {
             self.latest_choice.clear();
         }
+        self.index_blocks
+            .truncate_layer(index.cache_layer, self.cache.tokens(index.cache_layer));
         let width = index.shape.width;
         let keys = &index.rows.keys[tokens.start * width..tokens.end * width];
         Ok(self.cache.append(index.cache_layer, keys, &[])?)
@@ -84,11 +87,14 @@ impl AttentionState {
                 .map(|tile| index.select(tile, chunk.tokens.start, pages))
                 .collect()
         };
-        let reads_all = chunk.end() <= index.shape.tokens;
-        let selections = if reads_all {
-            choose(&[])
-        } else {
-            self.cache.with_keys(index.cache_layer, 0, 0, choose)?
+        let place = (index.cache_layer, &index.shape);
+        let selections = match index.rows.block_keys {
+            _ if index.reads_all(chunk.end()) => choose(&[]),
+            None => self.cache.with_keys(index.cache_layer, 0, 0, choose)?,
+            Some(rule) => {
+                self.index_blocks.extend(&self.cache, place, rule, chunk.end())?;
+                choose(&self.index_blocks.pages(index.cache_layer))
+            }
         };
         if index.is_shared {
             let starts = chunk.tiles.iter().map(|tile| tile.queries.start);
@@ -99,10 +105,15 @@ impl AttentionState {
 }
 
 impl IndexRows<'_> {
-    /// The selection of a tile of the chunk that begins with row `first`.
+    /// True if a row that sees `tokens` tokens reads all of them.
+    fn reads_all(&self, tokens: usize) -> bool {
+        tokens / self.shape.block <= self.shape.tokens / self.shape.block
+    }
+
+    /// The selection of a tile of the chunk that begins with row `first`. `pages` hold keys of tokens or of blocks.
     fn select(&self, tile: &Tile<'_>, first: usize, pages: &[PageView<'_>]) -> Selection {
         let (start, rows) = (tile.queries.start, tile.queries.rows);
-        if start + rows <= self.shape.tokens {
+        if self.reads_all(start + rows) {
             return Selection::full(start + rows);
         }
         let index = IndexerQueries {
@@ -113,17 +124,26 @@ impl IndexRows<'_> {
         };
         let rows = (0..rows).into_par_iter().map(|row| {
             let seen = start + row + 1;
-            if seen <= self.shape.tokens {
+            if self.reads_all(seen) {
                 return (0..seen).collect();
             }
-            let scores = scores(&index, first + tile.first_row + row, seen, pages);
-            choose_tokens(&scores, self.shape.tokens)
+            let (block, row) = (self.shape.block, first + tile.first_row + row);
+            let scores = scores(&index, row, seen / block, pages);
+            if block == 1 {
+                return choose_tokens(&scores, self.shape.tokens);
+            }
+            let chosen = choose_as_torch(&scores, self.shape.tokens / block).into_iter();
+            let behind = seen / block * block..seen;
+            chosen
+                .flat_map(|number| number * block..(number + 1) * block)
+                .chain(behind)
+                .collect()
         });
         select_tokens(start, &rows.collect::<Vec<Vec<usize>>>())
     }
 }
 
-/// The scores of the first `seen` tokens for a row.
+/// The scores of the first `seen` tokens, or blocks, for a row.
 fn scores(index: &IndexerQueries<'_>, row: usize, seen: usize, pages: &[PageView<'_>]) -> Vec<f32> {
     let mut scores = vec![0.0; seen];
     let (mut tasks, mut rest) = (Vec::new(), &mut *scores);

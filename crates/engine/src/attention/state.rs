@@ -5,8 +5,8 @@ use riffle_policy::{CostModel, Phase, PolicyRules, PolicySet, PolicyShape};
 
 use crate::EngineError;
 use crate::attention::{
-    Audit, AuditObserver, Auto, BlockMeans, Counters, Evicted, LatestChoice, LearnedRows, Observers, Reader,
-    RollingWindow, SlidingLayer, SlidingLayers, Slot, lacks_room, runs_empty,
+    Audit, AuditObserver, Auto, BlockMeans, Counters, Evicted, IndexBlocks, LatestChoice, LearnedRows, Observers,
+    Reader, RollingWindow, SlidingLayer, SlidingLayers, Slot, lacks_room, runs_empty,
 };
 
 /// Policies of one sequence.
@@ -43,6 +43,8 @@ pub(crate) struct AttentionState {
     pub(crate) sliding: SlidingLayers,
     /// Selections of the model's indexers, while later layers use them.
     pub(super) latest_choice: LatestChoice,
+    /// Keys of blocks of the model's indexers.
+    pub(super) index_blocks: IndexBlocks,
     pub(crate) learned_rows: LearnedRows,
     pub(crate) counters: Counters,
     pub(crate) audit: Option<Audit>,
@@ -113,6 +115,7 @@ impl AttentionState {
             rolling: RollingWindow::default(),
             sliding: SlidingLayers::default(),
             latest_choice: LatestChoice::new(),
+            index_blocks: IndexBlocks::default(),
             learned_rows: LearnedRows::default(),
             counters: Counters::default(),
             audit: None,
@@ -243,6 +246,7 @@ impl AttentionState {
             self.policies.prefill.truncate(slot);
             self.policies.decode.truncate(slot);
             self.means.truncate(|_, _| slot);
+            self.index_blocks.truncate(slot);
             return;
         }
         for layer in 0..self.cache.shape().layers.count() {

@@ -14,7 +14,7 @@ use riffle_model::{IndexerShape, ModelConfig, ModelInfo, PredictorForward};
 use riffle_policy::PolicyShape;
 use serde::Serialize;
 
-use crate::attention::{Heads, SlidingLayers, cached_shape};
+use crate::attention::{Heads, IndexBlocks, SlidingLayers, cached_shape};
 use crate::error::require;
 use crate::options::{check_indexers, has_indexers};
 use crate::parse::typed_bytes;
@@ -394,6 +394,7 @@ fn scratch_bytes(config: &ModelConfig, options: &EngineOptions, context: usize) 
     // A fork stores as much about its sequence as a session.
     let kept = (context * size_of::<u32>()) as u64
         + (config.vocab_size * size_of::<f32>()) as u64
+        + index_block_bytes(config, context)
         + options.sequence.prefill.stored_bytes(&shapes, context)
         + options.sequence.decode.stored_bytes(&shapes, context);
     // Answers of several sequences pass the layers beside a prompt.
@@ -412,10 +413,19 @@ fn scratch_bytes(config: &ModelConfig, options: &EngineOptions, context: usize) 
         + options.machine.sequences as u64 * kept
 }
 
+/// Bytes of the keys of blocks that a sequence keeps for its indexers.
+fn index_block_bytes(config: &ModelConfig, context: usize) -> u64 {
+    let indexers = config.indexing_layers().filter_map(|layer| config.indexer_of(layer));
+    indexers
+        .map(|indexer| IndexBlocks::planned_bytes(&indexer, context))
+        .sum()
+}
+
 /// Bytes of the indexers' selections for a chunk, or for a batch if several layers read them.
 fn chosen_bytes(config: &ModelConfig, [batch, chunk]: [usize; 2], context: usize) -> u64 {
     let indexers = || config.indexers.iter().flatten();
-    let tokens = indexers().map(|indexer| indexer.tokens.min(context)).max().unwrap_or(0);
+    let most = |indexer: &IndexerShape| indexer.tokens.saturating_add(indexer.block - 1).min(context);
+    let tokens = indexers().map(most).max().unwrap_or(0);
     let is_shared = config.indexing_layers().count() < indexers().count();
     let rows = if is_shared { batch + chunk } else { chunk };
     (rows * tokens * size_of::<Span>()) as u64

@@ -12,8 +12,9 @@ use safetensors::SafeTensors;
 use crate::testing::{bits, go_on, read, write};
 
 /// One family of each kind: latent attention with and without a narrow query, and with an indexer of each layer or of several, a short
-/// convolution, Mamba2 before, beside and instead of attention in a layer, delta attention with a gate for each channel, lightning attention.
-const FAMILIES: [&str; 10] = [
+/// convolution, Mamba2 before, beside and instead of attention in a layer, delta attention with a gate for each channel, lightning
+/// attention, and an indexer of blocks behind a table of n-grams.
+const FAMILIES: [&str; 11] = [
     "deepseek_v3",
     "deepseek_v32",
     "glm_moe_dsa",
@@ -24,10 +25,11 @@ const FAMILIES: [&str; 10] = [
     "granitemoehybrid",
     "falcon_h1",
     "nemotron_h",
+    "qwen4_exp_text",
 ];
 
 /// Families whose layers read what an indexer chooses.
-const INDEXED: [&str; 2] = ["deepseek_v32", "glm_moe_dsa"];
+const INDEXED: [&str; 3] = ["deepseek_v32", "glm_moe_dsa", "qwen4_exp_text"];
 
 /// Families with linear attention and experts.
 const LINEAR: [&str; 2] = ["kimi_linear", "minimax"];
@@ -165,9 +167,11 @@ fn a_model_that_chooses_by_itself_reads_less_and_refuses_other_choices() {
         let engine = engine(name, options.clone());
         let config = engine.model().config();
         let indexing = config.indexing_layers().count();
+        // Keys and values, or a latent and its rotated part.
+        let width = if name == "qwen4_exp_text" { 2 * 2 * 16 } else { 48 };
         assert_eq!(
             engine.plan().kv_bytes_per_token as usize,
-            2 * (config.layers * 48 + indexing * 32)
+            2 * (config.attention_layers() * width + indexing * 32)
         );
         let session = read(&engine, &tokens);
         let pairs = session.sequence().counts().pairs;

@@ -18,7 +18,8 @@ pub struct Attention {
     pub query: Projection,
     /// Converts queries to latent width, in a latent layer whose weights hold keys and values of every head.
     pub latent_query: Option<Box<LatentQuery>>,
-    /// Selects the tokens that queries read, in a latent layer with narrow queries that was trained with an indexer.
+    /// Selects the tokens that queries read, in a layer that was trained with an indexer. A latent layer with one has
+    /// narrow queries.
     pub indexer: Option<Box<Indexer>>,
     /// Norm of query heads before the rotation: of each head, or of all together if it is as wide as all of them.
     pub query_norm: Option<Norm>,
@@ -73,36 +74,44 @@ impl Attention {
             let (first, rows) = (block.start, block.len());
             let normed = &mut normed[..rows * width];
             self.norm.apply(&hidden[first * width..][..rows * width], normed);
+            let normed = &*normed;
             let queries = &mut queries[first * widths[0]..][..rows * widths[0]];
             let keys = &mut keys[first * widths[1]..][..rows * widths[1]];
             let values = &mut values[first * widths[2]..][..rows * widths[2]];
             let parts: Vec<SegmentPart> = batch.parts(block.clone()).collect();
-            match (&self.latent_query, &self.key_value) {
+            let index_input = match (&self.latent_query, &self.key_value) {
                 (Some(latent), own) => {
                     let queries = (&mut *queries, shape.key_width);
                     let narrow = latent.apply(&self.query, (normed, &parts), queries, mixer);
-                    if let Some(indexer) = &self.indexer {
-                        let angles = &table.angles()[first * rotary.dim()..];
-                        let rows = indexed.rows(&indexer.shape, block.clone());
-                        indexer.apply((normed, narrow, &parts), (angles, rotary.dim()), rows);
-                    }
                     if let Some(own) = own {
                         own.key.apply(normed, keys, &parts);
                     }
+                    narrow
                 }
-                (None, Some(KeyValue { key, value, .. })) => match value {
-                    Some(value) => {
-                        let outputs = [&mut *queries, &mut *keys, &mut *values];
-                        Projection::apply_all([&self.query, key, value], normed, outputs, &parts);
+                (None, Some(KeyValue { key, value, .. })) => {
+                    match value {
+                        Some(value) => {
+                            let outputs = [&mut *queries, &mut *keys, &mut *values];
+                            Projection::apply_all([&self.query, key, value], normed, outputs, &parts);
+                        }
+                        None => {
+                            Projection::apply_all([&self.query, key], normed, [&mut *queries, &mut *keys], &parts);
+                            // Empty in a latent layer.
+                            let copied = values.len();
+                            values.copy_from_slice(&keys[..copied]);
+                        }
                     }
-                    None => {
-                        Projection::apply_all([&self.query, key], normed, [&mut *queries, &mut *keys], &parts);
-                        // Empty in a latent layer.
-                        let copied = values.len();
-                        values.copy_from_slice(&keys[..copied]);
-                    }
-                },
-                (None, None) => self.query.apply(normed, queries, &parts),
+                    normed
+                }
+                (None, None) => {
+                    self.query.apply(normed, queries, &parts);
+                    normed
+                }
+            };
+            if let Some(indexer) = &self.indexer {
+                let angles = &table.angles()[first * rotary.dim()..];
+                let rows = indexed.rows(&indexer.shape, block.clone());
+                indexer.apply((normed, index_input, &parts), (angles, rotary.dim()), rows);
             }
             if let Some(norm) = self.key_value.as_ref().and_then(|own| own.value_norm.as_ref()) {
                 super::rows::for_rows(values, norm.width(), |_, head| norm.apply_in_place(head));

@@ -49,6 +49,8 @@ pub struct GatedDeltaNet {
     pub norm: Vec<f32>,
     /// The term that this norm adds to the mean square.
     pub norm_epsilon: f32,
+    /// True if gates open by a sigmoid; otherwise by SiLU.
+    opens_by_sigmoid: bool,
 }
 
 impl GatedDeltaNet {
@@ -98,6 +100,7 @@ impl GatedDeltaNet {
             decay_biases,
             norm,
             norm_epsilon,
+            opens_by_sigmoid: false,
         })
     }
 
@@ -105,6 +108,14 @@ impl GatedDeltaNet {
     pub(crate) fn with_strength_limit(self, limit: f32) -> GatedDeltaNet {
         GatedDeltaNet {
             strength_limit: limit,
+            ..self
+        }
+    }
+
+    /// Opens the gates of the reads by a sigmoid in place of SiLU.
+    pub(crate) fn with_sigmoid_gates(self) -> GatedDeltaNet {
+        GatedDeltaNet {
+            opens_by_sigmoid: true,
             ..self
         }
     }
@@ -149,7 +160,12 @@ impl GatedDeltaNet {
             }
         }
         self.recurrence.apply(parts, states, &mut block, |rows| {
-            gate_heads(rows, self.shape.value_width(), (&self.norm, self.norm_epsilon), silu);
+            let norm = (&*self.norm, self.norm_epsilon);
+            if self.opens_by_sigmoid {
+                gate_heads(rows, self.shape.value_width(), norm, sigmoid);
+            } else {
+                gate_heads(rows, self.shape.value_width(), norm, silu);
+            }
         });
         self.output.apply(block.gated, output, parts);
     }

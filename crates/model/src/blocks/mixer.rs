@@ -1,6 +1,6 @@
 //! Mixers of tokens with a recurrent state.
 
-use super::{GatedDeltaNet, KimiDeltaAttention, LightningAttention, Mamba2, ShortConvolution};
+use super::{GatedDeltaNet, KimiDeltaAttention, LightningAttention, Mamba2, NgramTable, ShortConvolution};
 use crate::recurrent::LayerState;
 use crate::{SegmentPart, StateShape};
 
@@ -16,6 +16,8 @@ pub enum Mixer {
     KimiDelta(Box<KimiDeltaAttention>),
     /// Attention with a memory that decays per head and adds each value under its key.
     Lightning(Box<LightningAttention>),
+    /// Features of the latest tokens, added to all residual streams.
+    Ngrams(Box<NgramTable>),
 }
 
 impl Mixer {
@@ -27,6 +29,7 @@ impl Mixer {
             Mixer::Mamba2(mixer) => StateShape::Mamba2(mixer.shape),
             Mixer::KimiDelta(mixer) => StateShape::KimiDelta(mixer.shape),
             Mixer::Lightning(mixer) => StateShape::Lightning(mixer.shape),
+            Mixer::Ngrams(mixer) => StateShape::Ngrams(mixer.shape),
         }
     }
 
@@ -46,6 +49,8 @@ impl Mixer {
             Mixer::Mamba2(mixer) => mixer.apply(parts, states, input, scratch, output),
             Mixer::KimiDelta(mixer) => mixer.apply(parts, states, input, scratch, output),
             Mixer::Lightning(mixer) => mixer.apply(parts, states, input, scratch, output),
+            // It reads tokens and streams, so the step calls it.
+            Mixer::Ngrams(_) => {}
         }
     }
 
@@ -64,6 +69,7 @@ impl Mixer {
             Mixer::Mamba2(mixer) => mixer.replay(state, inputs),
             Mixer::KimiDelta(mixer) => mixer.replay(state, inputs),
             Mixer::Lightning(mixer) => mixer.replay(state, inputs),
+            Mixer::Ngrams(mixer) => mixer.replay(state, inputs),
         }
         state.recorded = recorded;
     }
@@ -76,6 +82,7 @@ impl Mixer {
             Mixer::Mamba2(mixer) => mixer.bytes(),
             Mixer::KimiDelta(mixer) => mixer.bytes(),
             Mixer::Lightning(mixer) => mixer.bytes(),
+            Mixer::Ngrams(mixer) => mixer.bytes(),
         }
     }
 }

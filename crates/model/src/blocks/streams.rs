@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::rows::for_rows;
-use super::{Norm, Projection};
+use super::{HyperConnection, Norm, Projection};
 use crate::SegmentPart;
 use crate::workspace::RowBlock;
 
@@ -39,6 +39,14 @@ pub struct Streams {
 
 /// Work on the streams of rows.
 pub enum StreamStep {
+    /// `streams = the first layer's predictions` from an embedding in `Hidden`, which becomes the active stream.
+    Begin(Arc<Streams>),
+    /// `streams = Hidden`, each of them.
+    Repeat,
+    /// `Hidden = gated mean of the normalised streams`.
+    Mix(Arc<HyperConnection>),
+    /// `streams += factor of the stream * Branch`.
+    Inject(Arc<HyperConnection>),
     /// `streams = predictions corrected by Hidden`, `Hidden = the active stream, scaled`.
     Correct(Arc<AltUp>),
     /// `streams += Normed`, except for the first.
@@ -50,15 +58,26 @@ pub enum StreamStep {
 }
 
 /// Rows of streams and scratch for them.
-pub(crate) struct StreamRows<'a> {
+struct StreamRows<'a> {
     /// `[rows, hidden]`.
-    pub(crate) hidden: &'a mut [f32],
+    hidden: &'a mut [f32],
     /// `[rows, streams, hidden]`.
-    pub(crate) streams: &'a mut [f32],
+    streams: &'a mut [f32],
     /// `[rows, hidden]`.
-    pub(crate) normed: &'a mut [f32],
+    normed: &'a mut [f32],
     /// `[rows, hidden]`.
-    pub(crate) branch: &'a mut [f32],
+    branch: &'a mut [f32],
+}
+
+impl<'a> StreamRows<'a> {
+    fn of(block: &'a mut RowBlock<'_>) -> StreamRows<'a> {
+        StreamRows {
+            hidden: block.hidden,
+            streams: block.streams,
+            normed: block.normed,
+            branch: block.branch,
+        }
+    }
 }
 
 impl AltUp {
@@ -130,7 +149,7 @@ impl AltUp {
 
 impl Streams {
     /// Computes the streams of embeddings in `hidden`, and the predictions of the first layer.
-    pub(crate) fn begin(&self, rows: &mut StreamRows<'_>, parts: &[SegmentPart]) {
+    fn begin(&self, rows: &mut StreamRows<'_>, parts: &[SegmentPart]) {
         let (width, count) = (self.first.router_norm.width(), self.first.streams());
         for stream in 0..count {
             let values = match stream.checked_sub(1) {
@@ -165,27 +184,32 @@ impl Streams {
     }
 
     /// Bytes in memory, without the predictions of the first layer, which the layer counts.
-    pub(crate) fn bytes(&self) -> u64 {
+    fn bytes(&self) -> u64 {
         self.begin.iter().chain(&self.end).map(Projection::bytes).sum()
     }
 }
 
 impl StreamStep {
     pub(crate) fn apply(&self, block: &mut RowBlock<'_>, parts: &[SegmentPart]) {
-        let mut rows = StreamRows {
-            hidden: block.hidden,
-            streams: block.streams,
-            normed: block.normed,
-            branch: block.branch,
-        };
         match self {
-            StreamStep::Correct(streams) => streams.correct(&mut rows, parts),
-            StreamStep::Predict(streams) => streams.predict(&mut rows, parts),
-            StreamStep::Join(streams) => streams.join(&mut rows, parts),
+            StreamStep::Begin(streams) => streams.begin(&mut StreamRows::of(block), parts),
+            StreamStep::Repeat => {
+                let (width, hidden) = (block.hidden.len() / parts_rows(parts).max(1), &*block.hidden);
+                let count = block.streams.len() / block.hidden.len().max(1);
+                for_rows(block.streams, count * width, |row, streams| {
+                    let streams = streams.chunks_exact_mut(width);
+                    streams.for_each(|stream| stream.copy_from_slice(&hidden[row * width..][..width]));
+                });
+            }
+            StreamStep::Mix(connection) => connection.mix(block, parts),
+            StreamStep::Inject(connection) => connection.inject(block, parts),
+            StreamStep::Correct(streams) => streams.correct(&mut StreamRows::of(block), parts),
+            StreamStep::Predict(streams) => streams.predict(&mut StreamRows::of(block), parts),
+            StreamStep::Join(streams) => streams.join(&mut StreamRows::of(block), parts),
             StreamStep::Spread => {
-                let (width, normed) = (rows.normed.len() / parts_rows(parts).max(1), &*rows.normed);
-                let count = rows.streams.len() / rows.normed.len().max(1);
-                for_rows(rows.streams, count * width, |row, streams| {
+                let (width, normed) = (block.normed.len() / parts_rows(parts).max(1), &*block.normed);
+                let count = block.streams.len() / block.normed.len().max(1);
+                for_rows(block.streams, count * width, |row, streams| {
                     for stream in streams.chunks_exact_mut(width).skip(1) {
                         let added = &normed[row * width..][..width];
                         stream.iter_mut().zip(added).for_each(|(value, added)| *value += added);
@@ -195,11 +219,17 @@ impl StreamStep {
         }
     }
 
-    /// Bytes in memory. A layer's corrections share its predictions' weights.
+    /// Bytes in memory. A layer's corrections share its predictions' weights, and a block's sums its inputs' weights.
     pub(crate) fn bytes(&self) -> u64 {
         match self {
+            StreamStep::Begin(streams) => streams.bytes(),
+            StreamStep::Mix(connection) => connection.bytes(),
             StreamStep::Correct(streams) => streams.bytes(),
-            StreamStep::Spread | StreamStep::Predict(_) | StreamStep::Join(_) => 0,
+            StreamStep::Repeat
+            | StreamStep::Inject(_)
+            | StreamStep::Spread
+            | StreamStep::Predict(_)
+            | StreamStep::Join(_) => 0,
         }
     }
 }

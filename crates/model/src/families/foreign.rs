@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::Family;
 use crate::fields::{Fields, show};
-use crate::{ModelConfig, ModelError};
+use crate::{ModelConfig, ModelError, StateShape};
 
 /// A setting and the values with which it has no effect. Booleans count as 0 and 1.
 struct Foreign {
@@ -184,11 +184,14 @@ fn refuse_two_rotations(fields: &Fields) -> Result<(), ModelError> {
 /// Refuses a list of layer types that contradicts the configured model.
 pub(crate) fn check_layer_types(fields: &Fields, config: &ModelConfig) -> Result<(), ModelError> {
     let types = fields.texts("layer_types")?;
-    if !types.is_empty() && types.len() != config.layers {
-        let problem = format!("lists {} layers, the model has {}", types.len(), config.layers);
+    // A table of n-grams is a layer of its own, which no list names.
+    let is_named = |layer: &usize| !matches!(config.state_of(*layer), Some(StateShape::Ngrams(_)));
+    let layers: Vec<usize> = (0..config.layers).filter(is_named).collect();
+    if !types.is_empty() && types.len() != layers.len() {
+        let problem = format!("lists {} layers, the model has {}", types.len(), layers.len());
         return Err(fields.error("layer_types", problem));
     }
-    for (layer, named) in types.iter().enumerate() {
+    for (named, layer) in types.iter().zip(layers) {
         let slides = config.windows.get(layer).is_some_and(Option::is_some);
         let found = match (config.state_of(layer), config.is_attention(layer)) {
             (Some(_), true) => "hybrid",

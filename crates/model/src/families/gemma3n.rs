@@ -223,7 +223,7 @@ fn build(original: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> R
         )?;
         decoder.layers.push(Layer { attention, steps });
     }
-    decoder.streams = Some(streams);
+    decoder.streams = vec![StreamStep::Begin(streams)];
     decoder.embedding_scale = Some((config.hidden_size as f32).sqrt());
     let cap = fields.optional_positive("final_logit_softcapping")?;
     decoder.logit_cap = cap.map(|cap| cap as f32);

@@ -1,7 +1,7 @@
 //! The settings and tensors of DeepSeek's indexer (arXiv:2512.02556), which selects the tokens that latent attention
 //! reads.
 
-use crate::blocks::{Indexer, Norm, Projection};
+use crate::blocks::{Indexer, IndexerKeys, Norm, Projection};
 use crate::config::{IndexerShape, LARGEST_COUNT};
 use crate::fields::Fields;
 use crate::weights::Checkpoint;
@@ -64,6 +64,7 @@ impl IndexerPlan {
                 heads,
                 width,
                 tokens,
+                block: 1,
                 chooser,
             });
         }
@@ -118,8 +119,15 @@ impl IndexerPlan {
             shape,
             query: Projection::load(weights, &part("wq_b"), shape.heads * width, self.rank, false)?,
             key: Projection::load(weights, &part("wk"), width, hidden, false)?,
-            key_norm,
-            weights: Projection::load(weights, &part("weights_proj"), shape.heads, hidden, false)?,
+            query_norm: None,
+            keys: IndexerKeys::Tokens(key_norm),
+            weights: Some(Projection::load(
+                weights,
+                &part("weights_proj"),
+                shape.heads,
+                hidden,
+                false,
+            )?),
         })))
     }
 }

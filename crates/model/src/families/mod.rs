@@ -17,6 +17,7 @@ mod phi3;
 mod qwen2;
 mod qwen3;
 mod qwen3_5;
+mod qwen4_exp;
 mod wrappers;
 
 pub(crate) use headless::name_bare_tensors;
@@ -109,7 +110,7 @@ impl Family {
 }
 
 /// The families with separate files.
-const OWN: [Family; 14] = [
+const OWN: [Family; 15] = [
     llama::FAMILY,
     mistral::FAMILY,
     qwen2::FAMILY,
@@ -117,6 +118,7 @@ const OWN: [Family; 14] = [
     qwen3_5::FAMILY,
     qwen3_5::MOE,
     qwen3_5::NEXT,
+    qwen4_exp::FAMILY,
     phi::FAMILY,
     phi3::FAMILY,
     gemma::GEMMA2,

@@ -28,14 +28,17 @@ pub(super) const NEXT: Family = Family::new(&["Qwen3NextForCausalLM"], "qwen3_ne
     .with_settings(&["num_experts"])
     .with_partial_rotation();
 
+/// Architectures with the experts of Qwen3-Next.
+const HAS_NEXT_EXPERTS: [&str; 2] = ["Qwen3NextForCausalLM", "Qwen4ExpForCausalLM"];
+
 /// Largest plausible head or kernel of a recurrent layer: memory grows with its square.
 const LARGEST_HEAD: usize = 1 << 12;
 
-fn with_defaults(fields: &Fields, architecture: &str) -> Fields {
+pub(super) fn with_defaults(fields: &Fields, architecture: &str) -> Fields {
     let fields = match architecture {
         "Qwen3_5ForCausalLM" => fields.clone(),
         other => {
-            let is_next = other == "Qwen3NextForCausalLM";
+            let is_next = HAS_NEXT_EXPERTS.contains(&other);
             let fields = fields
                 .with_default("num_experts", if is_next { 512 } else { 256 })
                 .with_default("num_experts_per_tok", if is_next { 10 } else { 8 })
@@ -81,12 +84,12 @@ fn configure(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelEr
     Ok(config)
 }
 
-/// The experts of a model that is not dense. Only Qwen3-Next has a setting for dividing weights by their sum; Qwen3.5
-/// always divides.
-fn experts(fields: &Fields, architecture: &str) -> Result<Option<ExpertSettings>, ModelError> {
+/// The experts of a model that is not dense. Only Qwen3-Next and Qwen4-Exp have a setting for dividing weights by their
+/// sum; Qwen3.5 always divides.
+pub(super) fn experts(fields: &Fields, architecture: &str) -> Result<Option<ExpertSettings>, ModelError> {
     match architecture {
         "Qwen3_5ForCausalLM" => Ok(None),
-        "Qwen3NextForCausalLM" => ExpertSettings::read(fields).map(Some),
+        other if HAS_NEXT_EXPERTS.contains(&other) => ExpertSettings::read(fields).map(Some),
         _ => Ok(Some(ExpertSettings::read(fields)?.with_sum(Some(WeightSum::PLAIN)))),
     }
 }
@@ -111,7 +114,7 @@ fn recurrent_layers(fields: &Fields, layers: usize) -> Result<Vec<bool>, ModelEr
     (0..layers).map(is_recurrent).collect()
 }
 
-fn recurrent_shape(fields: &Fields) -> Result<GatedDeltaNetShape, ModelError> {
+pub(super) fn recurrent_shape(fields: &Fields) -> Result<GatedDeltaNetShape, ModelError> {
     let size = |name: &str| -> Result<usize, ModelError> {
         match fields.size(name)? {
             size if size <= LARGEST_HEAD => Ok(size),
@@ -166,7 +169,7 @@ fn build_predictor(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoi
 }
 
 /// Loads the mixers of layers from their storage layout.
-struct Mixers<'a> {
+pub(super) struct Mixers<'a> {
     config: &'a ModelConfig,
     rotary: Arc<Rotary>,
     biased: bool,
@@ -176,7 +179,7 @@ struct Mixers<'a> {
 }
 
 impl<'a> Mixers<'a> {
-    fn new(fields: &Fields, config: &'a ModelConfig) -> Result<Self, ModelError> {
+    pub(super) fn new(fields: &Fields, config: &'a ModelConfig) -> Result<Self, ModelError> {
         let fields = with_defaults(fields, &config.architecture);
         let rotary = RotarySettings::from_fields(&fields, config.head_dim, config.max_position)?;
         Ok(Self {
@@ -232,11 +235,11 @@ impl<'a> Mixers<'a> {
         Ok(Layer { attention, steps })
     }
 
-    fn norm(&self, weights: &mut Checkpoint, name: &str, width: usize) -> Result<Norm, ModelError> {
+    pub(super) fn norm(&self, weights: &mut Checkpoint, name: &str, width: usize) -> Result<Norm, ModelError> {
         norm_plus(self.added_to_norms, self.config, weights, name, width)
     }
 
-    fn recurrent(
+    pub(super) fn recurrent(
         &self,
         weights: &mut Checkpoint,
         name: &str,
@@ -254,7 +257,7 @@ impl<'a> Mixers<'a> {
     }
 
     /// Attention, and the steps on its result.
-    fn attention(
+    pub(super) fn attention(
         &self,
         weights: &mut Checkpoint,
         name: &str,

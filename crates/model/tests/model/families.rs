@@ -112,6 +112,12 @@ const WRAPPED: &[(&str, &str, &str, &str)] = &[
         "language_model.model.",
     ),
     (
+        "experts/qwen4_exp_text",
+        "Qwen4ExpForConditionalGeneration",
+        "qwen4_exp_text",
+        "model.language_model.",
+    ),
+    (
         "experts/deepseek_v3",
         "KimiK25ForConditionalGeneration",
         "deepseek_v3",
@@ -152,12 +158,26 @@ fn settings_that_belong_to_a_class_are_not_those_of_its_text_model() {
     check_against(directory.path(), &case);
 }
 
+/// Checks that a case with one other setting each is refused in words.
+fn assert_refused(case: &Path, refusals: &[(&str, Value, &str)]) {
+    let settings: Value = serde_json::from_slice(&std::fs::read(case.join("config.json")).unwrap()).unwrap();
+    for (name, value, words) in refusals {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("config.json");
+        let mut bent = settings.clone();
+        bent[*name] = value.clone();
+        std::fs::write(&path, bent.to_string()).unwrap();
+        let error = riffle_model::configure(&path, &LoadOptions::default()).unwrap_err();
+        assert!(error.to_string().contains(words), "{name}: {error}");
+    }
+}
+
 #[test]
 fn layers_of_gemma_4_that_do_not_fit_together_are_refused_by_name() {
     let case = vectors().join("dense/gemma4_text");
     let settings: Value = serde_json::from_slice(&std::fs::read(case.join("config.json")).unwrap()).unwrap();
     let layers = settings["num_hidden_layers"].as_u64().unwrap();
-    for (name, value, words) in [
+    let refusals = [
         ("num_kv_shared_layers", json!(layers), "num_kv_shared_layers"),
         ("num_kv_shared_layers", json!(layers - 1), "no layer of its type"),
         ("enable_moe_block", json!(true), "num_experts"),
@@ -169,15 +189,42 @@ fn layers_of_gemma_4_that_do_not_fit_together_are_refused_by_name() {
         ("vocab_size_per_layer_input", json!(7), "vocab_size_per_layer_input"),
         ("per_layer_config", json!({"2": {"hidden_size": 8}}), "hidden_size"),
         ("rope_parameters", json!({"full_attention": {}}), "sliding_attention"),
-    ] {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("config.json");
-        let mut bent = settings.clone();
-        bent[name] = value;
-        std::fs::write(&path, bent.to_string()).unwrap();
-        let error = riffle_model::configure(&path, &LoadOptions::default()).unwrap_err();
-        assert!(error.to_string().contains(words), "{name}: {error}");
-    }
+    ];
+    assert_refused(&case, &refusals);
+}
+
+#[test]
+fn settings_of_qwen_4_that_do_not_fit_together_are_refused_by_name() {
+    let factors = json!({
+        "rope_type": "longrope", "rope_theta": 1e4, "short_factor": vec![1.0; 8], "long_factor": vec![2.0; 8],
+        "original_max_position_embeddings": 64,
+    });
+    let refusals = [
+        ("hc_count", json!(1), "hc_count"),
+        ("hidden_act", json!("gelu"), "hidden_act"),
+        ("output_gate_type", json!("tanh"), "output_gate_type"),
+        ("indexer_n_heads", Value::Null, "indexer_n_heads"),
+        ("indexer_kv_heads", json!(2), "indexer_kv_heads"),
+        ("indexer_budget", json!(25), "indexer_budget"),
+        ("indexer_head_dim", json!(8), "indexer_head_dim"),
+        ("rope_parameters", factors, "rope_type"),
+        (
+            "layer_types",
+            json!(["linear_attention", "sliding_attention"]),
+            "layer_types",
+        ),
+        (
+            "layer_types",
+            json!(["linear_attention", "linear_attention"]),
+            "layer_types",
+        ),
+        ("ple_layer_ids", json!([2]), "ple_layer_ids"),
+        ("ple_layer_ids", json!([3]), "ple_layer_ids"),
+        ("ple_embed_dim", json!(30), "ple_embed_dim"),
+        ("eos_token_id", Value::Null, "eos_token_id"),
+        ("vocab_size", json!(1 << 24), "vocab_size"),
+    ];
+    assert_refused(&vectors().join("experts/qwen4_exp_text"), &refusals);
 }
 
 #[test]

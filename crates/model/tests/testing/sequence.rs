@@ -6,6 +6,7 @@ use riffle_model::{
     AdapterScales, AttentionShape, Batch, Decoder, Forward, HostForward, IndexerShape, Layer, ModelConfig, Projected,
     RecurrentState, SegmentTokens,
 };
+use riffle_policy::choose_as_torch;
 
 /// Plain causal attention over everything a sequence has seen, within each layer's window, summed in f64.
 pub(crate) struct DenseAttention {
@@ -87,15 +88,27 @@ impl DenseAttention {
         }
     }
 
-    /// Lets a layer's own indexer choose what some rows read; of equal scores the earlier token is chosen.
+    /// Lets a layer's own indexer choose what some rows read. Of equal tokens the earlier is chosen, of equal blocks that
+    /// which torch chooses.
     fn choose(&mut self, layer: usize, position: usize, rows: &std::ops::Range<usize>, projected: &Projected<'_>) {
         let (Some(shape), Some(index)) = (self.indexers[layer], projected.index) else {
             return;
         };
         let keys = &mut self.index_keys[layer];
         keys.extend_from_slice(&index.keys[rows.start * shape.width..rows.end * shape.width]);
+        let blocks = index.block_keys.map(|rule| {
+            let mut joined = vec![0.0; keys.len() / shape.width / shape.block * shape.width];
+            let blocks = joined.chunks_exact_mut(shape.width).enumerate();
+            let stored = keys.chunks_exact(shape.block * shape.width);
+            blocks
+                .zip(stored)
+                .for_each(|((number, key), stored)| rule.write(stored, number * shape.block, key));
+            joined
+        });
+        let keys = blocks.as_ref().unwrap_or(keys);
         for row in rows.clone() {
             let seen = position + row - rows.start + 1;
+            let complete = seen / shape.block;
             let queries = index.queries[row * shape.heads * shape.width..].chunks_exact(shape.width);
             let weights = &index.weights[row * shape.heads..][..shape.heads];
             let score = |key: &[f32]| -> f64 {
@@ -105,12 +118,21 @@ impl DenseAttention {
                 });
                 products.sum()
             };
-            let scores: Vec<f64> = keys.chunks_exact(shape.width).take(seen).map(score).collect();
-            let mut order: Vec<usize> = (0..seen).collect();
-            order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
-            order.truncate(shape.tokens);
-            order.sort_unstable();
-            self.chosen[layer].push(order);
+            let scores: Vec<f64> = keys.chunks_exact(shape.width).take(complete).map(score).collect();
+            let most = shape.tokens / shape.block;
+            let chosen = if shape.block > 1 {
+                let scores: Vec<f32> = scores.iter().map(|score| *score as f32).collect();
+                choose_as_torch(&scores, most)
+            } else {
+                let mut order: Vec<usize> = (0..complete).collect();
+                order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
+                order.truncate(most);
+                order.sort_unstable();
+                order
+            };
+            let read = chosen.into_iter();
+            let read = read.flat_map(|number| number * shape.block..(number + 1) * shape.block);
+            self.chosen[layer].push(read.chain(complete * shape.block..seen).collect());
         }
     }
 

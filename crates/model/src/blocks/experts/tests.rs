@@ -104,6 +104,7 @@ fn apply(experts: &Experts, input: &[f32], [scratch_rows, block]: [usize; 2]) ->
             let rows = input.len() / HIDDEN;
             let (mut normed, mut branch) = (input.to_vec(), vec![f32::NAN; input.len()]);
             let mut rows = RowBlock {
+                tokens: &[],
                 hidden,
                 attended: &mut [],
                 normed: &mut normed,

@@ -78,7 +78,7 @@ impl Case {
                 let mixer = LightningAttention::load(&mut weights, "mixer", &shape, HIDDEN, place, activation);
                 Mixer::Lightning(Box::new(mixer.unwrap()))
             }
-            StateShape::GatedDeltaNet(_) => unreachable!("whole models test it"),
+            StateShape::GatedDeltaNet(_) | StateShape::Ngrams(_) => unreachable!("whole models test it"),
         };
         let [input, output] = ["input", "output"].map(|name| weights.array(name, &[ROWS, HIDDEN]).unwrap());
         assert!(weights.untaken().is_empty(), "{name}: {:?}", weights.untaken());

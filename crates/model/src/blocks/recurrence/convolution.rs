@@ -11,6 +11,8 @@ pub(crate) struct Convolution {
     // [channels]
     bias: Option<Vec<f32>>,
     channels: usize,
+    /// Tokens from one tap to the next.
+    dilation: usize,
     /// True if SiLU follows.
     has_silu: bool,
 }
@@ -44,8 +46,14 @@ impl Convolution {
             taps: taps.collect(),
             bias,
             channels,
+            dilation: 1,
             has_silu: false,
         }
+    }
+
+    /// Reads every `dilation`-th token.
+    pub(crate) fn with_dilation(self, dilation: usize) -> Convolution {
+        Convolution { dilation, ..self }
     }
 
     /// Adds SiLU after the convolution.
@@ -68,18 +76,20 @@ impl Convolution {
         self.channels
     }
 
-    /// `output[row, c] = bias[c] + Σ taps[tap, c] · input[row + tap - (kernel - 1), c]`, both `[rows, channels]`.
-    /// `before`, `[kernel - 1, channels]`, has the rows before the first, and receives the last rows of `input`.
+    /// `output[row, c] = bias[c] + Σ taps[tap, c] · input[row + (tap - (kernel - 1)) · dilation, c]`, both
+    /// `[rows, channels]`. `before`, at least `[(kernel - 1) · dilation, channels]`, has the rows before the first, and
+    /// receives the last rows of `input`.
     pub(crate) fn apply(&self, before: &mut [f32], input: &[f32], output: &mut [f32]) {
         let channels = self.channels;
         let earlier = before.len() / channels;
+        let unread = earlier - (self.taps.len() / channels - 1) * self.dilation;
         for_rows(output, channels, |row, output| {
             match &self.bias {
                 Some(bias) => output.copy_from_slice(bias),
                 None => output.fill(0.0),
             }
             for (tap, taps) in self.taps.chunks_exact(channels).enumerate() {
-                let at = row + tap;
+                let at = row + unread + tap * self.dilation;
                 let source = match at.checked_sub(earlier) {
                     None => &before[at * channels..][..channels],
                     Some(row) => &input[row * channels..][..channels],
