@@ -30,11 +30,7 @@ const KEY: &str = "RIFFLE_API_KEY";
 const SERVER: [&str; 7] = ["riffle", "serve", "--quiet", "--port", "0", "--host", "localhost"];
 
 pub(crate) fn launch(arguments: &LaunchArguments) -> Result<(), Failure> {
-    let own = arguments
-        .serve
-        .as_ref()
-        .map(|model| OwnServer::start(model))
-        .transpose()?;
+    let own = arguments.serve.as_ref().map(OwnServer::start).transpose()?;
     let url = own.as_ref().map_or(arguments.url.as_str(), |own| own.url.as_str());
     let url = url.trim_end_matches('/');
     let key = std::env::var(KEY).ok().filter(|key| !key.is_empty());
@@ -121,7 +117,7 @@ impl OwnServer {
         let stopper = server.stopper();
         let run = move || {
             if let Err(error) = server.run() {
-                console::note(&Failure::from(error));
+                console::note(Failure::from(error));
             }
         };
         let thread = std::thread::Builder::new().name("riffle-server".to_owned()).spawn(run);

@@ -79,35 +79,8 @@ impl Attention {
             let keys = &mut keys[first * widths[1]..][..rows * widths[1]];
             let values = &mut values[first * widths[2]..][..rows * widths[2]];
             let parts: Vec<SegmentPart> = batch.parts(block.clone()).collect();
-            let index_input = match (&self.latent_query, &self.key_value) {
-                (Some(latent), own) => {
-                    let queries = (&mut *queries, shape.key_width);
-                    let narrow = latent.apply(&self.query, (normed, &parts), queries, mixer);
-                    if let Some(own) = own {
-                        own.key.apply(normed, keys, &parts);
-                    }
-                    narrow
-                }
-                (None, Some(KeyValue { key, value, .. })) => {
-                    match value {
-                        Some(value) => {
-                            let outputs = [&mut *queries, &mut *keys, &mut *values];
-                            Projection::apply_all([&self.query, key, value], normed, outputs, &parts);
-                        }
-                        None => {
-                            Projection::apply_all([&self.query, key], normed, [&mut *queries, &mut *keys], &parts);
-                            // Empty in a latent layer.
-                            let copied = values.len();
-                            values.copy_from_slice(&keys[..copied]);
-                        }
-                    }
-                    normed
-                }
-                (None, None) => {
-                    self.query.apply(normed, queries, &parts);
-                    normed
-                }
-            };
+            let outputs = [&mut *queries, &mut *keys, &mut *values];
+            let index_input = self.multiply((normed, &parts), outputs, mixer);
             if let Some(indexer) = &self.indexer {
                 let angles = &table.angles()[first * rotary.dim()..];
                 let rows = indexed.rows(&indexer.shape, block.clone());
@@ -126,6 +99,35 @@ impl Attention {
     }
 
     /// Normalises and rotates the heads of queries and keys; each comes with the width of a row.
+    /// Multiplies normed rows by the weights of queries, keys and values. Returns the input of an indexer: latent queries, or the normed rows.
+    fn multiply<'a>(
+        &self,
+        (normed, parts): (&'a [f32], &[SegmentPart]),
+        [queries, keys, values]: [&mut [f32]; 3],
+        scratch: &'a mut [f32],
+    ) -> &'a [f32] {
+        match (&self.latent_query, &self.key_value) {
+            (Some(latent), own) => {
+                let narrow = latent.apply(&self.query, (normed, parts), (queries, self.shape.key_width), scratch);
+                if let Some(own) = own {
+                    own.key.apply(normed, keys, parts);
+                }
+                return narrow;
+            }
+            (None, Some(KeyValue { key, value, .. })) => match value {
+                Some(value) => Projection::apply_all([&self.query, key, value], normed, [queries, keys, values], parts),
+                None => {
+                    Projection::apply_all([&self.query, key], normed, [queries, &mut *keys], parts);
+                    // Empty in a latent layer.
+                    let copied = values.len();
+                    values.copy_from_slice(&keys[..copied]);
+                }
+            },
+            (None, None) => self.query.apply(normed, queries, parts),
+        }
+        normed
+    }
+
     fn finish_rows(&self, queries: (&mut [f32], usize), keys: (&mut [f32], usize), angles: (&[f32], usize)) {
         let key_norm = self.key_value.as_ref().map(|own| own.key_norm.as_ref());
         for ((heads, width), norm) in [(queries, Some(self.query_norm.as_ref())), (keys, key_norm)] {
