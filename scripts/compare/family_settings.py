@@ -217,7 +217,7 @@ QWEN4 = dict(
     moe_intermediate_size=12, shared_expert_intermediate_size=20, hc_count=2, hc_lowrank=8, ple_layer_ids=[1], heads_per_ngram=2, ngram_vocab_size_base=20,
     make_ngram_vocab_size_divisible_by=8, split_ngram_parts=4, indexer_n_heads=4, indexer_kv_heads=1, indexer_head_dim=32, indexer_budget=24, indexer_compress_ratio=4,
 )
-SMALL_QWEN4 = dict(num_hidden_layers=2, num_experts=4, num_experts_per_tok=2, shared_expert_intermediate_size=12, layer_types=["linear_attention", "full_attention"])
+SMALL_QWEN4 = dict(num_hidden_layers=2, num_experts=3, num_experts_per_tok=2, shared_expert_intermediate_size=12, layer_types=["linear_attention", "full_attention"])
 
 EXPERTS = {
     "mixtral": [
@@ -248,9 +248,9 @@ EXPERTS = {
         like(QWEN4, B16, SMALL_QWEN4),
         like(QWEN4, num_hidden_layers=6, ple_layer_ids=[5, 2], hc_count=4, ple_embed_dim=24, ple_conv_kernel_size=3, layer_types=["indexed_attention", "linear_attention", "full_attention"] * 2, indexer_n_heads=3, indexer_compress_ratio=8, indexer_budget=48, attention_bias=True, tie_word_embeddings=True, output_gate_type="sigmoid", norm_topk_prob=False, **rope(partial_rotary_factor=0.5)),
         # Texts of the comparison begin with token 3, so only this setting has ends of texts.
-        like(QWEN4, ple_layer_ids=[1, 3], ngram_size=4, heads_per_ngram=1, ple_embed_dim=30, ple_conv_kernel_size=1, split_ngram_parts=1, seed=7, indexer_n_heads=1, indexer_head_dim=48, indexer_compress_ratio=5, indexer_budget=35, linear_num_value_heads=2, linear_conv_kernel_dim=3, num_key_value_heads=1, eos_token_id=[5, 1], **YARN),
+        like(QWEN4, ple_layer_ids=[1, 3], ngram_size=4, heads_per_ngram=1, ple_embed_dim=30, ple_conv_kernel_size=2, split_ngram_parts=1, seed=7, indexer_n_heads=1, indexer_head_dim=48, indexer_compress_ratio=5, indexer_budget=35, linear_num_value_heads=2, linear_conv_kernel_dim=3, num_key_value_heads=1, eos_token_id=[5, 1], **YARN),
         like(QWEN4, ple_layer_ids=None, layer_types=["linear_attention", "indexed_attention", "indexed_attention", "linear_attention"], indexer_compress_ratio=2, indexer_budget=2, num_experts_per_tok=6, rms_norm_eps=1e-3, hc_lowrank=1),
-        like(QWEN4, ple_layer_ids=[3], ngram_size=2, ngram_vocab_size_base=2, layer_types=["indexed_attention", "linear_attention"] * 2, indexer_compress_ratio=1, indexer_budget=30, indexer_n_heads=16, **LINEAR),
+        like(QWEN4, ple_layer_ids=[2], ngram_size=2, ngram_vocab_size_base=2, layer_types=["indexed_attention", "linear_attention"] * 2, indexer_compress_ratio=1, indexer_budget=30, indexer_n_heads=16, **LINEAR),
     ],
     "gpt_oss": [
         dict(B16, **FEW, num_local_experts=5, num_experts_per_tok=2, head_dim=16, intermediate_size=20, **WINDOW, **rope("yarn", factor=8.0, original_max_position_embeddings=64, beta_fast=32.0, beta_slow=1.0, truncate=False)),

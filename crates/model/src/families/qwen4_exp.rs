@@ -234,9 +234,11 @@ impl NgramSettings {
         let Some(&end_of_text) = fields.token_ids("eos_token_id")?.first() else {
             return Err(fields.error("eos_token_id", "is missing; n-grams end at this token"));
         };
-        let window = (kernel - 1).saturating_mul(most).max(most - 1);
-        if window > LARGEST_COUNT {
-            return Err(fields.error("ple_conv_kernel_size", "reaches implausibly far back"));
+        // The convolution therefore reaches further back than the longest n-gram.
+        let window = (kernel - 1).saturating_mul(most);
+        if kernel < 2 || window > LARGEST_COUNT {
+            let problem = format!("must be at least 2, and at most {} with ngram_size {most}", LARGEST_COUNT / most + 1);
+            return Err(fields.error("ple_conv_kernel_size", problem));
         }
         Ok(NgramSettings {
             shape: NgramShape {

@@ -221,6 +221,7 @@ fn settings_of_qwen_4_that_do_not_fit_together_are_refused_by_name() {
         ("ple_layer_ids", json!([2]), "ple_layer_ids"),
         ("ple_layer_ids", json!([3]), "ple_layer_ids"),
         ("ple_embed_dim", json!(30), "ple_embed_dim"),
+        ("ple_conv_kernel_size", json!(1), "ple_conv_kernel_size"),
         ("eos_token_id", Value::Null, "eos_token_id"),
         ("vocab_size", json!(1 << 24), "vocab_size"),
     ];
