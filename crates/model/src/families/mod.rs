@@ -12,6 +12,7 @@ mod latent;
 pub(crate) mod llama;
 mod mistral;
 mod muse_glimmer;
+mod ngrams;
 mod phi;
 mod phi3;
 mod qwen2;

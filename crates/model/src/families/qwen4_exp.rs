@@ -1,14 +1,14 @@
 //! Qwen4-Exp: the layers of Qwen3.5 with experts, joined by hyper-connections of several residual streams. Attention
 //! reads the blocks of tokens that an indexer selects, and some recurrent layers add features of hashed n-grams.
 
-use std::ops::Range;
 use std::sync::Arc;
 
+use super::ngrams::NgramSettings;
 use super::qwen3_5::{self, Mixers};
 use super::{Family, added_to_norms};
 use crate::blocks::{
-    Activation, BlockKeys, Experts, HyperConnection, Indexer, IndexerKeys, Mixer, NgramHashes, NgramTable, Norm,
-    Projection, Rotary, RotarySettings, StreamStep,
+    Activation, BlockKeys, Experts, HyperConnection, Indexer, IndexerKeys, Mixer, NgramTable, Norm, Projection, Rotary,
+    RotarySettings, StreamStep,
 };
 use crate::config::{IndexerShape, LARGEST_COUNT};
 use crate::decoder::Decoder;
@@ -20,9 +20,6 @@ use crate::{ModelConfig, ModelError, NgramShape, StateShape};
 pub(super) const FAMILY: Family = Family::new(&["Qwen4ExpForCausalLM"], "qwen4_exp_text", configure, build)
     .with_settings(&["num_experts"])
     .with_partial_rotation();
-
-/// States hold tokens as f32, plus one.
-const MOST_TOKENS: usize = (1 << 24) - 1;
 
 fn with_defaults(fields: &Fields) -> Fields {
     let fields = fields
@@ -151,7 +148,7 @@ fn layers_with_ngrams(fields: &Fields, layers: usize) -> Result<Vec<usize>, Mode
 }
 
 /// A plausible number above zero.
-fn count(fields: &Fields, name: &str) -> Result<usize, ModelError> {
+pub(super) fn count(fields: &Fields, name: &str) -> Result<usize, ModelError> {
     match fields.size(name)? {
         size if size <= LARGEST_COUNT => Ok(size),
         size => Err(fields.error(name, format!("{size} is not plausible, {LARGEST_COUNT} is the limit"))),
@@ -195,132 +192,6 @@ fn indexer(fields: &Fields, rotated: usize) -> Result<IndexerShape, ModelError> 
         block,
         chooser: 0,
     })
-}
-
-/// The settings of tables of n-grams.
-struct NgramSettings {
-    shape: NgramShape,
-    kernel: usize,
-    /// Tokens of the longest n-gram.
-    most: usize,
-    /// Heads for each length.
-    heads: usize,
-    /// Every head has at least as many rows.
-    least_rows: usize,
-    /// The rows of a table are a multiple of it.
-    multiple: usize,
-    seed: u64,
-    vocab_size: usize,
-    end_of_text: u32,
-}
-
-impl NgramSettings {
-    fn read(fields: &Fields, config: &ModelConfig) -> Result<NgramSettings, ModelError> {
-        let (most, heads) = (count(fields, "ngram_size")?, count(fields, "heads_per_ngram")?);
-        let kernel = count(fields, "ple_conv_kernel_size")?;
-        let all_heads = (most - 1).saturating_mul(heads);
-        let inputs = match fields.optional_size("ple_embed_dim")? {
-            Some(inputs) => inputs.min(LARGEST_COUNT),
-            None => config.hidden_size,
-        };
-        if all_heads == 0 || !inputs.is_multiple_of(all_heads) {
-            let problem = format!("{inputs} is not a multiple of the {all_heads} heads of n-grams");
-            return Err(fields.error("ple_embed_dim", problem));
-        }
-        if config.vocab_size > MOST_TOKENS {
-            let problem = format!("is more than {MOST_TOKENS}, the limit of models with tables of n-grams");
-            return Err(fields.error("vocab_size", problem));
-        }
-        let Some(&end_of_text) = fields.token_ids("eos_token_id")?.first() else {
-            return Err(fields.error("eos_token_id", "is missing; n-grams end at this token"));
-        };
-        // The convolution therefore reaches further back than the longest n-gram.
-        let window = (kernel - 1).saturating_mul(most);
-        if kernel < 2 || window > LARGEST_COUNT {
-            let problem = format!("must be at least 2, and at most {} with ngram_size {most}", LARGEST_COUNT / most + 1);
-            return Err(fields.error("ple_conv_kernel_size", problem));
-        }
-        Ok(NgramSettings {
-            shape: NgramShape {
-                channels: config.streams * config.hidden_size,
-                inputs,
-                window,
-            },
-            kernel,
-            most,
-            heads,
-            least_rows: fields.size("ngram_vocab_size_base")?,
-            multiple: count(fields, "make_ngram_vocab_size_divisible_by")?,
-            seed: fields.optional_count("seed")?.unwrap_or(1234) as u64,
-            vocab_size: config.vocab_size,
-            end_of_text,
-        })
-    }
-
-    /// The hashes of table `number`. Files may hold them; they then replace those that follow from the settings.
-    fn hashes(&self, weights: &mut Checkpoint, name: &str, number: usize) -> Result<NgramHashes, ModelError> {
-        let heads = (self.most - 1) * self.heads;
-        let sizes = primes_from(self.least_rows, number * heads..(number + 1) * heads);
-        let offsets = sizes.iter().scan(0, |end, size| {
-            *end += size;
-            Some(*end - size)
-        });
-        let offsets = offsets.collect();
-        Ok(NgramHashes {
-            factors: stored(weights, &format!("{name}.layer_multipliers"), self.factors(number))?,
-            offsets: stored(weights, &format!("{name}.ngram_heads_offsets"), offsets)?,
-            sizes: stored(weights, &format!("{name}.ngram_heads_vocab_sizes"), sizes)?,
-            end_of_text: self.end_of_text,
-        })
-    }
-
-    /// Odd factors whose products with tokens do not overflow.
-    fn factors(&self, number: usize) -> Vec<i64> {
-        const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
-        const TABLES_APART: u64 = 10_007;
-        let largest = i64::MAX as u64 / self.vocab_size.max(1) as u64;
-        let half = (largest / 2).max(1);
-        let seed = self.seed.wrapping_add(TABLES_APART * number as u64);
-        let factor = |place: u64| 2 * (scrambled(seed.wrapping_add(STEP.wrapping_mul(place + 1))) % half) + 1;
-        (0..self.most as u64).map(|place| factor(place) as i64).collect()
-    }
-}
-
-/// One step of SplitMix64 (Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", 2014).
-fn scrambled(value: u64) -> u64 {
-    let value = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let value = (value ^ (value >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let value = (value ^ (value >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    value ^ (value >> 31)
-}
-
-/// Some of the primes from `least` on, in order.
-fn primes_from(least: usize, numbers: Range<usize>) -> Vec<i64> {
-    let is_prime = |value: &usize| {
-        let mut divisors = (2..).take_while(|divisor| divisor * divisor <= *value);
-        *value > 1 && divisors.all(|divisor| !value.is_multiple_of(divisor))
-    };
-    let primes = (least..).filter(is_prime).skip(numbers.start);
-    primes.take(numbers.len()).map(|prime| prime as i64).collect()
-}
-
-/// The integers of a tensor, or others if files do not hold it.
-fn stored(weights: &mut Checkpoint, name: &str, others: Vec<i64>) -> Result<Vec<i64>, ModelError> {
-    let Some(part) = weights.part(name) else {
-        return Ok(others);
-    };
-    weights.check(name, &[others.len()])?;
-    let bytes = weights.small_bytes(&part)?;
-    let (words, rest) = bytes.as_chunks::<8>();
-    if words.len() != others.len() || !rest.is_empty() {
-        return Err(ModelError::CorruptWeights {
-            path: weights.file_of(name).unwrap_or("".as_ref()).to_owned(),
-            problem: format!("tensor {name} does not hold 64-bit integers"),
-        });
-    }
-    let values = words.iter().map(|word| i64::from_le_bytes(*word)).collect();
-    weights.forget(|other| other == name);
-    Ok(values)
 }
 
 fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Result<Decoder, ModelError> {
@@ -482,34 +353,7 @@ impl Parts<'_> {
         let NgramShape { channels, inputs, .. } = settings.shape;
         let part = |part: &str| format!("{name}.{part}");
         let hashes = settings.hashes(weights, &part("ple_embedding"), number)?;
-        let rows = hashes.sizes.iter().zip(&hashes.offsets);
-        let rows: Option<Vec<i64>> = rows.map(|(size, offset)| offset.checked_add(*size)).collect();
-        let end = rows.and_then(|rows| rows.into_iter().max()).unwrap_or(i64::MAX);
-        let padded = (end as usize).checked_next_multiple_of(settings.multiple);
-        let is_sound = hashes.sizes.iter().all(|size| *size > 0) && hashes.offsets.iter().all(|offset| *offset >= 0);
-        let (Some(padded), true) = (padded, is_sound) else {
-            let problem = format!("does not go with the hashes of {name}");
-            return Err(self.fields.error("ngram_vocab_size_base", problem));
-        };
-        let table = part("ple_embedding.ngram_embedding");
-        let shards: Vec<(String, usize)> = (0..)
-            .map(|shard| format!("{table}.shard_{shard}.weight"))
-            .map_while(|name| {
-                let rows = *weights.info(&name)?.shape.first()?;
-                Some((name, rows))
-            })
-            .collect();
-        let width = inputs / hashes.sizes.len();
-        let table = if shards.is_empty() {
-            weights.matrix(&format!("{table}.weight"), padded, width)?
-        } else {
-            let rows: usize = shards.iter().map(|(_, rows)| rows).sum();
-            if rows != padded {
-                let problem = format!("gives {padded} rows for {name}, the files hold {rows}");
-                return Err(self.fields.error("ngram_vocab_size_base", problem));
-            }
-            weights.joined(&shards, width)?
-        };
+        let table = settings.table(self.fields, weights, &part("ple_embedding"), &hashes)?;
         let norms = [
             self.norms(weights, &part("norm_key"))?,
             self.norms(weights, &part("norm_query"))?,
