@@ -157,7 +157,7 @@ pub(crate) struct RunArguments {
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) generate: GenerateArguments,
-    /// Continue the session of this file, and save it there again
+    /// Continue the session of this file, then save it there
     ///
     /// If the file exists, the session is restored from it. Text in common with the session's beginning is not read
     /// again.
