@@ -29,9 +29,10 @@ const VALUES: [&str; 9] = [
 ];
 
 /// Value names of options that take no numbers.
-const NOT_NUMBERS: [&str; 28] = [
+const NOT_NUMBERS: [&str; 29] = [
     "ADDRESS",
     "MODEL",
+    "URL",
     "PATH",
     "PLACE",
     "FILE",
