@@ -285,9 +285,13 @@ impl Forward for HostForward {
     }
 
     fn may_leave_out_rows(&self, layer: usize) -> bool {
-        // Experts take all rows of a batch together, and a mixer reads one row after the other.
+        // Experts take all rows of a batch together, a mixer reads one row after the other, and sums over inputs count every row.
         let layers = &self.model.layers;
-        layer + 1 == layers.len() && layers[layer].experts().is_none() && layers[layer].mixer().is_none()
+        let is_last = layer + 1 == layers.len();
+        is_last
+            && layers[layer].experts().is_none()
+            && layers[layer].mixer().is_none()
+            && self.model.input_sums.is_empty()
     }
 
     fn logits(&mut self, rows: &[usize], out: &mut [f32]) -> Result<(), ModelError> {

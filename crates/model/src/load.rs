@@ -373,9 +373,12 @@ impl Parts {
             .collect()
     }
 
-    /// Takes the head of a model that scores texts, where it has one.
+    /// Takes the head of a model that scores texts, where it has one. A head beside that of a model for words alone is a tensor without a use.
     fn score_head(&mut self, config: &ModelConfig) -> Result<Option<PackedMatrix>, ModelError> {
         const NAME: &str = "score.weight";
+        if config.predicts_tokens && !self.embedding.ranks {
+            return Ok(None);
+        }
         let Some(rows) = self.weights.info(NAME).and_then(|info| info.shape.first().copied()) else {
             return Ok(None);
         };

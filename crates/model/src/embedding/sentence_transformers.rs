@@ -19,6 +19,8 @@ const MOST_MODULES: usize = 16;
 pub(crate) struct EmbeddingFiles {
     embedding: TextEmbedding,
     dense: Vec<DenseFiles>,
+    /// True if the file is a reranker's, with a head for scores beside the one for words.
+    pub(crate) ranks: bool,
 }
 
 impl EmbeddingFiles {
@@ -38,9 +40,12 @@ impl EmbeddingFiles {
 
     /// By the pooling that a GGUF file names.
     pub(crate) fn of_gguf(pooling_type: Option<i128>) -> Self {
+        /// `pooling_type` of rerankers, as llama.cpp counts.
+        const RANK: i128 = 4;
         Self {
             embedding: TextEmbedding::of_gguf(pooling_type),
             dense: Vec::new(),
+            ranks: pooling_type == Some(RANK),
         }
     }
 

@@ -68,7 +68,7 @@ mod tests {
         let loads = "riffle:model_loads_total{model=\"a\"} 1\nriffle:model_loads_total{model=\"b\"} 0\n";
         assert!(text.contains(loads), "{text}");
         assert!(
-            text.contains("vllm:request_success_total{finished_reason=\"stop\",model=\"b\"} 1"),
+            text.contains("vllm:request_success_total{model=\"b\",finished_reason=\"stop\"} 1"),
             "{text}"
         );
         assert_eq!(text.matches("# EOF").count(), 1);

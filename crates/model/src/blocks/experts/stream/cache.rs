@@ -362,21 +362,28 @@ impl Shared {
         let bytes = self.sources.layers[load.layer][load.part]
             .as_ref()
             .map_or(0, |form| form.file_bytes() as u64);
+        let is_failure = failure.is_some();
         match failure {
             None => state.statistics.read_bytes += bytes,
             Some(error) => _ = state.failures.entry(entry).or_insert(error),
         }
-        let has_failed = state.failures.contains_key(&entry);
         let slot = &mut state.classes[load.class].slots[load.slot];
-        let Content::Loading { left, parts } = &mut slot.content else {
+        let Content::Loading {
+            left,
+            has_failed,
+            parts,
+        } = &mut slot.content
+        else {
             return;
         };
         parts[load.part] = matrix;
         *left -= 1;
+        // Stays here: a caller may take the failure itself while other parts are still loaded.
+        *has_failed |= is_failure;
         if *left > 0 {
             return;
         }
-        let parts = std::mem::take(parts);
+        let (has_failed, parts) = (*has_failed, std::mem::take(parts));
         if has_failed {
             slot.content = Content::Empty(parts);
             (slot.entry, slot.is_fresh) = (None, false);
@@ -453,6 +460,7 @@ impl State {
         };
         slot.content = Content::Loading {
             left: parts.len(),
+            has_failed: false,
             parts: memory,
         };
         (slot.entry, slot.is_fresh) = (Some(entry(layer, expert)), is_early);

@@ -32,7 +32,11 @@ pub(super) enum Content {
     /// Memory without weights, from an earlier entry if there was one.
     Empty(Matrices),
     /// Loaders read the parts. Finished parts are in `parts`.
-    Loading { left: usize, parts: Matrices },
+    Loading {
+        left: usize,
+        has_failed: bool,
+        parts: Matrices,
+    },
     /// Weights, ready for products.
     Ready(Arc<Matrices>),
 }
