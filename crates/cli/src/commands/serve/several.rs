@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use riffle_engine::{EngineError, human_bytes};
+use riffle_files::gguf_shard;
 use riffle_server::{ListenAddress, ModelSource, ModelsPlan, Server};
 
 use super::{Bound, bodies_bytes, place, server_options};
@@ -146,7 +147,7 @@ fn models_in(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
             .extension()
             .is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"))
             && path.is_file();
-        let is_later_part = part_of(&stem).is_some_and(|(_, part)| part != 1);
+        let is_later_part = gguf_shard(&stem).is_some_and(|shard| shard.number != 1);
         if (is_file && !is_later_part) || path.join("config.json").is_file() {
             paths.push(path);
         }
@@ -155,19 +156,8 @@ fn models_in(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     Ok(paths)
 }
 
-/// The name and the number of a part, as in `name-00002-of-00003`.
-fn part_of(stem: &str) -> Option<(&str, u32)> {
-    let (before, count) = stem.rsplit_once("-of-")?;
-    let (name, part) = before.rsplit_once('-')?;
-    count.parse::<u32>().ok()?;
-    Some((name, part.parse().ok()?))
-}
-
 fn without_part(name: String) -> String {
-    match part_of(&name) {
-        Some((whole, _)) => whole.to_owned(),
-        None => name,
-    }
+    gguf_shard(&name).map_or_else(|| name.clone(), |shard| shard.stem.to_owned())
 }
 
 fn introduction(arguments: &ServeArguments, plan: &ModelsPlan, address: &ListenAddress) -> String {
