@@ -225,7 +225,7 @@ impl<V: Visible> Call<'_, V> {
     }
 }
 
-/// Reduces each row's visible tokens to those that `kept` selects, and returns the union.
+/// Clears each row's tokens unless `kept` accepts them. Returns the union of the rows.
 fn keep(bits: &mut [u128], kept: impl Fn(u128) -> bool) -> u128 {
     bits.iter_mut().filter(|bits| !kept(**bits)).for_each(|bits| *bits = 0);
     bits.iter().fold(0, |union, bits| union | bits)

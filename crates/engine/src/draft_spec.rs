@@ -15,8 +15,8 @@ pub(crate) const MOST_TOKENS: usize = 15;
 
 const REQUIREMENT: &str = "it must be none, auto, ngram, sparse:POLICY, mtp, model:PATH, or ngram+ before one of the last three, with @N for drafts of N tokens, such as sparse:quest@4";
 
-/// The sources that draft an answer's next tokens: none, those that pay off ([`Self::auto`]), or named ones. The
-/// answer has the same bytes as without drafts.
+/// The sources that draft an answer's next tokens: none, named ones, or all that pay off ([`Self::auto`]). The answer
+/// has the same bytes as without drafts.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct DraftSpec {
     /// True for `auto`.

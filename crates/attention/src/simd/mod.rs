@@ -160,7 +160,7 @@ impl Level {
     /// Plain Rust, on every machine: the reference for the other sets.
     pub(crate) const SCALAR: Self = Self(Instructions::Scalar);
 
-    /// The best level of this machine, or of those that the environment variable `RIFFLE_INSTRUCTIONS` allows.
+    /// The best level of this machine. The environment variable `RIFFLE_INSTRUCTIONS` can forbid higher levels.
     #[inline]
     pub(crate) fn best() -> Self {
         #[cfg(feature = "std")]

@@ -23,7 +23,7 @@ pub(crate) fn machine() -> Machine {
     }
 }
 
-/// Shows the models with short names, first those that fit this machine.
+/// Lists the models with short names. Models that fit this machine come first.
 fn list() -> Result<(), Failure> {
     let machine = machine();
     let fits = |memory: u64| memory <= machine.memory_bytes;

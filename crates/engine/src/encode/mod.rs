@@ -261,7 +261,7 @@ impl Group {
     }
 }
 
-/// Texts in their order, those that fit into [`ROWS_TOGETHER`] rows together. A longer text stands alone.
+/// Divides texts into groups of at most [`ROWS_TOGETHER`] rows, in order. A longer text is a group of its own.
 fn groups(lengths: &[usize]) -> Vec<Range<usize>> {
     let mut groups: Vec<Range<usize>> = Vec::new();
     let mut rows = 0;

@@ -85,7 +85,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// The answers in the next pass, in the order of the running requests, and separately those that are read again.
+    /// The answers of the next pass, in the order of the running requests. Answers that must be read again come second.
     fn answers_next(&self) -> (Vec<usize>, Vec<usize>) {
         let answers = self.running.iter().enumerate();
         let answers = answers.filter(|(_, running)| matches!(running.stage, Stage::Answering { .. }));

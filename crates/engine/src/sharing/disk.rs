@@ -69,8 +69,8 @@ pub(crate) fn find_prefix(
     Ok(search)
 }
 
-/// Loads up to `step_tokens` more tokens of a search result, after those that the sequence holds, which are the first
-/// of `tokens`. Returns false at the end; the sequence has whole chunks of `tokens` after every step.
+/// Loads up to `step_tokens` more tokens of a search result. The sequence already holds the first of `tokens`. Returns
+/// false at the end; the sequence has whole chunks of `tokens` after every step.
 pub(crate) fn fill_next(
     sequence: &mut Sequence,
     cache: &PrefixCache,

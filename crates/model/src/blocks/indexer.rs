@@ -19,7 +19,7 @@ pub struct Indexer {
     pub query_norm: Option<Norm>,
     /// From the layer's normalised input to `[width]`.
     pub key: Projection,
-    /// What becomes of the projected keys.
+    /// The form of the keys after the projection.
     pub keys: IndexerKeys,
     /// From the layer's normalised input to one weight per head, `[heads]`. Without it all weights are `width^-1/2`.
     pub weights: Option<Projection>,

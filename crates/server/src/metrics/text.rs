@@ -1,4 +1,4 @@
-//! What is counted, as the text that Prometheus reads.
+//! The counters as the text that Prometheus reads.
 
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;

@@ -70,7 +70,7 @@ struct State {
     is_ending: bool,
 }
 
-/// What a request finds at a model.
+/// The state of a model that a request asks for.
 enum Found {
     Ready(Lease),
     Refused(Failure),

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Where a model is.
+/// The stage of a model between disk and memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
     /// On disk alone.
@@ -48,7 +48,7 @@ pub(super) enum Step {
     Wait(Option<Instant>),
 }
 
-/// Where room comes from.
+/// The source of room for a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Room {
     /// From this model, which is idle.

@@ -18,7 +18,7 @@ pub(super) struct Place<'a> {
     pub(super) context_tokens: usize,
 }
 
-/// What starts an agent.
+/// The program, variables and arguments that start an agent.
 #[derive(Debug, PartialEq)]
 pub(super) struct Settings {
     pub(super) program: &'static str,
