@@ -72,7 +72,7 @@ def what_python_brought_is_found(cache):
 
 
 def what_riffle_brought_is_found(cache):
-    path = riffle(cache, "pull", "owner/big").strip()
+    path = riffle(cache, "pull", "owner/big:Q4_0").strip()
     found = python(cache, "print(hub.hf_hub_download('owner/big', 'big-Q4_0.gguf'))", HF_HUB_OFFLINE="1")
     same(found, path, "Python finds a file that riffle pulled, offline")
     same(pathlib.Path(found).read_bytes() == BIG, True, "with its bytes")
@@ -92,7 +92,7 @@ def what_riffle_brought_is_found(cache):
 
 def a_kill_costs_nothing(cache):
     Hub.slow = True
-    child = subprocess.Popen([PROGRAM, "pull", "owner/big"], env=environment(cache), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    child = subprocess.Popen([PROGRAM, "pull", "owner/big:Q4_0"], env=environment(cache), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     partial = None
     while not partial or partial[0].stat().st_size < 1 << 20:
         time.sleep(0.02)
@@ -103,7 +103,7 @@ def a_kill_costs_nothing(cache):
     left = partial[0].stat().st_size
     same(0 < left < len(BIG), True, f"a kill leaves {left} of {len(BIG)} bytes")
     Hub.slow, Hub.served = False, 0
-    path = riffle(cache, "pull", "owner/big").strip()
+    path = riffle(cache, "pull", "owner/big:Q4_0").strip()
     same(Hub.served < len(BIG) - left + 10_000, True, "the next pull brings the rest alone")
     same(pathlib.Path(path).read_bytes() == BIG, True, "and the file is right")
 
@@ -112,9 +112,9 @@ def both_at_once(cache):
     Hub.slow, Hub.served = True, 0
     code = "import huggingface_hub as hub\nhub.hf_hub_download('owner/big', 'big-Q4_0.gguf')"
     children = [
-        subprocess.Popen([PROGRAM, "pull", "owner/big"], env=environment(cache), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL),
+        subprocess.Popen([PROGRAM, "pull", "owner/big:Q4_0"], env=environment(cache), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL),
         subprocess.Popen([sys.executable, "-c", code], env=environment(cache), stderr=subprocess.DEVNULL),
-        subprocess.Popen([PROGRAM, "pull", "owner/big"], env=environment(cache), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL),
+        subprocess.Popen([PROGRAM, "pull", "owner/big:Q4_0"], env=environment(cache), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL),
     ]
     same([child.wait() for child in children], [0, 0, 0], "two pulls and a download by Python at once succeed")
     same(Hub.served < len(BIG) + 50_000, True, "and bring the file once")
