@@ -14,7 +14,7 @@ use safetensors::SafeTensors;
 use serde::Deserialize;
 
 const SMOLLM2: &str = "smollm2-135m-instruct-q4_1.gguf";
-/// The same weights in f32.
+/// The same model with f32 weights.
 const SMOLLM2_F32: &str = "smollm2-135m-instruct-f32.gguf";
 
 /// The file of a model; `None`, with a line that says so, where it was not fetched.
@@ -105,7 +105,7 @@ fn logits_of_smollm2_are_those_of_transformers_within_the_rounding_of_activation
         "mean divergence over the {per_position} likeliest tokens: {divergence:.5} nats, {same_first} of {} first choices",
         positions.len()
     );
-    // Quantised weights round activations to 8 bits; llama.cpp, which does so as well, is 2.8e-3 nats away.
+    // Quantised weights round activations to 8 bits. llama.cpp does the same and is 2.8e-3 nats away.
     assert!(divergence.abs() < 5e-3, "{divergence} nats");
     assert!(same_first >= positions.len() - 3, "{same_first} of {}", positions.len());
 }

@@ -7,10 +7,10 @@ use riffle_attention::Format;
 use riffle_engine::{Engine, EngineOptions, Session};
 use testing::{fixture, go_on, prompt};
 
-/// Set in the process that measures.
+/// Set in the measured child process.
 const MEASURES: &str = "RIFFLE_TEST_RESIDENT";
 
-/// Bytes of this process that lie in memory.
+/// Resident bytes of this process.
 fn resident_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages: u64 = text.split_whitespace().nth(1).unwrap().parse().unwrap();

@@ -68,7 +68,7 @@ fn request(engine: &Engine, tokens: &[u32], scales: [f32; 2]) -> Request {
     }
 }
 
-/// Steps until everything has ended; the tokens of the answers, and how many of each prompt others had read.
+/// Steps until all requests end. Returns the answers' tokens and the number of reused prompt tokens.
 fn finish(scheduler: &mut Scheduler) -> BTreeMap<RequestId, (Vec<u32>, usize)> {
     let mut ended = BTreeMap::new();
     let run = scheduler.run(&mut |event| match event {

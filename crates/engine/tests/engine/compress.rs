@@ -135,7 +135,7 @@ fn a_compressed_session_is_saved_restored_forked_and_goes_on() {
         first.truncate(TOKENS - 32).unwrap();
         assert_eq!(first.tokens().len(), TOKENS - 32);
         bits_after(&mut first, 0..3);
-        // Evicted tokens cannot be gone back to, and serve nobody.
+        // A session cannot truncate to evicted tokens or share them.
         assert_eq!(share_prefix(first.sequence_mut()).unwrap(), 0);
         first.truncate(TOKENS - 33).unwrap();
         assert_eq!(first.tokens().len(), 0);
@@ -224,7 +224,7 @@ fn what_cannot_be_compressed_says_why_and_stays_as_it_is() {
         assert!(matches!(error, EngineError::Option { name: "keep", .. }));
     }
     refused(&mut Session::new(&engine).unwrap(), &kvzip, "holds no text yet");
-    // No room beside the text for what is read to measure it.
+    // The context has no room for the repeated text that kvzip reads.
     let mut long = session(&engine, &prompt(440));
     let error = refused(&mut long, &kvzip, "what is repeated of it");
     assert!(matches!(error, EngineError::ContextExceeded { .. }));

@@ -1,4 +1,5 @@
-//! A model on a device, emulated on the CPU unless RIFFLE_TEST_GPU names a GPU: the same answers as on the CPU, the same bits however few pages lie there.
+//! A model on a device, emulated on the CPU unless RIFFLE_TEST_GPU names a GPU: answers equal the CPU's, and bits do
+//! not depend on the number of pages on the device.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use riffle_engine::{AttentionPrecision, DeviceError, Engine, EngineError, Engine
 
 #[test]
 fn a_model_on_a_device_gives_the_logits_of_the_cpu() {
-    // Weights of 16 bits round activations to 16 bits as well where there are many rows.
+    // With many rows, 16-bit weights round activations to 16 bits too.
     let device = any_device();
     for (name, tolerance) in [(MODEL, 2e-3), ("vectors/group4-dim80-llama3-f16", 4e-3)] {
         let tokens = prompt(130);
@@ -87,7 +88,7 @@ fn what_the_device_appends_is_the_same_in_its_pages_and_in_main_memory() {
                 .with_value_format(value_format)
                 .with_rotate(Some(true))
         };
-        // Read where they were appended, read from main memory, and read by the CPU.
+        // Pages on the device, pages in main memory, and pages that the CPU reads.
         let resident = logits(&load(&fixture(MODEL), encoded(options(Some(device.clone())))), &tokens);
         let mut far = encoded(far(&device, 2, 3));
         far.machine.chunk_tokens = 30;
@@ -117,7 +118,7 @@ fn quest_ranks_by_bounds_on_the_device_as_a_session_of_the_cpu_does() {
         let mut session = Session::new(&with(options)).unwrap();
         session.prefill(&tokens, &mut go_on).unwrap();
         for token in [7, 11] {
-            // The same keys on the CPU: what is chosen of them is the same, so that only roundings differ.
+            // The CPU reads the same keys, so selections are equal and only roundings differ.
             session.sequence().save(&path).unwrap();
             let mut there = Session::restore(&cpu, &path).unwrap();
             let before = (session.sequence().counts().pairs, there.sequence().counts().pairs);
@@ -159,7 +160,7 @@ fn policies_read_the_same_wherever_pages_lie() {
         // Scores of the device where pages lie there, of the CPU where they do not.
         ("xattention:from=0,stride=4,block=16,threshold=0.6,tail=4", "full"),
         ("h2o-chunk:from=0,local=4,heavy=8", "full"),
-        // The CPU scores keys, or corrects outputs, of both.
+        // The CPU scores keys or corrects outputs for these policies.
         ("peaks:from=0,block=16,tail=4", "full"),
         ("streaming:sinks=4,window=50,delta=16", "full"),
     ] {
@@ -169,7 +170,7 @@ fn policies_read_the_same_wherever_pages_lie() {
             load(&fixture(MODEL), options)
         };
         let resident = logits(&with(options(Some(device.clone()))), &tokens);
-        // Choices by scores may differ from the CPU's run, whose hidden states are rounded otherwise.
+        // Selections by scores may differ from the CPU's run, whose hidden states round differently.
         if prefill.starts_with("streaming") {
             let cpu = logits(&with(options(None)), &tokens);
             let found = difference(&resident, &cpu);
@@ -345,7 +346,7 @@ fn memory_that_runs_short_at_any_allocation_is_an_error_and_the_session_goes_on(
             Err(error) => assert!(is_short(&error), "allocation {number}: {error}"),
         }
         in_mid_run += 1;
-        // Another program has let go of it meanwhile.
+        // Another program has freed memory in the meantime.
         assert!(here.tokens().is_empty());
         here.prefill(&tokens, &mut go_on).unwrap();
         assert!(here.logits() == session.logits(), "allocation {number}");

@@ -14,7 +14,7 @@ fn hybrid() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/vectors/qwen3_5-0")
 }
 
-/// Logits after a prompt and after each of two more tokens, and the bytes of attention's results that came to main memory.
+/// Logits after a prompt and after each of two more tokens, and the bytes of attention results copied to main memory.
 fn logits_and_returned(engine: &Arc<Engine>, tokens: &[u32]) -> (Vec<Vec<f32>>, u64) {
     let mut session = Session::new(engine).unwrap();
     session.prefill(tokens, &mut go_on).unwrap();
@@ -142,7 +142,7 @@ fn pages_read_ahead_of_the_next_layer_give_the_bits_of_resident_ones() {
             load(&fixture(MODEL), options)
         };
         let resident = logits(&with(options(Some(device.clone()))), &tokens);
-        // A guess of what a sparse policy reads may be wrong, one of everything is not.
+        // A guess for a sparse policy may be wrong; a guess for full attention is not.
         for (slots, pages) in [(1, 0), (5, 1)] {
             let (found, [of_the_prompt, all]) = logits_and_ahead(&with(far(&device, slots, pages)), &tokens);
             assert!(found == resident, "{decode}, {slots} slots, {pages} pages");

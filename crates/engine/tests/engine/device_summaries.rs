@@ -53,7 +53,7 @@ fn means_are_kept_and_read_on_the_device_as_on_the_cpu_wherever_pages_lie() {
             logits(&of(far(&device, 2, 3)), &tokens) == resident,
             "{prefill}, {decode}"
         );
-        // An audit has the CPU keep and read them: the same but for roundings.
+        // With an audit the CPU keeps and reads the summaries; only roundings differ.
         let audited = options(Some(device.clone())).with_audit(true);
         let audited = logits(&of(audited), &tokens);
         let found = difference(&audited, &resident);
@@ -73,7 +73,7 @@ fn means_on_the_device_follow_a_session_that_goes_back_forks_and_is_restored() {
         straight.prefill(&tokens[..64], &mut go_on).unwrap();
         straight.prefill(&tokens[64..], &mut go_on).unwrap();
         let expected = straight.logits().to_vec();
-        // Elsewhere for a while, back to within a block.
+        // The session reads other tokens for a while, then truncates to within a block.
         let mut session = Session::new(&engine).unwrap();
         session.prefill(&tokens[..64], &mut go_on).unwrap();
         let mut fork = session.fork().unwrap();

@@ -17,7 +17,8 @@ use riffle_kv::{DiskTier, KvTiers};
 
 use crate::testing::{fixture, go_on, hybrid_with_predictor};
 
-/// `MODEL` stands for the path of the other model with the same tokens. The last ones are of the hybrid model, which has the layer for them.
+/// `MODEL` is the path of the other model with the same tokens. Only the hybrid model has the prediction layer for
+/// the last specifications.
 const DRAFTS: [&str; 17] = [
     "auto",
     "ngram",
@@ -37,7 +38,7 @@ const DRAFTS: [&str; 17] = [
     "mtp@5",
     "ngram+mtp@3",
 ];
-/// How many of them every model can make.
+/// The first of them work with every model.
 const DRAFTS_OF_ALL: usize = 13;
 
 /// Policies for reading and writing: those that follow from keys, and those that learn.
@@ -135,7 +136,7 @@ fn draft_of(draft: &str, model: &str) -> DraftSpec {
     draft.replace("MODEL", &other.display().to_string()).parse().unwrap()
 }
 
-/// A text that repeats parts of itself.
+/// A text that repeats its own parts.
 fn text(engine: &Engine, random: &mut StdRng) -> Vec<u32> {
     let verses = "In the beginning was the word. And it came to pass in those days, that he went out into the gate, and said unto them, \
                   Go ye therefore. The number of the gate is 70452. ";
@@ -248,12 +249,12 @@ fn generate(session: &mut Session, options: &GenerateOptions, mut patience: usiz
     })
 }
 
-/// The contents of a session: its tokens, the bits of its logits, its file, and what it goes on with when it is restored.
+/// Everything a session holds: tokens, bits of the logits, its file, and the tokens it writes after a restore.
 #[derive(PartialEq)]
 struct Held {
     tokens: Vec<u32>,
     logits: Vec<u32>,
-    /// Empty where a policy keeps blocks of keys: a block that a refused draft has touched is summarized anew when it is needed.
+    /// Empty for policies with summaries: a refused draft leaves its block's summary to be computed again.
     file: Vec<u8>,
     rest: Vec<u32>,
     last_logits: Vec<u32>,
@@ -333,7 +334,7 @@ fn compare_sessions(seed: u64) -> DraftCount {
     drafts
 }
 
-/// The answers of requests that were answered together.
+/// Answers of requests in one scheduler.
 #[derive(Default)]
 struct Answered {
     ended: BTreeMap<RequestId, Generation>,

@@ -13,7 +13,7 @@ fn load(name: &str) -> Arc<Engine> {
     Engine::load(fixture(name), EngineOptions::default().with_context_tokens(Some(64))).unwrap()
 }
 
-/// A made model, and what transformers computes of it.
+/// A random model, and the vectors that transformers computes for it.
 fn made(name: &str) -> (Arc<Engine>, Value) {
     let expected = fixture(&format!("vectors/embedding/{name}/expected.json"));
     let expected = serde_json::from_slice(&std::fs::read(expected).unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! Memory of what `h2o` and `snapkv` let go comes back, head by head, and the answer does not change for it.
+//! Memory of tokens evicted by `h2o` and `snapkv` is freed by head, and the answer does not change.
 
 use std::sync::Arc;
 
@@ -106,12 +106,12 @@ fn a_session_goes_on_after_an_eviction_and_goes_back_before_it_by_reading_again(
         session.advance(token).unwrap();
     }
     let held = session.sequence().usage().pages;
-    // A second prompt reads what is left, and every policy of the prompt works on it.
+    // A second prompt reads the remaining tokens under every prefill policy.
     session.prefill(&prompt(90), &mut go_on).unwrap();
     assert_eq!(session.tokens().len(), 445);
     assert!(session.sequence().usage().pages < held + 4 * 90usize.div_ceil(32) + 4 * 4);
     session.advance(1).unwrap();
-    // Within what came since, nothing is lost.
+    // Truncation within later tokens loses nothing.
     session.truncate(370).unwrap();
     session.prefill(&prompt(3), &mut go_on).unwrap();
     // Before it, everything is: what was let go cannot be read again.

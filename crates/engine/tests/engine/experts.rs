@@ -33,7 +33,7 @@ fn options() -> EngineOptions {
         .with_value_format(Format::F16)
 }
 
-/// Tokens that every model knows.
+/// Tokens within every model's vocabulary.
 fn text(length: usize) -> Vec<u32> {
     prompt(length).into_iter().map(|token| token % 31).collect()
 }
@@ -111,7 +111,7 @@ fn a_plan_counts_all_experts_and_their_scratch() {
     }
 }
 
-/// Bytes of weights in memory with one expert of each size, with a third of all, and with nearly all of them.
+/// Bytes of weights in memory with one expert of each size, a third of all, and nearly all.
 fn weight_budgets(path: &Path, options: &EngineOptions) -> [u64; 3] {
     let config = options.model.inspect(path).unwrap().config;
     let classes = &config.streamable;
@@ -140,7 +140,7 @@ fn answers_are_the_same_to_the_bit_with_experts_in_the_file() {
 
 #[test]
 fn answers_of_hybrids_are_the_same_to_the_bit_with_experts_in_the_file() {
-    // Further tokens are predicted by a layer of the file.
+    // The model file has a layer for further tokens.
     let options = options().with_draft_predictor(true);
     check_streamed(write_hybrid_mixture, options, &["none", "ngram", "mtp@1", "mtp@3"]);
 }

@@ -1,5 +1,5 @@
-//! Sequences of one engine whose memory and disk fail at random: budgets hold, who fails holds what it held before, and all others
-//! have the bits of a sequence alone without faults.
+//! Sequences of one engine under random faults of memory and disk: budgets hold, a failed sequence keeps its earlier
+//! state, and all others have the bits of a run without faults.
 
 mod breaking;
 mod member;
@@ -68,7 +68,7 @@ fn options(format: Format) -> EngineOptions {
 }
 
 impl Group {
-    /// `disk_tokens` are those for which the disk's budget has room; there is none without.
+    /// `disk_tokens` is the range of the disk budget in tokens; without it there is no disk.
     fn new(model: &Path, format: Format, folder: &Path, disk_tokens: Option<Range<usize>>, seed: u64) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
         let engine = Engine::load(model, options(format)).unwrap();
@@ -178,7 +178,7 @@ impl Group {
         self.begin_prompt(self.members.len() - 1);
     }
 
-    /// The tokens that a member reads next; none where it is full.
+    /// The tokens that a member reads next, or none if it is full.
     fn next(&mut self, at: usize) -> Option<Move> {
         let drafts = self.text(5);
         let drafts = if self.random.random_bool(0.4) {
@@ -371,7 +371,7 @@ fn a_hybrid_model_that_fails_gives_back_what_it_has_to_read_again() {
     assert!(compared > 300, "{compared} rows compared, {seen:?}");
 }
 
-/// Set in a process whose files may not grow beyond some KiB.
+/// Set in a child process with a file size limit of some KiB.
 const SMALL_FILES: &str = "RIFFLE_TEST_SMALL_FILES";
 
 #[test]

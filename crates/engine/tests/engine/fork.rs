@@ -1,4 +1,4 @@
-//! Sessions that hold pages in common answer as if each had read everything itself.
+//! Sessions with shared pages answer as if each had read everything itself.
 
 use std::sync::Arc;
 
@@ -48,7 +48,7 @@ fn forks_answer_to_the_bit_as_sessions_that_read_alone() {
     ] {
         for format in [Format::F16, Format::Q4_0] {
             let engine = engine(prefill, decode, format);
-            // Ends within a page.
+            // The prompt ends within a page.
             let book = prompt(100);
             let questions = [prompt(17), prompt(40), vec![3, 1, 4, 1, 5]];
             let mut reader = Session::new(&engine).unwrap();

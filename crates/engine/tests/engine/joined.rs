@@ -1,4 +1,4 @@
-//! Sequences that go through the layers together have the bits that each has alone.
+//! Sequences in one batch have the bits of each alone.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -55,7 +55,7 @@ struct Member {
     sequence: Sequence,
     /// Lengths at which a prompt began, each with where it ends.
     prompts: Vec<(usize, usize)>,
-    /// Tokens of the prompt that are still to be read.
+    /// Unread tokens of the prompt.
     unread: Vec<u32>,
     /// After so many tokens.
     logits: BTreeMap<usize, Bits>,
@@ -66,7 +66,7 @@ struct Move {
     member: usize,
     tokens: Vec<u32>,
     phase: Phase,
-    /// How many of them stay, where they are drafts.
+    /// Number of accepted tokens, if these are drafts.
     kept: Option<usize>,
 }
 
@@ -94,7 +94,7 @@ fn options(format: Format, setting: usize) -> EngineOptions {
     }
 }
 
-/// Devices read pages of whole steps of 64 tokens.
+/// Devices need pages of whole steps of 64 tokens.
 fn page_tokens(device: &Option<Gpu>) -> usize {
     if device.is_some() { 64 } else { 32 }
 }
@@ -135,7 +135,7 @@ impl Group {
         tokens[skipped..].iter().map(|token| token % 31).collect()
     }
 
-    /// Another member goes on from where one is.
+    /// Forks a new member from an existing one.
     fn fork(&mut self, at: usize) {
         let member = &mut self.members[at];
         let mut fork = Member {

@@ -91,7 +91,7 @@ fn logits_are_those_of_transformers_on_both_sides_of_the_boundary_in_any_context
         let whole = read(&engine, &tokens);
         let found = largest_difference(whole.logits(), &expected);
         assert!(found < 1e-4, "{name}: {found}");
-        // A text that grows beyond the boundary, by prompts and by single tokens.
+        // A text that crosses the boundary by prompts or by single tokens.
         for parts in [vec![200, 512], vec![250, 260, 512], vec![511, 512]] {
             let mut session = Session::new(&engine).unwrap();
             let mut start = 0;

@@ -1,4 +1,4 @@
-//! Answers that write the same tokens again and again end, alike in sessions, under a scheduler and with drafts.
+//! Answers that repeat the same tokens end, in sessions, under a scheduler and with drafts.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;

@@ -163,7 +163,7 @@ fn beginnings_are_found_again_in_memory_and_on_disk() {
 #[test]
 fn both_methods_make_a_session_smaller_that_goes_on() {
     let model = model();
-    // A second sequence reads the parts of the text that are repeated.
+    // A second sequence reads the text's repeated parts.
     let options = options(Format::F32).with_sequences(2);
     let engine = engine(&model, options);
     let methods = [CompressMethod::EXPECTED, {

@@ -1,4 +1,4 @@
-//! A model with layers of every kind of state, one of them beside attention: states go where tokens and pages go.
+//! A model with every kind of recurrent state, one of them beside attention: states move with tokens and pages.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -69,7 +69,7 @@ fn the_plan_counts_states_of_every_kind_beside_pages() {
     let (config, plan) = (engine.model().config(), engine.plan());
     let kinds: Vec<&str> = config.state_layers().map(|(_, shape)| shape.kind()).collect();
     assert_eq!(kinds, ["Gated DeltaNet", "short convolution", "Mamba2"]);
-    // Tokens read, inputs of the convolution, and pieces of 64 values for each row of a head's memory.
+    // The count of tokens read, inputs of the convolution, and 64 values for each row of a head's memory.
     let bytes = |tail: usize, rows: usize| (8 + 4 * (tail + 64 * rows)) as u64;
     let expected = bytes(3 * (2 * 8 + 24), 2 * 8) + bytes(2 * 40, 0) + bytes(3 * (40 + 2 * 12), 4 * 6);
     assert_eq!(config.recurrent_bytes(), expected);

@@ -14,7 +14,7 @@ fn predicting(context_tokens: usize) -> EngineOptions {
         .with_draft_predictor(true)
 }
 
-/// A likeliest answer of so many tokens.
+/// Options of a greedy answer of this length.
 fn wish(max_tokens: usize, draft: &str) -> GenerateOptions {
     GenerateOptions {
         max_tokens,
@@ -96,7 +96,7 @@ fn the_layer_for_further_tokens_is_planned_and_refused_where_it_is_not_there() {
         generate(&mut session, &wish(10, "ngram+mtp")).unwrap_err(),
         &["was not loaded"],
     );
-    // Under options without it the loaded layer does nothing.
+    // With these options the loaded layer stays unused.
     let unused = engine.with_options(plain).unwrap();
     assert_eq!(
         predicted_answers(&unused, &["auto"])[0].tokens,

@@ -46,7 +46,8 @@ fn answer(engine: &Arc<Engine>, cache: Option<&PrefixCache>, tokens: &[u32]) -> 
 #[test]
 fn the_second_question_about_a_book_starts_where_the_book_ends_and_is_answered_alike() {
     let book = prompt(700);
-    // To the token under dense attention. Chunks of 48 and pages of 32 under a policy that chooses for whole chunks.
+    // Dense attention shares single tokens. A policy that selects for chunks shares whole chunks of 48 and pages of
+    // 32.
     for (prefill, decode, found) in [
         ("full", "full", [0, 700, 702]),
         ("full", "quest:block=32,topk=2,threshold=0,from=0", [0, 700, 702]),
@@ -78,7 +79,7 @@ fn a_text_that_was_read_before_goes_on_from_its_last_token_with_the_same_bits() 
     for kv in [Format::F16, Format::Q8_0, Format::Q4_0] {
         let options = |options: &mut EngineOptions| (options.cache.key_format, options.cache.value_format) = (kv, kv);
         let engine = engine("full", "full", options);
-        // Texts shorter than a page of 32, a token more than two pages, and a token less than three.
+        // Lengths below a page of 32, one token above two pages, and one token below three.
         for length in [5, 31, 65, 95] {
             let folder = tempfile::tempdir().unwrap();
             let cache = PrefixCache::open(folder.path(), u64::MAX).unwrap();
@@ -128,7 +129,7 @@ fn pages_of_another_policy_format_or_chunk_are_never_found() {
         found(engine("tri-shape", "full", |options| options.machine.chunk_tokens = 64)),
         0
     );
-    // Full attention does not depend on chunks, nor pages on the decode policy.
+    // Full attention does not depend on chunks, and prompt pages do not depend on the decode policy.
     assert_eq!(
         found(engine("full", "certified", |options| options.machine.chunk_tokens = 64)),
         399

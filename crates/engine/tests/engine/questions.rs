@@ -39,7 +39,7 @@ fn request(prompt: Option<String>) -> RunRequest {
     }
 }
 
-/// A text that leaves some 70 tokens of the context to a question and its answer.
+/// A text that leaves about 70 tokens of the context for a question and its answer.
 fn text(engine: &Engine) -> String {
     let book = std::fs::read_to_string(fixture("text/prophets.txt")).unwrap();
     let tokenizer = engine.tokenizer().unwrap();

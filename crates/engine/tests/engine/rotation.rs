@@ -1,4 +1,4 @@
-//! Heads rotated before they are cached: nothing changes but what a coarse format loses.
+//! Rotated heads in the cache: only the loss of a coarse format changes.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;

@@ -108,7 +108,7 @@ fn through_file(session: Session, path: &Path) -> Session {
     Session::restore(&engine, path).unwrap()
 }
 
-/// Everything that shows: tokens, logits to the bit, density.
+/// The observable state: tokens, bits of logits, density.
 fn state(session: &Session) -> (Vec<u32>, Vec<u32>, f64) {
     let logits = session.logits().iter().map(|logit| logit.to_bits()).collect();
     (

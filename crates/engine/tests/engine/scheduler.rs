@@ -1,4 +1,4 @@
-//! The promises of a scheduler to those who ask.
+//! Guarantees of a scheduler to its callers.
 
 mod holdings;
 mod promises;
@@ -79,7 +79,7 @@ fn alone(request: &Request) -> Generation {
     alone_on(&engine, request)
 }
 
-/// The answer of a session of its own on an engine.
+/// The answer of a separate session on an engine.
 fn alone_on(engine: &Arc<Engine>, request: &Request) -> Generation {
     let mut session = Session::new(engine).unwrap();
     session.prefill(&request.tokens, &mut go_on).unwrap();
@@ -223,7 +223,7 @@ fn prompts_wait_for_each_other_only_where_one_can_go_on_from_what_the_other_read
     for (policy, together) in [("full", 1), (prefill, 3)] {
         let engine = engine(options().with_prefill(policy.parse().unwrap()).with_chunk_tokens(128));
         let mut scheduler = scheduler(&engine, 4);
-        // A sparse policy chooses for chunks of 128 tokens: nothing of 100 tokens can be shared.
+        // A sparse policy selects for chunks of 128 tokens, so 100 tokens cannot be shared.
         let book = tokens(&engine, "In the beginning was the word. ", 100);
         for question in ["Who was it?", "Where?", "When was that?"] {
             let mut prompt = book.clone();

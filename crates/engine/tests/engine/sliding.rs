@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 const WINDOW: usize = 40;
 
-/// A random model whose first layer looks back 40 tokens and whose second layer sees everything.
+/// A random model with a first layer whose window is 40 tokens, and a second layer with full attention.
 pub(crate) fn sliding_model() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let source = fixture("vectors/group2-dim64-linear-bf16");
@@ -90,7 +90,7 @@ fn the_plan_counts_windows_and_is_never_exceeded() {
     let bytes = |options: &EngineOptions| riffle_engine::plan(&info, options).unwrap().kv_bytes;
     let token = 3 * 64 * 2 * 2;
     assert_eq!(bytes(&whole), 2 * 2048 * token);
-    // The window, 512 tokens before it, a batch, and the page that leaves next.
+    // The window, 512 tokens before it, a batch, and the page that is freed next.
     assert_eq!(bytes(&options), (2048 + 704) * token);
     let engine = engine(&model, options);
     let mut session = Session::new(&engine).unwrap();

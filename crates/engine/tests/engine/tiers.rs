@@ -74,8 +74,8 @@ pub(crate) fn far(options: &EngineOptions, model: &Path, folder: &Path, slots: u
     options
 }
 
-/// Bits of all logits after a prompt in two parts and after each token that follows, and how much lay on disk when the
-/// prompt had been read.
+/// Bits of all logits after a prompt in two parts and after each further token, and the bytes on disk after the
+/// prompt.
 fn run(engine: &Arc<Engine>, length: usize) -> (Vec<Vec<u32>>, u64) {
     let bits = |session: &Session| {
         session

@@ -1,4 +1,4 @@
-//! Upper layers that read selected tokens alone.
+//! Upper layers that read only selected tokens.
 
 use std::fs;
 use std::ops::ControlFlow;

@@ -1,4 +1,4 @@
-//! A made-up model whose layers differ in all that attention may differ in, and what it computes in f64.
+//! A random model whose layers cover every attention shape, and a reference for it in f64.
 
 mod states;
 
@@ -44,8 +44,8 @@ const LATENT: AttentionShape = AttentionShape {
     ..shape([4, 1], [48, 32], None, true)
 };
 
-/// The layers: one that is shared, a window whose values are narrow, one that reads the first layer's keys, one whose values are wide,
-/// a window that reads the keys of the other, a latent one, and one that reads its latents.
+/// The layers: a shared one, a window with narrow values, one with the first layer's keys, one with wide values, a
+/// window with the other window's keys, a latent one, and one with its latents.
 const LAYERS: [AttentionShape; 7] = [
     shape([4, 2], [32, 32], None, false),
     shape([4, 1], [64, 32], None, true),
@@ -312,7 +312,7 @@ pub fn logits_with_states(tokens: &[u32]) -> Vec<Vec<f64>> {
     project("lm_head.weight", VOCABULARY, &normed("model.norm.weight", &hidden))
 }
 
-/// The rows behind the layers without a state.
+/// The rows after the layers without a state.
 fn read(tokens: &[u32]) -> RowsOf {
     let embedding = weights("model.embed_tokens.weight", &[VOCABULARY, HIDDEN]);
     let row = |token: &u32| {

@@ -1,4 +1,4 @@
-//! Small models of the fixtures and what tests do with them.
+//! Small models of the fixtures and their helpers. Each test binary uses its own part of this module.
 // Each test binary uses its own part of this module.
 #![allow(dead_code, unreachable_pub)]
 
@@ -15,7 +15,7 @@ pub use riffle_testing::{fixture, largest_difference};
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 
-/// The bits of logits, which tests compare.
+/// The bits of logits.
 pub fn bits(logits: &[f32]) -> Vec<u32> {
     logits.iter().map(|logit| logit.to_bits()).collect()
 }
@@ -42,7 +42,7 @@ pub fn small_engine(options: EngineOptions) -> Arc<Engine> {
     Engine::load(fixture("vectors/group2-dim64-linear-bf16"), options).expect("a model")
 }
 
-/// A random model of recurrent layers and one of attention, on an f32 cache.
+/// A random model with recurrent layers and one attention layer, on an f32 cache.
 pub fn hybrid_engine(options: EngineOptions) -> Arc<Engine> {
     let options = options.with_key_format(Format::F32).with_value_format(Format::F32);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/vectors/qwen3_5-0");
@@ -93,7 +93,7 @@ pub fn prompt(length: usize) -> Vec<u32> {
     (0..length).map(|i| ((i * 37 + i / 7) % 61) as u32).collect()
 }
 
-/// For prefills that run to the end.
+/// A progress callback that never stops the prefill.
 pub fn go_on(_: PrefillProgress) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }

@@ -33,7 +33,7 @@ impl Device for Refusing {
     }
 }
 
-/// Bytes on disk that were changed, so that what reads them fails.
+/// Changed bytes on disk, so that reading them fails.
 pub(super) struct Damage<'f> {
     file: &'f File,
     at: u64,
@@ -61,7 +61,7 @@ impl<'f> Damage<'f> {
 /// The files of a folder that this process has open; they have no names.
 pub(super) fn open_files(folder: &Path) -> Vec<File> {
     let open = std::fs::read_dir("/proc/self/fd").unwrap();
-    // All paths before any is opened: a file opened meanwhile would be listed again under its new number.
+    // Lists all paths before opening any, because an open file appears in the list again.
     let paths = open.filter_map(|entry| Some(entry.ok()?.path()));
     let is_ours = |path: &Path| {
         let target = std::fs::read_link(path).ok();

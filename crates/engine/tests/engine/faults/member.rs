@@ -65,7 +65,7 @@ pub(super) struct Member {
     pub(super) is_disturbed: bool,
 }
 
-/// The work of a member in a pass.
+/// The tokens of a member in a pass.
 pub(super) struct Move {
     pub(super) member: usize,
     pub(super) tokens: Vec<u32>,
@@ -82,7 +82,8 @@ impl Member {
         }
     }
 
-    /// The sequence alone reads what was read, with the same logits; drafts are taken back. Returns how many were compared.
+    /// Reads the same tokens in the lone sequence, compares logits and removes drafts. Returns the number of compared
+    /// rows.
     pub(super) fn follow(&mut self, now: &Move, found: &[Vec<u32>], runner: &mut Runner) -> usize {
         let start = self.alone.tokens().len();
         if now.phase == Phase::Prefill {
@@ -101,7 +102,7 @@ impl Member {
             .sum()
     }
 
-    /// Compares what was read from token `at` on, where bits have to be equal; returns how many rows.
+    /// Compares logits from token `at` on if their bits must be equal. Returns the number of compared rows.
     fn check(&mut self, expected: &[Vec<u32>], found: &[Vec<u32>], at: usize) -> usize {
         let pages = [&self.sequence, &self.alone].map(|sequence| sequence.usage().pages);
         self.is_disturbed |= self.setting.lets_go && pages[0] != pages[1];
@@ -130,7 +131,7 @@ impl Member {
         }
     }
 
-    /// Both go back to the first tokens, or where tokens were let go to none.
+    /// Truncates both sequences to these tokens, or to none after an eviction.
     pub(super) fn cut(&mut self, tokens: usize) {
         self.unread.clear();
         let tokens = tokens.min(self.alone.tokens().len());

@@ -73,7 +73,7 @@ fn telling(engine: &Arc<Engine>, folder: Option<&Path>) -> Scheduler {
     Scheduler::new(engine, options).unwrap()
 }
 
-/// Answers one request; returns the tokens that it went on from.
+/// Answers one request. Returns the number of reused tokens.
 fn answer(scheduler: &mut Scheduler, picture: &mut Picture, request: Request) -> usize {
     scheduler.submit(request).unwrap();
     let mut reused = None;

@@ -8,7 +8,7 @@ use super::*;
 
 const TEXT_TOKENS: usize = 640;
 
-/// A session of the first tokens of a book, saved and, with `compress`, compressed before.
+/// Saves a session of the first tokens of a book, compressed first if `compress` is given.
 fn saved(engine: &Arc<Engine>, book: &[u32], compress: Option<&CompressOptions>, path: &Path) -> Option<Compressed> {
     let mut session = Session::new(engine).unwrap();
     session.prefill(&book[..TEXT_TOKENS], &mut go_on).unwrap();
@@ -34,7 +34,7 @@ fn hold(scheduler: &mut Scheduler, path: &Path) {
     scheduler.hold(session);
 }
 
-/// The answer of the session in a file that goes on with the rest of a prompt, read at once.
+/// The answer of a file's session after the rest of a prompt, read in one call.
 fn answer_of_file(engine: &Arc<Engine>, path: &Path, request: &Request) -> Generation {
     let mut session = Session::restore(engine, path).unwrap();
     let shared = session
@@ -127,7 +127,7 @@ fn a_prompt_that_does_not_go_on_from_its_session_is_refused() {
     let error = refused(&mut scheduler, named(&path, &book));
     assert!(matches!(error, EngineError::SessionNotHeld(_)), "{error}");
     hold(&mut scheduler, &path);
-    // Tokens before these have been evicted.
+    // The session has evicted earlier tokens.
     let error = refused(&mut scheduler, named(&path, &book[..TEXT_TOKENS - 40]));
     assert!(
         matches!(
@@ -174,7 +174,7 @@ fn a_prompt_that_does_not_go_on_from_its_session_is_refused() {
     ));
 }
 
-/// Runs a compression to its end beside what else there is; the events of prompts and of the compression in their order.
+/// Runs a compression beside other requests. Returns the events of prompts and of the compression in order.
 fn compress_beside(
     scheduler: &mut Scheduler,
     id: RequestId,
@@ -321,7 +321,7 @@ fn a_session_whose_file_another_writer_replaced_is_not_taken_for_the_file() {
     hold(&mut scheduler, &path);
     assert!(scheduler.holds(&path));
 
-    // Between the writing of the file and the handing in of its sequence.
+    // The file is written, and its sequence is not returned yet.
     let mut session = scheduler.take_held(&path).unwrap();
     session.save(&path).unwrap();
     saved(&engine, &book, None, &path);

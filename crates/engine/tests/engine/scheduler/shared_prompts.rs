@@ -37,7 +37,7 @@ fn questions_about_one_text_share_the_state_of_recurrent_layers() {
         let alone = alone_on(&hybrid(options()), request);
         assert_eq!(found[id].0, alone, "question {number}");
         let reused = found[id].1;
-        // Whole pages, chunks and steps of 64 of the 700 tokens that all share.
+        // Of the 700 common tokens, whole pages, chunks and steps of 64 are shared.
         assert_eq!(reused, if number == 0 { 0 } else { 640 }, "question {number}");
     }
 }
@@ -64,7 +64,7 @@ fn beginnings_outlive_the_process_in_the_prefix_cache_on_disk() {
             alone.push(alone_on(&load(), request));
         }
         for number in 0..3 {
-            // Another process, as far as memory goes.
+            // A new scheduler has an empty memory, like another process.
             let mut scheduler = with_disk(&load(), folder.path());
             let id = scheduler.submit(requests[number].clone()).unwrap();
             let found = finish(&mut scheduler);

@@ -116,7 +116,7 @@ fn what_memory_and_disk_hold_is_continued_from_the_store_and_kept_on_disk() {
     let found = answer(&mut scheduler, &requests[1]);
     assert_eq!(found, (alone(&requests[1]), 700 / 32 * 32));
     assert_eq!(store.count(Operation::Get) - before, 700 / 32 - 300 / 32);
-    // The folder has it now, with the first letter that both questions begin with, and the store is not asked for blocks.
+    // The folder now has the text with the questions' common first letter, so the store gets no requests for blocks.
     let before = store.count(Operation::Get);
     let found = answer(&mut near(&store), &requests[2]);
     assert_eq!(found, (alone(&requests[2]), 701));
@@ -145,7 +145,7 @@ fn answers_go_on_while_a_store_hangs_and_prompts_are_read_in_its_place() {
     };
     let mut scheduler = Scheduler::new(&engine, options).unwrap();
     let first = scheduler.submit(long.clone()).unwrap();
-    // The store is left alone after the first failure; the second request comes before that is known.
+    // The scheduler skips the store after the first failure. The second request arrives before that failure is known.
     let second = scheduler.submit(requests[1].clone()).unwrap();
     let (mut longest_step, mut notices, mut ended) = (Duration::ZERO, Vec::new(), Vec::new());
     loop {
@@ -239,11 +239,11 @@ fn one_process_reads_and_another_that_waits_answers() {
         let (reading, asked) = (store.clone(), requests[0].clone());
         let reader = thread::spawn(move || {
             let engine = Engine::load(fixture(model), options()).unwrap();
-            // The other one has asked for what is not there yet.
+            // The other worker has requested a missing block.
             while reading.count(Operation::Get) == 0 {
                 thread::sleep(Duration::from_millis(1));
             }
-            // As a router asks a worker that only reads.
+            // A router sends such a request to a worker for prompts.
             answer(&mut worker(&engine, &reading), &request(asked.tokens, 1))
         });
         let mut waiting = waiting_worker(&load(), &store, Duration::from_secs(20));

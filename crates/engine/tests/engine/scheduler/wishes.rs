@@ -1,4 +1,4 @@
-//! Wishes of a request beside text: probabilities, forms, lengths, audits.
+//! Options of a request: probabilities, forms, lengths, audits.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

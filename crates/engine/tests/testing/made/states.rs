@@ -29,7 +29,7 @@ const MAMBA2: Mamba2Shape = Mamba2Shape {
 };
 const LIMITS: [f32; 2] = [0.1, 2.0];
 
-/// The states, and which layers attend too.
+/// The states, each with true if its layer also has attention.
 const STATES: [(StateShape, bool); 3] = [
     (StateShape::GatedDeltaNet(DELTA_NET), false),
     (StateShape::ShortConvolution(CONVOLUTION), false),
@@ -218,7 +218,7 @@ pub(super) fn read(hidden: &mut [Vec<f64>]) {
     }
 }
 
-/// Tests of single families have the states that this model lacks.
+/// Tests of single families cover the other states.
 fn not_made(state: StateShape) -> ! {
     panic!("the made-up model has no layer with {state:?}")
 }
