@@ -1,4 +1,4 @@
-//! Messages of the libraries name options by their fields: the flags of a command mean nothing to other programs.
+//! Messages of the libraries name options by their fields, because flags mean nothing to other programs.
 
 use std::fs;
 

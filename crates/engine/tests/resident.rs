@@ -1,4 +1,4 @@
-//! Memory that a whole run holds, measured in a process of its own, so that nobody else's is counted.
+//! Resident memory of a whole run, in its own process.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 mod testing;
@@ -32,7 +32,7 @@ fn measure(decode: &str) {
     let held = session.sequence().usage().bytes_by_tier.total();
     let full = resident_bytes();
     assert!(full - empty > held * 9 / 10, "{full} after {empty} for {held}");
-    // The pages that the first tokens chose stay, the rest goes.
+    // Pages that the first tokens select stay, and the others are freed.
     for token in 0..40 {
         session.advance(token).unwrap();
     }

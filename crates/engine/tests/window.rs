@@ -68,15 +68,15 @@ fn endless(model: &Path, format: Format) -> Arc<Engine> {
     Engine::load(model, options(format).with_window(WINDOW).unwrap()).unwrap()
 }
 
-/// Tokens that the window's cache holds: the sinks' page, then whole pages up to the latest token.
+/// Tokens in the window's cache: the sinks' page, then whole pages up to the latest token.
 fn held(tokens: &[u32], in_cache: usize) -> Vec<u32> {
     [&tokens[..16], &tokens[tokens.len() - (in_cache - 16)..]].concat()
 }
 
 #[test]
 fn a_window_that_moved_on_sees_its_tokens_as_if_they_were_all_there_had_been() {
-    // In a model of one layer a key depends on its token and position alone, so that the tokens in the cache, read
-    // afresh at their places there, are an oracle. Few positions: the window is turned back several times.
+    // In a model of one layer a key depends only on its token and position. Reading the cached tokens again at their
+    // slots is therefore an oracle. With few positions the window is rotated back several times.
     for (positions, format, tolerance) in [
         (131_072, Format::F32, 2e-4),
         (176, Format::F32, 2e-4),
@@ -167,7 +167,7 @@ fn a_window_goes_back_as_far_as_it_can_and_says_what_it_cannot() {
 
     let folder = tempfile::tempdir().unwrap();
     let cache = riffle_kv::PrefixCache::open(folder.path(), 1 << 30).unwrap();
-    // The beginning is not there any more to be kept, and sessions beside it would not move with it.
+    // The beginning is gone, so it cannot be stored, and forks cannot move with the window.
     assert_eq!(store_prefix(session.sequence(), &cache).unwrap().0, 0);
     let message = share_prefix(session.sequence_mut()).unwrap_err().to_string();
     assert!(

@@ -1,4 +1,4 @@
-//! Adapters (LoRA): each sequence has its own, and pages that were read under one adapter serve no other.
+//! Adapters (LoRA): each sequence has its own, and no other adapter uses its pages.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -48,7 +48,7 @@ fn generate(draft: &str) -> GenerateOptions {
     }
 }
 
-/// The answer of a session of its own on an engine.
+/// The answer of a separate session on an engine.
 fn alone(engine: &Arc<Engine>, tokens: &[u32], draft: &str) -> Vec<u32> {
     let mut session = Session::new(engine).unwrap();
     session.prefill(tokens, &mut go_on).unwrap();

@@ -1,4 +1,4 @@
-//! Sequences whose pages lie on disk: what they share is loaded once for all of them in a step.
+//! Sequences with pages on disk: a step loads their shared pages once for all of them.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -45,7 +45,7 @@ fn far_engine(options: &EngineOptions, model: &Path, folder: &Path, device: &Arc
     Engine::load(model, options).unwrap()
 }
 
-/// Readers of a document, each of which has read a question of its own.
+/// Sequences that share a document and have each read another question.
 fn readers(engine: &Arc<Engine>, pool: &PagePool, runner: &mut Runner, questions: &[Vec<u32>]) -> Vec<Sequence> {
     let mut document = Sequence::new(engine, pool, engine.options().sequence.clone()).unwrap();
     read_prompt(runner, &mut document, &prompt(DOCUMENT_TOKENS));
@@ -73,7 +73,7 @@ fn read_prompt(runner: &mut Runner, sequence: &mut Sequence, tokens: &[u32]) {
     }
 }
 
-/// Every reader reads a token, all in one pass; their logits.
+/// Reads one token in every sequence, in one pass. Returns their logits.
 fn step(runner: &mut Runner, readers: &mut [Sequence], token: u32) -> Vec<Vec<f32>> {
     let tokens = [token];
     let mut work: Vec<Work<'_>> = readers
@@ -127,7 +127,7 @@ fn a_document_on_disk_is_loaded_once_a_step_for_all_who_read_it() {
             if reads_all {
                 assert!(loaded.abs_diff(on_disk) <= ring, "{loaded} of {on_disk}")
             } else {
-                // Wrong guesses come to a ring for each layer of a step.
+                // Wrong guesses load at most one ring for each layer of a step.
                 let guessed = ring * (steps.len() * pool.shape().layers.count()) as u64;
                 assert!(loaded < on_disk + guessed, "{loaded} of {on_disk}");
             }

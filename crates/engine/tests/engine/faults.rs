@@ -153,7 +153,7 @@ impl Group {
             }
             Err(error) => {
                 *self.seen.entry(kind(&error)).or_default() += 1;
-                // A sequence that had evicted in part is forgotten as a whole.
+                // A sequence with a partial eviction is forgotten completely.
                 assert!([0, held].contains(&member.sequence.tokens().len()), "{error}");
                 let kept = member.sequence.tokens().len();
                 member.cut(kept);
@@ -207,7 +207,7 @@ impl Group {
         })
     }
 
-    /// Some members go through the layers together.
+    /// Runs a pass over some members.
     fn pass(&mut self) {
         let mut chosen: Vec<usize> = (0..self.members.len()).collect();
         chosen.shuffle(&mut self.random);
@@ -254,7 +254,7 @@ impl Group {
                     let kept = member.sequence.tokens();
                     assert!([kept, &failure.again].concat() == held, "{:?}", failure.error);
                     member.is_disturbed |= member.setting.learns;
-                    // Tokens that were let go cannot be gone back to.
+                    // A sequence cannot truncate to evicted tokens.
                     if member.setting.lets_go && !failure.again.is_empty() {
                         member.cut(0)
                     } else {
@@ -265,7 +265,7 @@ impl Group {
         }
     }
 
-    /// Breaks something for one step.
+    /// Causes a fault for one step.
     fn break_something(&mut self) -> Option<(usize, u64)> {
         match self.random.random_range(0..6) {
             0 => {
@@ -325,7 +325,7 @@ impl Group {
     }
 }
 
-/// Runs groups of sequences of a model, and returns the failures by kind and how many rows were compared.
+/// Runs groups of sequences of a model. Returns the failures by kind and the number of compared rows.
 fn run(model: &Path, disk_tokens: Option<Range<usize>>, seeds: Range<u64>) -> (BTreeMap<&'static str, usize>, usize) {
     let (mut seen, mut compared) = (BTreeMap::new(), 0);
     for seed in seeds {
@@ -383,7 +383,7 @@ fn a_disk_that_takes_no_more_fails_those_alone_who_need_it() {
         assert!(compared > 500, "{compared} rows compared, {seen:?}");
         return;
     }
-    // A process of its own: the limit is the system's, and what it refuses is a real write.
+    // A child process, because the file size limit belongs to the process and refuses real writes.
     let mut child = Command::new("bash");
     child.args([
         "-c",

@@ -1,4 +1,4 @@
-//! Sessions of models with recurrent layers: their state goes where tokens and pages go.
+//! Sessions of models with recurrent layers: state moves with tokens and pages.
 
 use std::ops::ControlFlow;
 use std::time::Instant;
@@ -76,7 +76,7 @@ fn a_truncated_session_continues_as_if_the_rest_had_never_been_read() {
             (session.tokens(), session.sequence().usage().tokens),
             (&tokens[..kept], kept)
         );
-        // Other tokens at the same positions, and back once more: no copy of what was forgotten may be used.
+        // Reads other tokens at the same positions and truncates again: no copy of forgotten tokens may be used.
         let other: Vec<u32> = tokens[..150].iter().map(|token| 30 - token).collect();
         session.prefill(&other, &mut go_on).unwrap();
         session.truncate(kept + 20).unwrap();
@@ -234,7 +234,8 @@ fn engine_path() -> std::path::PathBuf {
     hybrid_engine(EngineOptions::default()).path().to_owned()
 }
 
-/// Prints seconds; run it alone: `cargo test --release -p riffle-engine --test engine hybrid:: -- --ignored --nocapture`.
+/// Prints seconds. Run it alone: `cargo test --release -p riffle-engine --test engine hybrid:: -- --ignored
+/// --nocapture`.
 #[test]
 #[ignore = "reads a hundred thousand tokens"]
 fn restoring_a_hundred_thousand_tokens_takes_the_time_of_reading_a_file() {

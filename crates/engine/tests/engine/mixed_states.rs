@@ -125,7 +125,7 @@ fn going_back_gives_the_bits_from_before() {
     let mut session = read(&engine, &tokens[..192]);
     session.prefill(&tokens[192..], &mut go_on).unwrap();
     let before = bits(session.logits());
-    // Some drafts are refused. The roll-back replays the inputs of the accepted ones.
+    // Some drafts are refused. The rollback replays the inputs of the accepted ones.
     let checkpoint = session.sequence_mut().checkpoint().unwrap();
     let steps = write(&mut session, 0..10);
     let missing = session.sequence_mut().roll_back(&checkpoint, 4).unwrap();
@@ -134,7 +134,7 @@ fn going_back_gives_the_bits_from_before() {
         session.advance(token).unwrap();
         assert!(bits(session.logits()) == *expected, "token {token}");
     }
-    // To before the latest prompt, where the state is known, and to a place where it is not.
+    // Truncates to before the latest prompt, where the state is known, and to a place without a known state.
     for kept in [192, 100] {
         session.truncate(kept).unwrap();
         session.prefill(&tokens[kept..], &mut go_on).unwrap();

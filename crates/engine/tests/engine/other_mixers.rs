@@ -1,4 +1,5 @@
-//! Small random models of families with latent attention or with states, made by transformers: sequences go where tokens and pages go.
+//! Small random models from transformers, with latent attention or recurrent states: sequences move with their tokens
+//! and pages.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -115,7 +116,7 @@ fn files_forks_pages_on_disk_and_refused_drafts_go_on_to_the_bit() {
         session.sequence().save(&path).unwrap();
         let mut restored = Session::restore(&here, &path).unwrap();
         let mut fork = session.fork().unwrap();
-        // Drafts that are refused leave no trace.
+        // Refused drafts leave no trace.
         let checkpoint = fork.sequence_mut().checkpoint().unwrap();
         let drafts = write(&mut fork, 3..13);
         assert!(fork.sequence_mut().roll_back(&checkpoint, 4).unwrap().is_empty());

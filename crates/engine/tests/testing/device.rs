@@ -9,7 +9,7 @@ use riffle_kv::DiskTier;
 
 use super::{fixture, go_on, largest_difference};
 
-/// Two query heads to a KV head, f32 weights, so that only attention rounds otherwise than on the CPU.
+/// Two query heads per KV head and f32 weights, so that only attention rounds differently from the CPU.
 pub const MODEL: &str = "vectors/group2-dim32-rope-parameters-f32";
 
 /// An emulated device, or the GPU whose number RIFFLE_TEST_GPU gives.
@@ -74,7 +74,7 @@ pub fn far(device: &Gpu, slots: usize, pages: u64) -> EngineOptions {
     options
 }
 
-/// Tiers with `leasts` times the least RAM, and a disk behind it.
+/// Tiers with `leasts` times the least RAM, and a disk.
 pub fn with_disk(mut options: EngineOptions, folder: &Path, leasts: u64) -> EngineOptions {
     options.cache.kv_tiers.ram_budget_bytes = Some(0);
     options.cache.kv_tiers.disk = Some(DiskTier {

@@ -13,10 +13,10 @@ use riffle_model::{
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 
-/// The family, as the engine's options take it.
+/// The family in the form of the engine's options.
 pub static FAMILIES: [Family; 1] = [Family::new(&["MadeForCausalLM"], "made", configure, build)];
 
-/// Tokens that the second layer looks back, the token itself counted.
+/// Window of the second layer in tokens, including the token itself.
 pub const WINDOW: usize = 40;
 
 const HIDDEN: usize = 48;
@@ -38,7 +38,7 @@ const fn shape(heads: [usize; 2], widths: [usize; 2], shares: Option<usize>, has
     }
 }
 
-/// Latents of 32 and 16 dimensions that carry positions, which all heads read.
+/// Latents of 32 dimensions and 16 rotated ones, shared by all heads.
 const LATENT: AttentionShape = AttentionShape {
     is_latent: true,
     ..shape([4, 1], [48, 32], None, true)
@@ -184,7 +184,7 @@ fn tensors() -> Vec<(String, Vec<usize>)> {
     tensors
 }
 
-/// Weights that follow from the tensor's name.
+/// Weights derived from the tensor's name.
 fn weights(name: &str, shape: &[usize]) -> Vec<f32> {
     let mut state = name.bytes().fold(0x9E37_79B9u64, |state, byte| {
         (state ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3)
@@ -209,7 +209,7 @@ pub fn write(folder: &Path) {
     write_layers(folder, false);
 }
 
-/// Writes the model to a folder, with layers that keep a state behind the others.
+/// Writes the model with additional recurrent layers to a folder.
 pub fn write_with_states(folder: &Path) {
     write_layers(folder, true);
 }
@@ -270,7 +270,7 @@ fn normed(name: &str, rows: &[Vec<f64>]) -> Vec<Vec<f64>> {
     rows.iter().map(of_row).collect()
 }
 
-/// Turns heads to the positions of their rows.
+/// Rotates heads to the positions of their rows.
 fn turn(rows: &mut [Vec<f64>], shape: &AttentionShape) {
     let width = shape.key_width - shape.first_rotated();
     for (position, row) in rows.iter_mut().enumerate() {

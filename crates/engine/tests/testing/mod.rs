@@ -1,5 +1,4 @@
 //! Small models of the fixtures and their helpers. Each test binary uses its own part of this module.
-// Each test binary uses its own part of this module.
 #![allow(dead_code, unreachable_pub)]
 
 pub mod device;
@@ -36,7 +35,7 @@ pub fn write(session: &mut Session, tokens: Range<u32>) -> Vec<Vec<u32>> {
     written.collect()
 }
 
-/// A random model with two query heads to a KV head, on an f32 cache.
+/// A random model with two query heads per KV head, on an f32 cache.
 pub fn small_engine(options: EngineOptions) -> Arc<Engine> {
     let options = options.with_key_format(Format::F32).with_value_format(Format::F32);
     Engine::load(fixture("vectors/group2-dim64-linear-bf16"), options).expect("a model")
@@ -49,8 +48,9 @@ pub fn hybrid_engine(options: EngineOptions) -> Arc<Engine> {
     Engine::load(path, options).expect("a model")
 }
 
-/// Writes the shipped hybrid model into `folder` with a layer that predicts further tokens, and returns its path. Parts of that layer are copies
-/// of the model's own; what joins embeddings and states is trained (`scripts/train_predictor.py`), so that about half of what it says is right.
+/// Writes the shipped hybrid model with a layer for further tokens into `folder`, and returns its path. Parts of the
+/// layer are copies of the model's own. Its projection of embeddings and states is trained
+/// (`scripts/train_predictor.py`), so that about half of its tokens are right.
 pub fn hybrid_with_predictor(folder: &Path) -> PathBuf {
     let (model, path) = (fixture("model-hybrid"), folder.join("model-with-predictor"));
     std::fs::create_dir(&path).expect("a folder");

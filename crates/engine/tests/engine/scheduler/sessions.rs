@@ -1,4 +1,4 @@
-//! Sessions in files: held in memory, gone on from by requests that name them, compressed beside other work.
+//! Sessions in files: kept in memory, continued by requests that name them, and compressed beside other work.
 
 use std::path::{Path, PathBuf};
 
@@ -86,7 +86,7 @@ fn a_request_goes_on_from_the_session_that_it_names() {
         let mut scheduler = scheduler(&engine, 3);
         hold(&mut scheduler, &path);
         assert!(scheduler.holds(&path));
-        // One goes on behind the text, one asks for the same again; a model without recurrent layers also goes back a little.
+        // One continues the text and one repeats it; without recurrent layers one also goes back a little.
         let mut requests = vec![
             named(&path, &book[..700]),
             named(&path, &book[..900]),
@@ -165,7 +165,7 @@ fn a_prompt_that_does_not_go_on_from_its_session_is_refused() {
             .to_string()
             .contains("whole prompt")
     );
-    // A file that another has written is another session.
+    // A file replaced by another program is another session.
     saved(&engine, &book[1..], None, &path);
     assert!(!scheduler.holds(&path));
     assert!(matches!(
@@ -236,7 +236,7 @@ fn a_compression_beside_answers_and_prompts_changes_neither_and_is_the_one_that_
             let turns = order.windows(2).filter(|pair| pair[0] != pair[1]).count();
             assert!(turns >= 4, "prompts and compressions take turns: {order:?}");
         }
-        // The compressed session serves requests that name the file that it has been written to.
+        // Requests that name the new file use the compressed session.
         let mut session = session;
         let bytes = session.save(&path).unwrap();
         assert_eq!(bytes, std::fs::metadata(&path).unwrap().len());
@@ -297,7 +297,7 @@ fn a_session_that_a_waiting_request_names_stays_and_others_make_room() {
     let found = finish(&mut scheduler);
     assert!(found.contains_key(&long));
     assert_eq!(found[&asked].0, answer_of_file(&engine, &path, &asks));
-    // Nobody names it any more: it makes room.
+    // No request names it any more, so its pages are freed.
     drop(scheduler.restoring(&path).unwrap());
     drop(scheduler.restoring(&path).unwrap());
     assert_eq!(scheduler.forget_idle_since(std::time::Instant::now()), 1);
@@ -312,7 +312,7 @@ fn a_session_whose_file_another_writer_replaced_is_not_taken_for_the_file() {
     let mut scheduler = scheduler(&engine, 2);
     let read = |scheduler: &mut Scheduler| scheduler.restoring(&path).unwrap().run().unwrap();
 
-    // Between the reading of the file and the handing in of its sequence.
+    // The file is read, and its sequence is not yet returned.
     saved(&engine, &book, None, &path);
     let session = read(&mut scheduler);
     saved(&engine, &book[1..], None, &path);
