@@ -50,7 +50,7 @@ KERNEL __launch_bounds__(THREADS) decode(
     clear(rows);
     u32 last = tile.start + tile.rows - 1;
     u32 run = part.runs, at = 0, turn_of = 0;
-    // Goes on to the next step that is this warp's.
+    // Moves to the next step of this warp.
     auto settle = [&](u32 &first, u64 &bits, bool &per_row) {
         for (; run < part.runs_end; run++, at = 0) {
             Run r = runs[run];
@@ -107,7 +107,7 @@ KERNEL __launch_bounds__(THREADS) decode(
     copy_async_wait<0>();
     total_sums(rows.l);
 
-    // The warps meet: [WARPS, 16, 2] and [WARPS, 16, HEAD_DIM] in shared memory.
+    // Combines the warps: [WARPS, 16, 2] and [WARPS, 16, HEAD_DIM] in shared memory.
     __syncthreads();
     float *ml = (float *)memory, *o = ml + WARPS * 16 * 2;
 #pragma unroll

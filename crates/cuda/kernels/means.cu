@@ -144,7 +144,7 @@ KERNEL __launch_bounds__(128) merge_means(float *output, u64 output_stride, floa
         }
         *to = sum / l;
     }
-    // Every thread has read it.
+    // Every thread has read it before it is overwritten.
     __syncthreads();
     if (threadIdx.x == 0)
         log_sum_exp[place] = natural_log_sum_exp(m, l);

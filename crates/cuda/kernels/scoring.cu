@@ -1,5 +1,5 @@
-// The scores that policies choose by. Every sum runs in the order of `riffle-attention` on x86, and products are fused
-// into sums in the same places. Scores and selections are therefore equal to the CPU's to the bit.
+// The scores of policies. Sums run in the order of `riffle-attention` on x86, with fused multiply-add in the same
+// places. Scores and selections therefore equal the CPU's to the bit.
 #include "keys.cuh"
 
 // Takes the keys ranges[kv_head][0]..ranges[kv_head][1] of every KV head into smallest and largest value of each channel of
@@ -96,7 +96,7 @@ KERNEL __launch_bounds__(256) long_logits(float *logits, u64 logit_stride, const
     float totals[4][4] = {}, sums[4][4] = {};
     for (u32 k = 0; k < stride * HEAD_DIM; k += DEPTH) {
         u32 part = k / HEAD_DIM, channel = k % HEAD_DIM;
-        // Each thread brings four of 64 × 16 elements of both.
+        // Each thread loads four of 64 × 16 elements of both.
         u32 own = threadIdx.x / 4, at = threadIdx.x % 4 * 4;
         float x[4] = {}, y[4] = {};
         u32 vector = first_vector + own;
@@ -186,7 +186,7 @@ KERNEL __launch_bounds__(256) ordered_weights(float *logits, u64 logit_stride, u
     u32 part = threadIdx.x / 16, lane = threadIdx.x % 16;
     double total = 0;
     for (u32 first = 0; first < whole; first += 16 * together) {
-        // Sixteen parts of 64 vectors at a time, a thread a lane of one.
+        // Sixteen parts of 64 vectors at a time; each thread takes a lane of one.
         float sum = 0;
         u32 begin = first + part * together;
         for (u32 i = begin; i < min(begin + together, whole); i += 16)

@@ -1,4 +1,4 @@
-//! A batch on its way through a decoder in a device's memory.
+//! A batch in a decoder in a device's memory.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -47,15 +47,14 @@ pub struct DeviceForward {
     buffers: Buffers,
     host: HostBuffers,
     recurrence: Option<Recurrence>,
-    /// For each rotation whether its table holds the positions of the batch.
+    /// For each rotation, true if its table has the positions of the batch.
     turned: Vec<bool>,
-    /// The layer is attended in main memory, and its rows are copied from there when they are finished.
+    /// True if the layer's attention runs in main memory; its rows are copied from there when they are finished.
     attended_in_memory: bool,
 }
 
 impl DeviceForward {
-    /// Memory for batches of up to `batch_tokens` tokens; work is queued on
-    /// `stream`.
+    /// Memory for batches of up to `batch_tokens` tokens. Work is queued on `stream`.
     ///
     /// # Errors
     /// [`CudaError::OutOfMemory`], a lost device.
@@ -82,7 +81,7 @@ impl DeviceForward {
         })
     }
 
-    /// Queries, keys and values of the layer that was projected last, and what attention returned for it.
+    /// Queries, keys and values of the layer projected last, and its attention output.
     pub fn rows(&self) -> &DeviceRows {
         &self.rows
     }
@@ -117,7 +116,7 @@ impl DeviceForward {
         self.stream.synchronize()
     }
 
-    /// The rows projected so far, whose queries were [brought](Self::bring_queries).
+    /// The projected rows, with queries [copied](Self::bring_queries) to main memory.
     pub fn host_rows(&mut self) -> HostRows<'_> {
         let projected = self.progress.under_way().map_or(0, |(_, rows)| rows);
         let count = projected * self.rows.heads * self.rows.head_dim;
@@ -141,7 +140,7 @@ impl DeviceForward {
     fn begin(&mut self, batch: &Batch) -> Result<(), CudaError> {
         let tokens = batch.tokens();
         let (model, stream, buffers) = (&*self.model, &*self.stream, &self.buffers);
-        // The copy of the batch before has run: its logits or its last layer were waited for.
+        // The copy of the previous batch has run, because its logits or its last layer were waited for.
         stream.synchronize()?;
         let ids: &mut [u8] = &mut self.host.ids.bytes_mut()[..4 * tokens.len()];
         ids.copy_from_slice(bytemuck::cast_slice(tokens));
@@ -157,7 +156,7 @@ impl DeviceForward {
         Ok(())
     }
 
-    /// Normalises, projects and turns.
+    /// Normalises, projects and rotates.
     fn project_attention(&mut self, attention: &DeviceAttention, rows: &Range<usize>) -> Result<(), CudaError> {
         self.prepare_turns(attention)?;
         let (stream, buffers, to, config) = (&*self.stream, &self.buffers, &self.rows, &self.model.config);
@@ -209,7 +208,7 @@ impl DeviceForward {
         stream.from_device(&mut host.values, 4 * first, floats(&from.values, first, count))
     }
 
-    /// Brings the cosines and sines of the batch, unless they are there.
+    /// Uploads the cosines and sines of the batch, unless they are on the device.
     fn prepare_turns(&mut self, attention: &DeviceAttention) -> Result<(), CudaError> {
         let table = attention.rotary_table;
         let Some(batch) = self.batch.as_ref().filter(|_| !self.turned[table]) else {
@@ -235,7 +234,7 @@ impl DeviceForward {
         Ok(())
     }
 
-    /// The blocks that some rows of the batch lie in.
+    /// The blocks with some of these rows of the batch.
     fn blocks_in(&self, rows: &Range<usize>) -> Vec<Range<usize>> {
         let cut = |block: &Range<usize>| block.start.max(rows.start)..block.end.min(rows.end);
         self.blocks.iter().map(cut).filter(|block| !block.is_empty()).collect()
@@ -431,7 +430,7 @@ impl Forward for DeviceForward {
         };
         batch.check_states(states.len())?;
         self.progress.finish(layer, &rows)?;
-        // A state in main memory stays as it was before its segment until the segment's last row is read.
+        // A state in main memory does not change until its segment's last row is read.
         let segments = batch.segments().iter().zip(states);
         let states = segments.map(|(segment, state)| {
             if segment.rows.start < rows.end && rows.start < segment.rows.end {
@@ -480,7 +479,7 @@ fn norm_heads(
     count: usize,
     head_dim: usize,
 ) -> Result<(), CudaError> {
-    // Heads lie side by side: each is a row of its own.
+    // Heads are contiguous, so each is a row.
     norm.apply(stream, data, data, count, head_dim)
 }
 

@@ -13,9 +13,9 @@ pub struct PrefillState<'a> {
     pub sums: Region<'a>,
     /// `[rows, heads, head_dim]`.
     pub outputs: Region<'a>,
-    /// True if an earlier call has left something.
+    /// True if an earlier call has stored state.
     pub resume: bool,
-    /// True if this is the last: it writes the outputs.
+    /// True for the last call, which writes the outputs.
     pub finish: bool,
 }
 
@@ -107,7 +107,7 @@ pub fn prefill_by(
 /// Blocks, threads and shared memory of a call.
 fn grid(instructions: PrefillInstructions, reads: &Reads) -> Grid {
     let head_dim = reads.head_dim();
-    // Queries pass through shared memory, a row for each packed row.
+    // Queries pass through shared memory, one row per packed row.
     let query_bytes = |warps: usize| 2 * 16 * warps * (head_dim + 8);
     let (warps, shared_bytes) = match instructions {
         // Keys and values twice; queries share their place where they go into registers.

@@ -1,4 +1,4 @@
-//! Page summaries and the scores that policies choose by, equal to the scores of `riffle-policy` to the bit.
+//! Page summaries and policy scores, with the same bits as the scores of `riffle-policy`.
 
 use super::attention::{Pages, Queries, format_number};
 use super::layout::PlaneKind;
@@ -11,13 +11,13 @@ use crate::{Argument, CudaError, Grid, ModuleSource, Region, Stream};
 pub struct BlockSummaries<'a> {
     /// f32 `[kv_heads, capacity, 2, head_dim]`: the smallest, then the largest of keys, or the mean of keys, then that of values.
     pub data: Region<'a>,
-    /// Blocks there is room for in each head.
+    /// Blocks of memory per head.
     pub capacity: usize,
     /// Tokens in a block.
     pub block_tokens: usize,
 }
 
-/// A chunk of queries against all keys of one KV head.
+/// A chunk of queries and all keys of one KV head.
 #[derive(Debug, Clone, Copy)]
 pub struct Estimate<'a> {
     /// The chunk's queries.
@@ -30,7 +30,7 @@ pub struct Estimate<'a> {
     pub group: usize,
     /// The pages of the layer.
     pub pages: Pages<'a>,
-    /// Keys there are.
+    /// Number of keys.
     pub tokens: usize,
     /// Factor on q·k.
     pub scale: f32,
@@ -54,7 +54,7 @@ pub struct LineSums<'a> {
     pub columns: Region<'a>,
     /// By distance query − key.
     pub distances: Region<'a>,
-    /// True if they hold the sums of queries before these already.
+    /// True if they already hold the sums of earlier queries.
     pub continues: bool,
 }
 
@@ -301,10 +301,10 @@ pub fn line_mass(
     launch(stream, estimate.pages.head_dim, "line_mass", grid, &arguments)
 }
 
-/// Queries and keys of which each `stride` neighbours are one long vector.
+/// Queries and keys in groups of `stride` neighbours, each joined to one long vector.
 struct LongVectors {
     stride: usize,
-    /// The first long query, and how many there are of each head.
+    /// Index of the first long query, and the number per head.
     first: usize,
     per_head: usize,
     /// Long keys.

@@ -1,4 +1,4 @@
-//! Main memory of a cache that a device copies from by itself.
+//! Pinned main memory of a cache, which a device reads directly.
 
 use std::fmt;
 use std::io;
@@ -17,7 +17,7 @@ pub struct PinnedMemory {
 }
 
 impl PinnedMemory {
-    /// Memory that `gpu` copies from.
+    /// Memory for copies by `gpu`.
     pub fn new(gpu: &Gpu) -> Self {
         Self { gpu: gpu.clone() }
     }
