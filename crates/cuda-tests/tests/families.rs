@@ -80,8 +80,8 @@ fn read_in_blocks(
 
 fn logits(forward: &mut dyn Forward, config: &ModelConfig, tokens: &[u32]) -> Vec<f32> {
     let mut recurrent = RecurrentState::new(config);
-    // A recurrent state starts at the first token. Other models start later, because rotation depends on differences
-    // of positions.
+    // A recurrent state starts at the first token. Other models start at position 3, which distinguishes their
+    // rotations.
     let start = if recurrent.is_empty() { 3 } else { 0 };
     let batch = Batch::of_one(tokens, start).unwrap();
     let all = read(forward, config, &batch, &mut [&mut recurrent]);

@@ -21,7 +21,7 @@ pub trait ComputeDevice: Debug + Send + Sync {
     /// The instructions that attention of a prompt uses for these formats of keys and values, and why these.
     ///
     /// # Errors
-    /// Shapes or formats that no kernel reads, a device that fails.
+    /// Shapes or formats that no kernel reads, a failed device.
     fn prefill_instructions(&self, head_dim: usize, formats: [Format; 2]) -> Result<String, DeviceError>;
 
     /// Most rows of a product for which each row has the same bits as alone.
@@ -30,7 +30,7 @@ pub trait ComputeDevice: Debug + Send + Sync {
     /// Bytes of device memory that are free now.
     ///
     /// # Errors
-    /// A device that fails.
+    /// A failed device.
     fn free_bytes(&self) -> Result<u64, DeviceError>;
 
     /// Bytes of device memory that [`DeviceModel::forward`] takes for batches of up to `batch_tokens` tokens.
@@ -52,7 +52,7 @@ pub trait ComputeDevice: Debug + Send + Sync {
     /// A new queue of work.
     ///
     /// # Errors
-    /// A device that fails.
+    /// A failed device.
     fn queue(&self) -> Result<Arc<dyn DeviceQueue>, DeviceError>;
 }
 
@@ -86,13 +86,13 @@ pub trait DeviceQueue: Send + Sync {
     /// run.
     ///
     /// # Errors
-    /// A device that fails.
+    /// A failed device.
     fn attended(&self, rows: &dyn DeviceRows, range: Range<usize>) -> Result<Vec<f32>, DeviceError>;
 
     /// A clock of the device, not yet started.
     ///
     /// # Errors
-    /// A device that fails.
+    /// A failed device.
     fn timer(self: Arc<Self>) -> Result<Box<dyn QueueTimer>, DeviceError>;
 }
 
@@ -101,13 +101,13 @@ pub trait QueueTimer: Send + Sync {
     /// Queues the first point.
     ///
     /// # Errors
-    /// A device that fails.
+    /// A failed device.
     fn start(&self) -> Result<(), DeviceError>;
 
     /// Queues the second point.
     ///
     /// # Errors
-    /// A device that fails.
+    /// A failed device.
     fn stop(&self) -> Result<(), DeviceError>;
 
     /// Waits for both points. Returns the milliseconds between them.
@@ -122,6 +122,6 @@ pub trait DeviceModel: Send + Sync {
     /// Memory for batches of up to `batch_tokens` tokens.
     ///
     /// # Errors
-    /// Too little memory, a device that fails.
+    /// Too little memory, a failed device.
     fn forward(&self, batch_tokens: usize) -> Result<Box<dyn DeviceForward>, DeviceError>;
 }

@@ -30,7 +30,7 @@ pub trait DeviceForward: Forward {
     /// Copies the queries of some rows of the batch to main memory.
     ///
     /// # Errors
-    /// A device that fails.
+    /// A failed device.
     fn bring_queries(&mut self, rows: Range<usize>) -> Result<(), DeviceError>;
 
     /// The projected rows, with queries [copied](Self::bring_queries) to main memory.
@@ -39,7 +39,7 @@ pub trait DeviceForward: Forward {
     /// Copies [`HostRows::attended`] for some rows of the batch to the device.
     ///
     /// # Errors
-    /// A device that fails.
+    /// A failed device.
     fn send_attended(&mut self, rows: Range<usize>) -> Result<(), DeviceError>;
 }
 

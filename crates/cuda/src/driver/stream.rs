@@ -77,7 +77,7 @@ impl Stream {
             check_bytes(to.bytes(), from.len())?;
         }
         let queued = copies.iter().try_for_each(|(to, from)| {
-            // SAFETY: the sizes agree, and neither side is let go of before the copies have run or failed.
+            // SAFETY: the sizes agree, and neither side is freed before the copies have run or failed.
             unsafe { self.copy(Direction::Upload, to.address(), from.as_ptr() as u64, from.len()) }
         });
         let run = self.synchronize();

@@ -346,7 +346,7 @@ fn memory_that_runs_short_at_any_allocation_is_an_error_and_the_session_goes_on(
             Err(error) => assert!(is_short(&error), "allocation {number}: {error}"),
         }
         in_mid_run += 1;
-        // Another program has freed memory in the meantime.
+        // The next attempt has memory again.
         assert!(here.tokens().is_empty());
         here.prefill(&tokens, &mut go_on).unwrap();
         assert!(here.logits() == session.logits(), "allocation {number}");
