@@ -1,4 +1,4 @@
-//! Room for many requests: how many tokens all of them may hold together.
+//! Number of tokens that all requests may hold together.
 
 use std::path::Path;
 
@@ -8,8 +8,8 @@ use serde::Serialize;
 
 use crate::tokenising::TOKENISED_AT_ONCE;
 
-/// Bytes that requests take at most beside what the plan of their engine has: `bodies_bytes` of bodies, and texts of a whole context that
-/// are tokenised beside the one that the plan counts.
+/// Most bytes of requests beyond the plan of their engine: `bodies_bytes` of bodies, and texts of a whole context
+/// that are tokenised in addition to the plan's one.
 pub fn requests_bytes(plan: &MemoryPlan, bodies_bytes: u64) -> RequestsBytes {
     let others = TOKENISED_AT_ONCE as u64 - 1;
     RequestsBytes {
@@ -101,7 +101,7 @@ impl OneContext {
         })
     }
 
-    /// The plan with room for `contexts` whole contexts.
+    /// The plan for `contexts` whole contexts.
     fn plan(&self, contexts: usize) -> Result<MemoryPlan, EngineError> {
         plan(&self.info, &self.with_contexts(contexts))
     }
@@ -116,7 +116,7 @@ impl OneContext {
         }
     }
 
-    /// The engine's options with room for `contexts` whole contexts.
+    /// The engine's options for `contexts` whole contexts.
     pub(crate) fn options(&self, contexts: usize) -> EngineOptions {
         let options = self.with_contexts(contexts);
         // Experts that stay in the file get what requests leave, too.
