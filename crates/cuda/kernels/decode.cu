@@ -1,9 +1,9 @@
 // Attention of few queries over pages, dense or under a `Selection`: split over the keys, then merged.
 //
-// A block takes sixteen packed rows (query p / group, head p % group) of a tile and one part of its keys. Its warps go
-// their own ways, each through every WARPS-th step of sixteen keys with its own double buffer, and meet at the end. A
-// part's result depends on the part alone, so parts may be launched as their pages arrive. Tensor cores carry the
-// products: with the heads of a group packed, the time is that of the reads.
+// A block takes sixteen packed rows (query p / group, head p % group) of a tile and one part of its keys. Each of its
+// warps takes every WARPS-th step of sixteen keys with its own double buffer, and the warps combine their results at
+// the end. A part's result depends only on the part, so parts may be launched as their pages arrive. Tensor cores
+// compute the products: with the heads of a group packed, memory reads determine the time.
 #include "softmax.cuh"
 
 constexpr u32 KEYS = 16, WARPS = HEAD_DIM <= 128 ? 4 : 2, THREADS = WARPS * 32, TILE = KEYS * PITCH;

@@ -2,9 +2,9 @@
 // places. Scores and selections therefore equal the CPU's to the bit.
 #include "keys.cuh"
 
-// Takes the keys ranges[kv_head][0]..ranges[kv_head][1] of every KV head into smallest and largest value of each channel of
-// their blocks, bounds [kv_heads, capacity, 2, HEAD_DIM]; a block that begins before them goes on. Block (key block, KV head), a
-// thread a channel.
+// Adds the keys ranges[kv_head][0]..ranges[kv_head][1] of every KV head to the smallest and largest value of each
+// channel of their blocks, bounds [kv_heads, capacity, 2, HEAD_DIM]; a block that begins before them is continued.
+// Block (key block, KV head), a thread a channel.
 KERNEL key_bounds(float *bounds, u32 capacity, const u64 *key_pages, u32 pages_per_head, u32 page_tokens, u32 format,
                   const u32 *ranges, u32 block_tokens) {
     u32 from = ranges[2 * blockIdx.y], to = ranges[2 * blockIdx.y + 1], channel = threadIdx.x;
@@ -25,9 +25,9 @@ KERNEL key_bounds(float *bounds, u32 capacity, const u64 *key_pages, u32 pages_p
 }
 EXPORT(key_bounds)
 
-// Takes the tokens ranges[kv_head][0]..ranges[kv_head][1] of every KV head into the means of their blocks, keys then values:
-// [kv_heads, capacity, 2, HEAD_DIM]. They are summed in order of position; a block that is not whole yet holds its sum, and
-// goes on from there. Block (key block, KV head, keys or values), a thread a channel.
+// Adds the tokens ranges[kv_head][0]..ranges[kv_head][1] of every KV head to the means of their blocks, keys then
+// values: [kv_heads, capacity, 2, HEAD_DIM]. Sums run by position; an incomplete block holds its sum, and is
+// continued later. Block (key block, KV head, keys or values), a thread a channel.
 KERNEL block_means(float *means, u32 capacity, const u64 *key_pages, u32 pages_per_head, u32 page_tokens, u32 key_format,
                    const u64 *value_pages, u32 value_format, const u32 *ranges, u32 block_tokens) {
     u32 from = ranges[2 * blockIdx.y], to = ranges[2 * blockIdx.y + 1], channel = threadIdx.x;

@@ -67,11 +67,11 @@ impl Stream {
         unsafe { self.copy(Direction::Upload, to.address(), source, to.bytes()) }
     }
 
-    /// Copies slices of main memory to regions of their size and returns when they are there. Slices of pinned memory are
-    /// read by the device itself, one after the other without a pause.
+    /// Copies slices of main memory to regions of the same size, and returns after the copies. The device reads
+    /// slices of pinned memory itself, one after another without a pause.
     ///
     /// # Errors
-    /// Sizes that differ, a lost device.
+    /// Different sizes, a lost device.
     pub fn upload_all(&self, copies: &[(Region<'_>, &[u8])]) -> Result<(), CudaError> {
         for (to, from) in copies {
             check_bytes(to.bytes(), from.len())?;

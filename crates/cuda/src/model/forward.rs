@@ -86,12 +86,12 @@ impl DeviceForward {
         &self.rows
     }
 
-    /// Projects some rows of a layer, in the order that [`Forward::project`] asks for, into the [`rows`](Self::rows); false for a
-    /// recurrent layer, which has nothing to attend to. The caller attends into the rows, or [copies](Self::send_attended) the
-    /// result there.
+    /// Projects some rows of a layer into the [`rows`](Self::rows), in the order of [`Forward::project`]. Returns
+    /// false for a recurrent layer, which has no attention. The caller writes the attention output to the rows, or
+    /// [copies](Self::send_attended) it there.
     ///
     /// # Errors
-    /// [`ModelError::NoSuchLayer`], [`ModelError::RowsOutOfOrder`], a device that fails.
+    /// [`ModelError::NoSuchLayer`], [`ModelError::RowsOutOfOrder`], a failed device.
     pub fn project_rows(&mut self, layer: usize, rows: Range<usize>) -> Result<bool, ModelError> {
         let model = Arc::clone(&self.model);
         let own = layer_of(&model, layer)?;

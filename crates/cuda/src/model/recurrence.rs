@@ -1,7 +1,6 @@
-//! Gated DeltaNet layers on a device. Their states lie in main memory, where sessions copy, fork and store them: for each
-//! segment of a batch a layer brings its state, reads its rows and takes the state back, so that a lost device takes nothing
-//! with it. A state that is still on the device, in the version that main memory
-//! holds, is not copied again.
+//! Gated DeltaNet layers on a device. Main memory holds their states, where sessions copy, fork and store them. For
+//! each segment of a batch a layer loads its state, reads its rows and copies the state back, so that a lost device
+//! loses no state. A state that is still on the device, in main memory's version, is not copied again.
 
 use riffle_model::{GatedDeltaNet, ModelConfig, RecurrentLayer, SegmentPart};
 

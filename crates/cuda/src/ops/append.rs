@@ -62,9 +62,9 @@ impl NewTokens<'_> {
     }
 }
 
-/// Writes new tokens into pages, in their formats and with the CPU's roundings to the bit, and to `stripes` as main memory
-/// keeps them: planes of `[kv_heads]` keys, then of values, each of `targets.stripes` stripes from the one on that the head's
-/// first new token falls into; what of them is not new is zero.
+/// Writes new tokens to pages, in their formats and with the CPU's bits, and to `stripes` in the format of main
+/// memory: planes of `[kv_heads]` keys, then of values. Each has `targets.stripes` stripes, from the stripe of the
+/// head's first new token on; other tokens in them are zero.
 ///
 /// # Errors
 /// Shapes that disagree, regions that are too short.

@@ -158,8 +158,8 @@ pub fn decode_workspace_bytes(reads: &Reads) -> usize {
     reads.parts() * chunks(reads) * 16 * (reads.head_dim() + 2) * 4
 }
 
-/// Attends few queries (up to 16 with all heads of a group together in one block) to `parts` of what `reads` names;
-/// the pages of the others may be away. Partials go to the workspace.
+/// Attends few queries (up to 16 with all heads of a group together in one block) to `parts` of the keys in `reads`.
+/// Pages of other parts may be absent. Partials go to the workspace.
 ///
 /// # Errors
 /// Shapes that disagree, regions that are too short.

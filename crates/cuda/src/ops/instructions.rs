@@ -78,11 +78,12 @@ impl fmt::Display for PrefillChoice {
 }
 
 impl PrefillChoice {
-    /// Chooses the instructions for pages of this width and these formats. A device takes `wgmma` if a first small case
-    /// gives the same as `mma`; the case runs once. `RIFFLE_PREFILL` (`mma`, `wgmma`) names either, untried.
+    /// Chooses the instructions for pages of this width and these formats. A device uses `wgmma` if a small first
+    /// case gives the same result as `mma`; the case runs once. `RIFFLE_PREFILL` (`mma`, `wgmma`) selects either
+    /// without a test.
     ///
     /// # Errors
-    /// A variable with an unknown value, or with instructions that the device lacks; a device lost on the way.
+    /// A variable with an unknown value, or with instructions that the device lacks; a lost device.
     pub fn choose(gpu: &Gpu, head_dim: usize, key_format: Format, value_format: Format) -> Result<Self, CudaError> {
         let formats = [key_format, value_format].map(|format| match format {
             Format::Bf16 => Format::Bf16,

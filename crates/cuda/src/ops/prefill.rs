@@ -26,11 +26,12 @@ impl PrefillState<'_> {
     }
 }
 
-/// Attends many queries to what the call's reads name, by the instructions of [`PrefillChoice::choose`]. A call over some of the keys takes the
-/// sums of the calls before it from `state` and leaves its own there; all calls of a `state` use the same instructions.
+/// Attends many queries to the keys in the call's reads, with the instructions of [`PrefillChoice::choose`]. A call
+/// over some of the keys continues the sums in `state` and stores its own there; all calls with one `state` use the
+/// same instructions.
 ///
 /// # Errors
-/// Shapes that disagree, regions that are too short; what [`PrefillChoice::choose`] refuses.
+/// Shapes that disagree, regions that are too short, and errors of [`PrefillChoice::choose`].
 pub fn prefill(
     stream: &Stream,
     outputs: &Outputs<'_>,

@@ -129,11 +129,12 @@ impl Reads {
         })
     }
 
-    /// Flattens what tiles read, causally, and queues its upload on the stream of the kernels that read it. `within` cuts
-    /// the reads to these keys, from a multiple of [`KEY_BLOCK`] to another: for pages that arrive a group at a time.
+    /// Flattens the tiles' selections, causally, and queues the upload on the stream of the kernels that read it.
+    /// `within` limits the reads to these keys, from a multiple of [`KEY_BLOCK`] to another, for pages that arrive in
+    /// groups.
     ///
     /// # Errors
-    /// Positions above 2^31, bounds of `within` that are no multiples, too little memory.
+    /// Positions above 2^31, bounds of `within` that are not multiples, too little memory.
     pub fn set(&mut self, stream: &Stream, tiles: &[TileReads<'_>], within: Option<Span>) -> Result<(), CudaError> {
         let within = within.unwrap_or(Span::new(0, i32::MAX as usize + 1));
         for bound in [within.start, within.end] {

@@ -75,9 +75,8 @@ fn channel_threads(head_dim: usize) -> u32 {
     head_dim.next_multiple_of(32) as u32
 }
 
-/// Takes keys into the channel bounds of their blocks: of each KV head those from `ranges[0]` to `ranges[1]`, u32
-/// `[kv_heads, 2]`, of which none spans more than `longest` tokens. A block that begins before them goes on from the bounds of the
-/// keys before.
+/// Adds keys to the channel bounds of their blocks: for each KV head the keys from `ranges[0]` to `ranges[1]`, u32
+/// `[kv_heads, 2]`, at most `longest` tokens each. A block that begins before them continues from its earlier bounds.
 ///
 /// # Errors
 /// Shapes that disagree, regions that are too short.
@@ -104,8 +103,8 @@ pub fn key_bounds(
     launch(stream, pages.head_dim, "key_bounds", grid, &arguments)
 }
 
-/// Takes keys and values into the means of their blocks, as [`key_bounds`] takes keys: equal to the CPU's to the bit where a block
-/// is whole, sums where it is not yet.
+/// Adds keys and values to the means of their blocks, as [`key_bounds`] adds keys. Whole blocks have the CPU's bits;
+/// incomplete blocks hold sums.
 ///
 /// # Errors
 /// Shapes that disagree, regions that are too short.
@@ -204,7 +203,7 @@ pub fn xattention_scratch_bytes(start: usize, rows: usize, tokens: usize, group:
 }
 
 /// XAttention's score of each block of keys for each block of the chunk's queries: f32 `[query blocks, blocks]`, zero
-/// behind the diagonal. Query block `r` is block `start / block + r`.
+/// above the diagonal. Query block `r` is block `start / block + r`.
 ///
 /// # Errors
 /// Shapes that disagree, regions that are too short, a stride that does not divide the block.

@@ -1,9 +1,9 @@
-//! One attention call over the pages of a layer, whether they lie on the device or come while others are read.
+//! One attention call over the pages of a layer, which are on the device or loaded during the call.
 //!
-//! Pages come in ascending order. Some have a slot on the device and are brought there to stay; the others take the
-//! place of a visitor. When no visitor's place is left, the call attends to the pages that came, and the next pages
-//! take their places. The result does not depend on the point where that happens: prefill goes on from its state, and
-//! the whole call fixes a decode's parts.
+//! Pages come in ascending order. Some get a slot on the device and stay; the others get a temporary place. When no
+//! temporary place is left, the call attends to the pages so far, and the next pages take their places. The result
+//! does not depend on when that happens: prefill continues from its state, and the whole call determines a decode's
+//! parts.
 
 use riffle_attention::{AttendOptions, PageView, Partial, Span};
 use riffle_device::PagedTile;
@@ -288,11 +288,11 @@ impl<'p> PagedCall<'p> {
         self.reads_means = true;
     }
 
-    /// Takes in the pages that the tiles read and no others, by KV head, after the pages of earlier calls in the order of
-    /// (page, KV head). Before this returns, each page has been read or copied.
+    /// Takes exactly the pages that the tiles read, by KV head. The pages of all calls come in the order of (page, KV
+    /// head). Before this returns, each page has been read or copied.
     ///
     /// # Errors
-    /// A lost device, too little memory, a page without a version: every page is forgotten then, whether it came or not.
+    /// A lost device, too little memory, a page without a version: all pages are then forgotten.
     pub fn attend(&mut self, shown: &[Vec<PageView<'_>>]) -> Result<(), CudaError> {
         let taken = self.take_in(shown);
         self.parts.traffic.reading = None;

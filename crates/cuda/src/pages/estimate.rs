@@ -167,8 +167,8 @@ impl KeyScan<'_> {
         Ok(Some(scores))
     }
 
-    /// The mass that the last `queries` of the chunk give each column and each distance, `[tokens]` each, summed over them
-    /// and the heads of the group; equal to the CPU's to the bit for keys of 16 bits. `None` where memory is short.
+    /// The mass that the last `queries` of the chunk give to each column and each distance, `[tokens]` each, summed
+    /// over them and the heads of the group. Keys of 16 bits give the CPU's bits. `None` if memory is short.
     ///
     /// # Errors
     /// A lost device.

@@ -8,9 +8,8 @@ use riffle_kv::{Device, DeviceMemory};
 use crate::driver::GuardedBuffer;
 use crate::{CudaError, Gpu};
 
-/// Main memory that is pinned for a device: the tiers of a cache in front of which a [`DeviceRoom`](crate::DeviceRoom)
-/// stands. Before the cache writes to pages or frees them, it waits for copies that [read
-/// ahead](crate::DeviceRoom::read_ahead).
+/// Pinned main memory for the tiers of a cache with a [`DeviceRoom`](crate::DeviceRoom). Before the cache writes to
+/// pages or frees them, it waits for copies that [read ahead](crate::DeviceRoom::read_ahead).
 #[derive(Clone)]
 pub struct PinnedMemory {
     gpu: Gpu,

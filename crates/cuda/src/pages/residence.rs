@@ -9,10 +9,10 @@ use super::heads_of;
 use super::memory::{PageMemory, PagePlace};
 use crate::{CudaError, Region};
 
-/// The pages of all sequences that lie in a fixed number of slots, found by version. A page of several sequences lies
-/// there once, and overwritten or freed pages are never found. The first page and the newest of each (layer, KV head)
-/// of a sequence stay. If there is no room, the oldest of the others leave, first the pages of fewest sequences. A
-/// policy that reads everything gains nothing from another order; pages that are chosen rarely come through the ring.
+/// The pages of all sequences in a fixed number of slots, found by version. A page of several sequences has one slot,
+/// and overwritten or freed pages are never found. The first page and the newest of each (layer, KV head) of a
+/// sequence stay. If there is no room, the oldest of the others leave, and pages of fewest sequences leave first.
+/// Another order does not help a policy that reads everything, and selected pages rarely come through the ring.
 pub(super) struct Residence {
     kv_heads: usize,
     memory: PageMemory,

@@ -88,11 +88,11 @@ fn resident_pages(options: &RoomOptions) -> usize {
 }
 
 impl DeviceRoom {
-    /// An empty room; work on pages is queued on `compute`, copies on a stream of the room's own.
+    /// An empty page cache. Work on pages is queued on `compute`, and copies on its own stream.
     ///
     /// # Errors
-    /// [`CudaError::PageBudget`] for a budget that is too small, [`CudaError::Unsupported`] for pages no kernel reads,
-    /// [`CudaError::OutOfMemory`], a lost device.
+    /// [`CudaError::PageBudget`] for a budget that is too small, [`CudaError::Unsupported`] for pages without a
+    /// kernel, [`CudaError::OutOfMemory`], a lost device.
     pub fn new(compute: &Arc<Stream>, options: RoomOptions) -> Result<Self, CudaError> {
         let (gpu, shape) = (compute.gpu(), &options.shape);
         if !shape.page_tokens.is_multiple_of(KEY_BLOCK) {
@@ -202,12 +202,12 @@ impl DeviceRoom {
         self.staging.transferred
     }
 
-    /// Appends tokens `tokens` of a batch to a layer whose KV heads grow by them as `heads` says: to pages that lie here with all
-    /// tokens before them, and to pages that they begin and that find a place. Returns them by KV head as main memory keeps them,
-    /// as [`riffle_kv::KvCache::append_encoded`] takes them.
+    /// Appends tokens `tokens` of a batch to a layer. `heads` gives the new length of each KV head. Tokens go to
+    /// pages on the device that have all earlier tokens, and to new pages that get a slot. Returns them by KV head as
+    /// [`riffle_kv::KvCache::append_encoded`] takes them.
     ///
     /// # Errors
-    /// A lost device, too little memory: the room has forgotten every page then.
+    /// A lost device, too little memory: all pages are then forgotten.
     pub fn append(
         &mut self,
         new: &AppendedTokens<'_>,
@@ -262,8 +262,8 @@ impl DeviceRoom {
         Ok(())
     }
 
-    /// Puts the log-sum-exp of all that each row and head of a call read, `[rows, heads]`, in its rows: for calls whose partials
-    /// were [brought](Self::bring_partials) and merged with others.
+    /// Stores the log-sum-exp of all keys read by each row and head of a call, `[rows, heads]`, in its rows. It is
+    /// needed for calls whose partials were [copied](Self::bring_partials) and merged with others.
     ///
     /// # Errors
     /// A lost device, too little memory, more sums than rows and heads.
@@ -292,12 +292,12 @@ impl DeviceRoom {
         PagedMass::new(parts, tiles, rows, end, options)
     }
 
-    /// Brings a layer's pages, shown by KV head, to the device, where each has a free slot to stay in, to lie beside
-    /// `queries`, rows of all query heads. `None` where pages would have to leave, or estimates have no memory: then keys are
-    /// looked at where they are.
+    /// Loads all pages of a layer, shown by KV head, into slots for a comparison with `queries`, rows of all query
+    /// heads. Returns `None` if there are not enough free slots, or no memory for estimates; the caller then scores
+    /// the keys in main memory.
     ///
     /// # Errors
-    /// A lost device, too little memory: the room has forgotten every page then.
+    /// A lost device, too little memory: all pages are then forgotten.
     pub fn scan_keys<'p>(
         &'p mut self,
         of: LayerPages<'p>,
@@ -318,12 +318,12 @@ impl DeviceRoom {
         summaries.have_room(block, tokens)
     }
 
-    /// Makes room for the summaries of blocks of `block` tokens of a layer with `tokens` tokens; those of sequences that were asked
-    /// for longest ago may leave for it. Returns by KV head how many tokens are in them; `None` where there
-    /// [is no room](Self::have_summaries_room).
+    /// Reserves memory for the summaries of blocks of `block` tokens of a layer with `tokens` tokens. It may drop
+    /// summaries of the least recently used sequences. Returns the number of summarised tokens by KV head; `None` if
+    /// there [is no memory](Self::have_summaries_room).
     ///
     /// # Errors
-    /// A lost device, too little memory: everything is forgotten then.
+    /// A lost device, too little memory: everything is then forgotten.
     pub fn summaries_known(
         &mut self,
         kind: SummaryKind,
@@ -336,11 +336,11 @@ impl DeviceRoom {
         self.or_clear(known)
     }
 
-    /// Takes the tokens of pages, shown by KV head in order from the one on that holds the first token that is not
-    /// [known](Self::summaries_known), into the summaries of a layer.
+    /// Adds tokens of pages to the summaries of a layer. The pages are shown by KV head in order, from the page of
+    /// the first token that is not yet [summarised](Self::summaries_known).
     ///
     /// # Errors
-    /// A lost device, too little memory: everything is forgotten then.
+    /// A lost device, too little memory: everything is then forgotten.
     pub fn extend_summaries(
         &mut self,
         kind: SummaryKind,
@@ -356,11 +356,11 @@ impl DeviceRoom {
         self.or_clear(taken)
     }
 
-    /// Bound of each block of every KV head's first `tokens` tokens, all of them [known](Self::summaries_known), summed
-    /// over `queries` and the heads of the group; equal to the CPU's to the bit.
+    /// Bound of each block of every KV head's first `tokens` tokens, summed over `queries` and the heads of the
+    /// group, with the CPU's bits. All of the tokens must be [summarised](Self::summaries_known).
     ///
     /// # Errors
-    /// A lost device, too little memory: everything is forgotten then.
+    /// A lost device, too little memory: everything is then forgotten.
     pub fn bound_scores(
         &mut self,
         of: LayerPages<'_>,
@@ -378,13 +378,13 @@ impl DeviceRoom {
         self.staging.expected(&self.residence, &of)
     }
 
-    /// Begins to copy pages of a KV head each that the next call, of any sequence, is expected to read, and returns at
-    /// once. Copies run behind what is queued; memory of [`PinnedMemory`](super::PinnedMemory) waits for them before it
-    /// changes, pages in other memory are left where they are. Only whole pages come ahead: others are about to grow.
-    /// Pages that came ahead earlier and were not read are forgotten, and so are these unless the next call reads them.
+    /// Starts to copy pages, of a KV head each, that the next call of any sequence is expected to read. It returns at
+    /// once. Copies run after the queued work. Memory of [`PinnedMemory`](super::PinnedMemory) waits for them before
+    /// it changes; pages in other memory are skipped. Only whole pages are read ahead, because others will grow.
+    /// Unused pages of earlier calls are forgotten, and these too unless the next call reads them.
     ///
     /// # Errors
-    /// A lost device, a page without a version: the room has forgotten every page then.
+    /// A lost device, a page without a version: all pages are then forgotten.
     pub fn read_ahead(&mut self, of: LayerPages<'_>, shown: &[(usize, PageView<'_>)]) -> Result<(), CudaError> {
         self.staging.forget_ahead();
         let begun = self.staging.begin_ahead(&self.residence, &of, shown);

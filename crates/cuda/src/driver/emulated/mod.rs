@@ -1,7 +1,7 @@
-//! A device on the CPU. Kernels are the same CUDA C++, compiled by g++ over `kernels/emulated`, which runs the threads
-//! of a block as fibers. Streams are queues that run when someone waits for them, in an order drawn at random among
-//! those that events allow, so that a missing wait shows. New memory is filled with 0xff, which is NaN in every float
-//! format, and lies between canaries.
+//! A device on the CPU. Kernels are the same CUDA C++, compiled by g++ over `kernels/emulated`, which runs the
+//! threads of a block as fibers. Streams are queues that run when a caller waits for them. Their order is random
+//! within the limits of events, so that a missing wait shows. New memory is filled with 0xff, which is NaN in every
+//! float format, and lies between canaries.
 
 mod module;
 mod queue;
