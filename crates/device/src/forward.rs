@@ -15,7 +15,7 @@ use crate::DeviceError;
 ///    ([`host_rows`](Self::host_rows)),
 /// 3. a call of a [`PageRoom`](crate::PageRoom) writes the result to the rows, or [`send_attended`](Self::send_attended) copies it
 ///    from main memory,
-/// 4. [`Forward::finish`] goes on from the rows.
+/// 4. [`Forward::finish`] continues from the rows.
 pub trait DeviceForward: Forward {
     /// Queries, keys and values of the layer projected last, and its attention output.
     fn rows(&self) -> &dyn DeviceRows;

@@ -27,14 +27,14 @@ const CUT_GRID: CutGrid = CutGrid::Rows(ROW_BLOCK);
 ///    ([`host_rows`](Self::host_rows)),
 /// 3. the result is written to the rows by a [call](DeviceRows::call), or to main memory and
 ///    [copied](Self::send_attended) from there,
-/// 4. [`Forward::finish`] goes on from the rows.
+/// 4. [`Forward::finish`] continues from the rows.
 ///
-/// Products round otherwise by their number of rows. Linear work is therefore always done in the same blocks of up to 1024 rows, and
-/// [`Forward::row_blocks`] are some of these blocks side by side: `most` is raised to the longest of them, and a batch of up
-/// to 1024 rows is one block.
+/// The rounding of a product depends on its number of rows. Linear work therefore always uses the same blocks of up to
+/// 1024 rows, and [`Forward::row_blocks`] are adjacent ones of these blocks: `most` is raised to the longest of them, and
+/// a batch of up to 1024 rows is one block.
 ///
-/// For the same reason tokens that are verified at once have the bits of tokens generated one by one where their batch has up to
-/// eight rows, those of other segments included. In a longer one they differ by rounding.
+/// For the same reason verified drafts have the bits of single tokens only in batches of up to eight rows, over all
+/// segments. In longer batches they differ by rounding.
 pub struct DeviceForward {
     model: Arc<DeviceModel>,
     stream: Arc<Stream>,
