@@ -8,7 +8,7 @@
 #include "warpgroup.cuh"
 
 constexpr u32 KEYS = KEY_BLOCK, THREADS = 256, PACKED_ROWS = 128, TILE = KEYS * HEAD_DIM;
-// Tiles that are on their way. Keys of a tile are read in its turn, values in the next one's: so many more stay.
+// Tiles in transit. The keys of a tile are read in its turn and its values in the next turn, so values need one more tile.
 constexpr u32 AHEAD = 2, KEY_TILES = AHEAD + 1, VALUE_TILES = AHEAD + 2;
 
 template <bool VALUE> struct Constant {

@@ -52,7 +52,7 @@ impl Desk {
         command
     }
 
-    /// The folder that ask and chat keep documents in.
+    /// The folder of kept documents of ask and chat.
     fn kept(&self) -> PathBuf {
         self.folder.path().join("caches/riffle/documents")
     }

@@ -102,7 +102,7 @@ impl<'a> Region<'a> {
     }
 }
 
-/// Main memory that copies to and from the device read and write by themselves, while the CPU does other things.
+/// Pinned main memory: copies to and from the device access it without the CPU.
 ///
 /// A caller that writes to it, or reads bytes copied into it, first waits for the queued copies.
 pub struct PinnedBuffer {

@@ -40,7 +40,7 @@ pub struct DeviceForward {
     stream: Arc<Stream>,
     batch_tokens: usize,
     batch: Option<Batch>,
-    /// The blocks of rows that linear work is done in.
+    /// The blocks of rows of linear work.
     blocks: Vec<Range<usize>>,
     progress: LayerProgress,
     rows: DeviceRows,

@@ -233,7 +233,7 @@ impl DecodeWork {
 }
 
 impl<'p> PagedCall<'p> {
-    /// A call over pages of which those who keep them [know](super::residence::Residence::enter).
+    /// A call over pages that the residence [knows](super::residence::Residence::enter).
     pub(super) fn new(
         parts: CallParts<'p>,
         tiles: &'p [PagedTile<'p>],

@@ -96,7 +96,7 @@ impl MassMemory {
 }
 
 impl<'p> PagedMass<'p> {
-    /// A pass over pages of which those who keep them [know](super::residence::Residence::enter).
+    /// A pass over pages that the residence [knows](super::residence::Residence::enter).
     pub(super) fn new(
         parts: MassParts<'p>,
         tiles: &[PagedTile<'_>],

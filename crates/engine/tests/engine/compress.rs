@@ -131,7 +131,7 @@ fn a_compressed_session_is_saved_restored_forked_and_goes_on() {
             bits_after(&mut first, 20..24) == bits_after(&mut restored, 20..24),
             "{asked}"
         );
-        // The text's latest tokens stay, for prompts with another end.
+        // The text's latest tokens stay, so a prompt may end differently.
         first.truncate(TOKENS - 32).unwrap();
         assert_eq!(first.tokens().len(), TOKENS - 32);
         bits_after(&mut first, 0..3);
