@@ -1,4 +1,4 @@
-//! Settings of Gemma 4 and Muse Glimmer that GGUF spells differently: those of single layers.
+//! Settings of single layers of Gemma 4 and Muse Glimmer, which GGUF spells differently.
 
 use serde_json::{Map, Value, json};
 
