@@ -354,7 +354,7 @@ EXPERTS = {
     ],
     "mimo_v2_flash": [
         like(B16, FEW, NOAUX, head_dim=24, v_head_dim=16, num_key_value_heads=1, layer_types=["sliding_attention", "full_attention"], rope_parameters=dict(full_attention=dict(rope_type="default", rope_theta=50000.0, partial_rotary_factor=0.5), sliding_attention=dict(rope_type="default", rope_theta=900.0, partial_rotary_factor=0.5)), **WINDOW),
-        like(NOAUX, head_dim=16, v_head_dim=8, num_key_value_heads=2, attention_bias=True, attention_value_scale=None, n_group=4, topk_group=2, mlp_layer_types=["sparse", "dense", "sparse", "sparse"], tie_word_embeddings=True, rope_parameters=dict(full_attention=dict(rope_type="default", rope_theta=50000.0, partial_rotary_factor=1.0), sliding_attention=dict(rope_type="default", rope_theta=900.0, partial_rotary_factor=1.0)), **WINDOW),
+        like(NOAUX, head_dim=16, v_head_dim=8, num_key_value_heads=2, attention_bias=True, attention_value_scale=0.6, n_group=4, topk_group=2, mlp_layer_types=["sparse", "dense", "sparse", "sparse"], tie_word_embeddings=True, rope_parameters=dict(full_attention=dict(rope_type="default", rope_theta=50000.0, partial_rotary_factor=1.0), sliding_attention=dict(rope_type="default", rope_theta=900.0, partial_rotary_factor=1.0)), **WINDOW),
     ],
     "solar_open": [like(B16, FEW, NOAUX, head_dim=16, n_group=4, topk_group=2), like(NOAUX, head_dim=8, n_shared_experts=2, attention_bias=True, norm_topk_prob=False, tie_word_embeddings=True, **YARN)],
     "minimax_m2": [dict(B16, **FEW, num_local_experts=6, num_experts_per_tok=3, intermediate_size=12, head_dim=16, rotary_dim=8), dict(num_local_experts=8, num_experts_per_tok=2, intermediate_size=20, head_dim=8, tie_word_embeddings=True, **rope(partial_rotary_factor=0.5))],

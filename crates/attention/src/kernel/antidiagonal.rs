@@ -55,7 +55,7 @@ fn some_stripes<S: Simd, const N: usize>(simd: S, task: &mut Antidiagonal<'_>, s
     });
     let mut sums = [[simd.splat(0.0); N]; LONG_ROWS];
     for (d, query) in task.queries.iter().enumerate() {
-        let key: [S::V; N] = core::array::from_fn(|n| simd.load(&keys[n][d]));
+        let key: [S::V; N] = simd.each(|n| simd.load(&keys[n][d]));
         for r in 0..LONG_ROWS {
             let q = simd.load(&query[r]);
             for n in 0..N {

@@ -66,7 +66,7 @@ fn columns<S: Simd, E: Element, const R: usize, const N: usize>(
     let mut sums = load_sums::<S, R, N>(simd, task.list.o, head_dim, rows, column, &[1.0; R]);
     for (token, weights) in task.list.tokens.iter().zip(task.list.weights) {
         let row = &task.values[token * head_dim + column..][..16 * N].as_chunks::<16>().0[..N];
-        let value: [S::V; N] = core::array::from_fn(|n| E::load(simd, &row[n]));
+        let value: [S::V; N] = simd.each(|n| E::load(simd, &row[n]));
         for r in 0..R {
             let weight = simd.splat(weights[r]);
             for n in 0..N {
@@ -110,7 +110,7 @@ fn quantised_columns<S: Simd, Q: Quant, const R: usize, const N: usize>(
         simd.store(simd.load_f16(&halves(scales)), &mut lanes);
         let scale = lanes[token % 16];
         let offset = simd.splat(scale * -Q::OFFSET as f32);
-        let value: [S::V; N] = core::array::from_fn(|n| {
+        let value: [S::V; N] = simd.each(|n| {
             let four = Q::four_tokens::<S, N>(simd, bytes, token % 16 / 4, n);
             let whole = match token % 4 {
                 0 => simd.byte_to_f32::<0>(four),

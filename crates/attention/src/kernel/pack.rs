@@ -48,7 +48,7 @@ impl Kernel for TurnStripes<'_> {
             let stripe = &self.keys[slot.stripe * LANES * self.key_dim..][..LANES * self.value_dim];
             let rows = &mut self.out[slot.stripe * LANES * self.value_dim..][..LANES * self.value_dim];
             for (at, columns) in stripe.as_chunks::<LANES>().0.chunks_exact(LANES).enumerate() {
-                let columns: [S::V; LANES] = core::array::from_fn(|d| simd.load(&columns[d]));
+                let columns: [S::V; LANES] = simd.each(|d| simd.load(&columns[d]));
                 let rows = rows.chunks_exact_mut(self.value_dim).take(slot.tokens);
                 for (row, out) in simd.transpose(columns).into_iter().zip(rows) {
                     simd.store(row, &mut out.as_chunks_mut().0[at]);

@@ -79,7 +79,7 @@ fn stripe<S: Simd, E: Element, const R: usize, const P: usize, const K: usize>(
             let keys: [&[[E::Raw; LANES]]; K] = core::array::from_fn(|k| keys[lane + k]);
             let mut products = [[simd.splat(0.0); K]; P];
             for d in 0..vectors {
-                let key: [S::V; K] = core::array::from_fn(|k| E::load(simd, &keys[k][d]));
+                let key: [S::V; K] = simd.each(|k| E::load(simd, &keys[k][d]));
                 for p in 0..P {
                     let query = simd.load(&queries[p][d]);
                     for k in 0..K {
@@ -178,7 +178,7 @@ fn columns<S: Simd, E: Element, const R: usize, const P: usize, const N: usize>(
         let mut sums = load_sums::<S, P, N>(simd, o, head_dim, rows - part, column, &keep);
         for token in tokens.clone() {
             let value = &task.values[token][column..][..LANES * N].as_chunks::<LANES>().0[..N];
-            let value: [S::V; N] = core::array::from_fn(|n| E::load(simd, &value[n]));
+            let value: [S::V; N] = simd.each(|n| E::load(simd, &value[n]));
             for p in 0..P {
                 let weight = simd.splat(task.weights[part + p][token]);
                 for n in 0..N {

@@ -76,7 +76,7 @@ fn stripes<S: Simd, E: Element, const R: usize, const P: usize, const N: usize, 
             }
             let keys: [&[[E::Raw; 16]]; N] = core::array::from_fn(|n| &keys[n][group * D..][..queries.len()]);
             for (i, query) in queries.iter().enumerate() {
-                let key: [S::V; N] = core::array::from_fn(|n| E::load(simd, &keys[n][i]));
+                let key: [S::V; N] = simd.each(|n| E::load(simd, &keys[n][i]));
                 for p in 0..P {
                     let q = simd.splat(query[first + p]);
                     for n in 0..N {

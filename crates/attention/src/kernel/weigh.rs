@@ -163,11 +163,11 @@ impl Kernel for MarkHeavy<'_> {
 #[inline(always)]
 fn mark<S: Simd, const R: usize>(simd: S, task: &mut MarkHeavy<'_>, whole: usize) {
     let rows: [&[[f32; 16]]; R] = core::array::from_fn(|r| task.rows[r].as_chunks().0);
-    let thresholds: [S::V; R] = core::array::from_fn(|r| simd.splat(task.thresholds[r]));
+    let thresholds: [S::V; R] = simd.each(|r| simd.splat(task.thresholds[r]));
     for first in (0..whole).step_by(SUMMED) {
         let mut left = [simd.splat(0.0); R];
         for at in first..(first + SUMMED).min(whole) {
-            let weights: [S::V; R] = core::array::from_fn(|r| simd.load(&rows[r][at]));
+            let weights: [S::V; R] = simd.each(|r| simd.load(&rows[r][at]));
             let mut marks = 0;
             for r in 0..R {
                 marks |= simd.at_least(weights[r], thresholds[r]);

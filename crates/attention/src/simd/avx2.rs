@@ -340,9 +340,15 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn transpose(self, rows: [Self::V; 16]) -> [Self::V; 16] {
-        let quarter = |first: usize, half: usize| transpose_eight(core::array::from_fn(|i| rows[first + i][half]));
-        let (upper, lower) = ([quarter(0, 0), quarter(0, 1)], [quarter(8, 0), quarter(8, 1)]);
-        core::array::from_fn(|j| [upper[j / 8][j % 8], lower[j / 8][j % 8]])
+        let (upper, lower) = (
+            [quarter(&rows, 0, 0), quarter(&rows, 0, 1)],
+            [quarter(&rows, 8, 0), quarter(&rows, 8, 1)],
+        );
+        let mut out = rows;
+        for (j, out) in out.iter_mut().enumerate() {
+            *out = [upper[j / 8][j % 8], lower[j / 8][j % 8]];
+        }
+        out
     }
     #[inline(always)]
     fn prefetch<T>(self, data: &[T], at: usize) {
@@ -365,6 +371,17 @@ fn lanes(x: [__m256i; 2]) -> [i32; 16] {
         _mm256_storeu_si256(lanes[8..].as_mut_ptr().cast(), x[1]);
     }
     lanes
+}
+
+/// Half of eight rows, transposed. A function and no closure, since closures of this size are compiled apart, without
+/// the instructions of the caller.
+#[inline(always)]
+fn quarter(rows: &[[__m256; 2]; 16], first: usize, half: usize) -> [__m256; 8] {
+    let mut own = [rows[first][half]; 8];
+    for (own, row) in own.iter_mut().zip(&rows[first..]) {
+        *own = row[half];
+    }
+    transpose_eight(own)
 }
 
 /// Lane `j` of vector `i` becomes lane `i` of vector `j`.

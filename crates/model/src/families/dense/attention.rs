@@ -126,7 +126,7 @@ impl Parts {
             query_norm,
             key_value: Some(KeyValue {
                 key: key.scaled(factors.key, factors.key_bias),
-                value: Some(value.scaled(factors.value, 1.0)),
+                value: Some(value.scaled(factors.value, factors.value_bias)),
                 value_norm: None,
                 key_norm,
             }),

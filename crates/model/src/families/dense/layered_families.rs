@@ -202,7 +202,8 @@ pub(super) fn mimo_v2_flash(fields: &Fields) -> Planned {
     plan.slides = Some(|_| false);
     plan.sinks = Some("self_attn.attention_sink_bias");
     let scale = plan.fields.optional_positive("attention_value_scale")?;
-    plan.factors.value = scale.unwrap_or(1.0);
+    let scale = scale.unwrap_or(1.0);
+    (plan.factors.value, plan.factors.value_bias) = (scale, scale);
     let count = |name: &str| size(&plan.fields, name);
     let (heads, kv_heads) = (count("num_attention_heads")?, count("num_key_value_heads")?);
     let widths = [count("head_dim")?, count("v_head_dim")?];

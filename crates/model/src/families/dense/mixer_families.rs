@@ -95,6 +95,7 @@ pub(super) fn falcon_h1(fields: &Fields) -> Planned {
         key: input * key,
         key_bias: key,
         value: input,
+        value_bias: 1.0,
         attended: factor("attention_out_multiplier")?,
         gate,
         down,

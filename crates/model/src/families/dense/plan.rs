@@ -186,7 +186,7 @@ pub(super) enum Gate {
     Stacked,
 }
 
-/// Factors on the outputs of projections, including biases except those of queries and values.
+/// Factors on the outputs of projections, including biases except those of queries, keys and values.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) struct Factors {
     pub(super) query: f64,
@@ -194,6 +194,8 @@ pub(super) struct Factors {
     /// On the bias of keys.
     pub(super) key_bias: f64,
     pub(super) value: f64,
+    /// On the bias of values.
+    pub(super) value_bias: f64,
     pub(super) attended: f64,
     pub(super) gate: f64,
     pub(super) down: f64,
@@ -205,6 +207,7 @@ impl Factors {
         key: 1.0,
         key_bias: 1.0,
         value: 1.0,
+        value_bias: 1.0,
         attended: 1.0,
         gate: 1.0,
         down: 1.0,
