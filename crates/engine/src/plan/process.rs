@@ -76,7 +76,8 @@ pub fn available_memory_bytes() -> u64 {
         return 0;
     }
     match system.cgroup_limits() {
-        Some(limits) if limits.total_memory > 0 => free.min(limits.free_memory),
+        // Not `free_memory`: it counts cached files as used, such as a model that was just downloaded.
+        Some(limits) if limits.total_memory > 0 => free.min(limits.total_memory.saturating_sub(limits.rss)),
         _ => free,
     }
 }
