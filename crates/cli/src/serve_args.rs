@@ -117,6 +117,14 @@ pub(crate) struct ServeArguments {
     /// Lines that begin with # are comments. The log has the name of a request's key. SIGHUP reads the file again.
     #[arg(long, value_name = "F", help_heading = "Who is let in")]
     pub(crate) api_key_file: Option<PathBuf>,
+    /// Certificate of a server that speaks HTTPS, as PEM, with those that vouch for it behind it; needs --tls-key
+    ///
+    /// SIGHUP reads the file again.
+    #[arg(long, value_name = "F", help_heading = "Who is let in", hide_short_help = true)]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// Private key of the certificate, as PEM without a password
+    #[arg(long, value_name = "F", help_heading = "Who is let in", hide_short_help = true)]
+    pub(crate) tls_key: Option<PathBuf>,
     /// Origin of a web page of others that may use the server; may be given several times
     ///
     /// Such as https://example.org.

@@ -140,7 +140,7 @@ async function reading_shows_progress_and_goes_on_where_it_was_stopped(browser, 
     expect(read > 1000, `the line says ${summary}`);
     await tab.until(() => document.querySelector("#server-requests").textContent.startsWith("0 running"), "the server's rest", 6000);
     await tab.picture("stopped");
-    await tab.page.evaluate(() => [...document.querySelectorAll(".answer button")].find((made) => made.textContent === "Resume").click());
+    await tab.press("Go on");
     await tab.state(["done"]);
     const { timings } = await tab.kept();
     // What was read of the batch that was stopped is read again.
@@ -157,7 +157,7 @@ async function a_page_that_is_closed_while_it_reads_resumes_after_a_reload(brows
     await tab.until(() => document.querySelector(".answer progress")?.value > 0.6, "some of the prompt read", 60_000);
     await tab.page.reload({ waitUntil: "networkidle2" });
     await tab.state(["stopped"], 3000);
-    await tab.page.evaluate(() => [...document.querySelectorAll(".answer button")].find((made) => made.textContent === "Resume").click());
+    await tab.press("Go on");
     await tab.state(["done"]);
     const { timings } = await tab.kept();
     expect(timings.cache_n > 2000, `${timings.cache_n} tokens were found read`);

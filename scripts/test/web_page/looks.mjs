@@ -146,7 +146,7 @@ async function everything_can_be_done_by_keyboard(browser, url, opened) {
     await tab.state(["stopped"], 2000);
     expect((await tab.page.evaluate(() => document.activeElement.id)) === "question", "the focus is lost after stopping");
     const reached = await tabThrough(tab);
-    for (const part of ["Go to the question", "New conversation", "Rename First second", "Delete First second", "Dark colours", "Settings", "Messages", "Resume", "Copy the answer", "Answer again", "Add documents", "Question", "Send"]) {
+    for (const part of ["Go to the question", "New conversation", "Search in conversations", "Rename First second", "Delete First second", "Dark colours", "Settings", "Messages", "Edit the question", "Go on", "Copy the answer", "Answer again", "Add documents", "Question", "Send"]) {
         expect(reached.has(part), `Tab does not reach ${part}: it reaches ${[...reached.keys()].join(", ")}`);
     }
     const unseen = [...reached].filter(([, isSeen]) => !isSeen).map(([name]) => name);
