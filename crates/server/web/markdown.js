@@ -181,7 +181,7 @@ function nested(lines, depth) {
 function buildMath(lines) {
     const marked = lines.join("\n").trim().replace(/[\s.,;:]+$/, "");
     const source = marked.startsWith("\\begin") ? marked : marked.slice(2, -2);
-    return element("div", { class: "formula" }, formula(source.trim(), true, marked));
+    return element("div", { class: "formula", tabIndex: 0, role: "region", "aria-label": "Formula" }, formula(source.trim(), true, marked));
 }
 
 function buildCode({ lines, language }) {
@@ -222,7 +222,7 @@ function buildList(lines, depth) {
         }
         // An item of one paragraph needs no distance to the next.
         const isShort = children[0]?.tagName === "P" && !item.lines.slice(0, -1).some((line) => line.trim() === "");
-        list.append(element("li", {}, ...(isShort ? [...children[0].childNodes, ...children.slice(1)] : children)));
+        list.append(element("li", { class: task ? "task" : null }, ...(isShort ? [...children[0].childNodes, ...children.slice(1)] : children)));
     }
     return list;
 }

@@ -27,9 +27,9 @@ export async function startServer(model, ...more) {
     return startServerAt(await freePort(), model, ...more);
 }
 
-/** `riffle serve` on this port. */
+/** `riffle serve` on this port. The shipped model babbles: answers that repeat themselves go on, for as long as a check needs. */
 export async function startServerAt(port, model, ...more) {
-    const command = [process.env.RIFFLE_COMMAND, "serve", "--model", model, "--port", String(port), ...more];
+    const command = [process.env.RIFFLE_COMMAND, "serve", "--model", model, "--port", String(port), "--allow-loops", ...more];
     const child = spawn(command[0], command.slice(1), { stdio: ["ignore", "pipe", "pipe"] });
     let said = "";
     for (const stream of [child.stdout, child.stderr]) {
@@ -122,6 +122,8 @@ export class Tab {
         await page.setViewport({ width, height });
         await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: dark ? "dark" : "light" }]);
         await page.evaluateOnNewDocument(watchShifts);
+        // A tab that is deaf does not hear what others keep.
+        await page.evaluateOnNewDocument(() => addEventListener("storage", (event) => window.isDeaf && event.stopImmediatePropagation(), true));
         await page.goto(url, { waitUntil: "networkidle2" });
         await tab.until(() => !document.querySelector("#room").textContent.startsWith("\u00a0"), "the server's state");
         return tab;

@@ -23,12 +23,16 @@ async function two_tabs_lose_no_message(browser, url, opened) {
     await second.ask("From the second tab");
     await second.state(["done"]);
     await first.until(() => document.querySelectorAll(".question").length === 2, "the second tab's question in the first", 5000);
-    // Both ask at a time: two branches.
+    // The second asks before it hears of the first: two branches.
+    await second.page.evaluate(() => (window.isDeaf = true));
     const fields = [[first, "One at a time"], [second, "Another at a time"]];
     for (const [tab, text] of fields) {
         await tab.page.$eval("#question", (field, text) => (field.value = text), text);
     }
-    await Promise.all(fields.map(([tab]) => tab.page.$eval("#composer", (form) => form.requestSubmit())));
+    for (const [tab] of fields) {
+        await tab.page.$eval("#composer", (form) => form.requestSubmit());
+        await tab.until(() => document.querySelectorAll(".question").length === 3, "the third question");
+    }
     await first.until(() => [...document.querySelectorAll(".answer")].at(-1)?.dataset.state === "done", "the first tab's answer");
     await second.until(() => [...document.querySelectorAll(".answer")].at(-1)?.dataset.state === "done", "the second tab's answer");
     await sleep(500);

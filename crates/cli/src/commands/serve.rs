@@ -13,7 +13,7 @@ use riffle_server::{Encoding, Limits, ListenAddress, Log, LogFormat, PublisherOp
 
 use secrets::Secrets;
 
-use super::{grouped, note_template};
+use super::{grouped, template_note};
 use crate::console;
 use crate::failure::Failure;
 use crate::serve_args::{EventEncoding, Host, LogForm, NamedAdapter, ServeArguments};
@@ -43,9 +43,9 @@ pub(crate) fn bound(arguments: &ServeArguments) -> Result<Bound, Failure> {
     let options = server_options(arguments, shared)?;
     let engine = with_named_adapters(arguments).load(bodies_bytes(arguments))?;
     let server = Server::bind(&engine, options)?;
-    note_template(&engine);
+    let note = template_note(&engine).map_or_else(String::new, |note| format!("{note}\n"));
     Ok(Bound {
-        introduction: introduction(arguments, &engine, server.address())?,
+        introduction: note + &introduction(arguments, &engine, server.address())?,
         page_tokens: engine.options().cache.page_tokens,
         server,
     })

@@ -41,6 +41,7 @@ const FILES: &[File] = &[
     file!("controls.css", STYLE),
     file!("conversation.css", STYLE),
     file!("markdown.css", STYLE),
+    file!("touch.css", STYLE),
     file!("icon.svg", PICTURE),
     file!("answers.js", SCRIPT),
     file!("app.js", SCRIPT),
