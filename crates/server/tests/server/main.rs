@@ -6,6 +6,7 @@ mod answers;
 mod captured;
 mod clients;
 mod connections;
+mod documents;
 mod embeddings;
 mod events;
 mod experts;

@@ -63,7 +63,7 @@ impl Secrets {
             });
         }
         if self.key_file.is_none() && self.certificate.is_none() {
-            let line = "hang-up: there is no file to read again (--api-key-file, --tls-cert)";
+            let line = "hang-up: there is no file of keys or certificates to read again (--api-key-file, --tls-cert)";
             self.notes.tell(line);
         }
     }
