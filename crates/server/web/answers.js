@@ -76,7 +76,8 @@ export function stopAll(conversations) {
 export async function readAhead(conversation, documents, signal, show) {
     const question = { role: "user", text: "", documents };
     const messages = await messagesOf(conversation, [...conversation.messages, question], (document) => document.text);
-    const body = { messages, max_tokens: 1, riffle: policies() };
+    // Questions of others come first.
+    const body = { messages, max_tokens: 1, riffle: { ...policies(), priority: -1 } };
     for await (const chunk of streamAnswer(body, signal)) {
         if (chunk.riffle?.progress) {
             show(chunk.riffle.progress);

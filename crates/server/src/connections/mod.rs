@@ -134,7 +134,8 @@ impl Service {
             }
             () = place.dismissed() => {
                 connection.as_mut().graceful_shutdown();
-                drop(tokio::time::timeout(LEAVE_TIME, connection).await);
+                // A request may have come at the same moment.
+                while tokio::time::timeout(LEAVE_TIME, &mut connection).await.is_err() && !place.is_idle() {}
             }
         }
     }
