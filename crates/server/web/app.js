@@ -25,6 +25,7 @@ import { OFFERED } from "./documents.js";
 import { announce, byId, notify, setText } from "./elements.js";
 import { asMarkdown, download, exported, imported } from "./exchange.js";
 import { MessageList } from "./messages.js";
+import { count } from "./numbers.js";
 import { setKeyAsker } from "./server.js";
 import { watchServer } from "./server-state.js";
 import { settings, setUpSettings, showOwnPolicies } from "./settings.js";
@@ -55,6 +56,9 @@ setUpColours();
 const lookNow = watchServer((status) => {
     showOwnPolicies(status);
     byId("no-template").hidden = status.has_chat_template;
+    // A page of a book has some 400 tokens.
+    const pages = count(Math.floor(status.context_tokens / 400));
+    setText(byId("capabilities"), `${status.model} reads up to ${count(status.context_tokens)} tokens, some ${pages} pages of a book.`);
     composer.showRoom();
 });
 byId("files").accept = OFFERED;
