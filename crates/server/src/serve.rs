@@ -31,24 +31,24 @@ pub struct Server {
     stop: watch::Sender<bool>,
 }
 
-/// Ends a server from elsewhere, such as from a handler of signals.
+/// Stops a server, for example from a signal handler.
 #[derive(Debug, Clone)]
 pub struct Stopper(watch::Sender<bool>);
 
 impl Stopper {
-    /// Tells the server to end. It takes no more requests, lets answers go on for a while and writes held beginnings to
-    /// disk.
+    /// Starts the shutdown. The server refuses new requests, lets answers continue for a while and writes held
+    /// beginnings to disk.
     pub fn stop(&self) {
         self.0.send_replace(true);
     }
 }
 
 impl Server {
-    /// Listens, and starts the thread that computes. Requests are answered once it [runs](Self::run). The model stays loaded.
+    /// Listens, and starts the computing thread. [`run`](Self::run) answers requests. The model stays loaded.
     ///
     /// # Errors
-    /// [`ServerError::Listen`] for an address that is taken; [`ServerError::Engine`] for an engine that cannot serve requests;
-    /// [`ServerError::Option`] for options that make no sense.
+    /// [`ServerError::Listen`] for an address in use; [`ServerError::Engine`] for an engine that cannot serve
+    /// requests; [`ServerError::Option`] for invalid options.
     pub fn bind(engine: &Arc<Engine>, options: ServerOptions) -> Result<Self, ServerError> {
         engine.tokenizer()?;
         Self::listen(options, |options| Models::of_engine(engine, options))
@@ -101,17 +101,17 @@ impl Server {
         })
     }
 
-    /// Address that the server listens on.
+    /// Address of the server.
     pub fn address(&self) -> &ListenAddress {
         &self.address
     }
 
-    /// Log of the server, for notes beside its own.
+    /// Log of the server, for further notes.
     pub fn log(&self) -> Log {
         self.site.log
     }
 
-    /// Keys that let requests in, which may be replaced while the server runs.
+    /// API keys, which may be replaced while the server runs.
     pub fn keys(&self) -> Keys {
         self.site.keys.clone()
     }
@@ -131,13 +131,13 @@ impl Server {
         Stopper(self.stop.clone())
     }
 
-    /// Answers one request without a connection: its status and its body. For tests and fuzzing.
+    /// Answers one request without a connection. Returns its status and its body. For tests and fuzzing.
     pub fn respond(&self, path: &str, body: &[u8]) -> (u16, Vec<u8>) {
         let request = Request::post(path)
             .header(header::CONTENT_TYPE, "application/json")
             .body(Body::from(body.to_vec()));
         let Ok(request) = request else {
-            // A path that is none.
+            // An invalid path.
             return (400, Vec::new());
         };
         let router = router::router(&self.site);
@@ -152,10 +152,10 @@ impl Server {
         })
     }
 
-    /// Serves until it is told to stop, and returns when everything has ended.
+    /// Serves until it is told to stop. Returns after everything has ended.
     ///
     /// # Errors
-    /// None at present: connections that fail end alone.
+    /// None at present: a failed connection ends alone.
     pub fn run(self) -> Result<(), ServerError> {
         let Self {
             runtime,
@@ -175,10 +175,10 @@ impl Server {
                 let ending = Arc::clone(&site);
                 drop(tokio::task::spawn_blocking(move || ending.models.end(grace)).await);
             };
-            // Requests that come meanwhile are refused with a status, which tells them when to come back.
+            // Requests during the shutdown are refused with a status that tells when to try again.
             let open = connections::accept(&listener, &site, router, tls, ended).await;
             drop(listener);
-            // Answers end with the driver. The server waits a second for clients that still receive theirs.
+            // Answers end with the driver. The server waits a second for clients that are still receiving.
             drop(tokio::time::timeout(Duration::from_secs(1), open.close()).await);
         });
         runtime.shutdown_timeout(Duration::from_secs(1));
@@ -227,7 +227,7 @@ fn check(options: &ServerOptions) -> Result<(), ServerError> {
     }
 }
 
-/// Makes a folder of sessions where there is none.
+/// Creates a folder of sessions if it is missing.
 pub(crate) fn make_session_folder(path: &Path) -> Result<(), ServerError> {
     std::fs::create_dir_all(path).map_err(|source| ServerError::Sessions {
         path: path.to_owned(),

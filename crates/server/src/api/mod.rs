@@ -1,4 +1,4 @@
-//! The shapes that requests and answers have.
+//! Shapes of requests and answers.
 
 pub(crate) mod adapters;
 pub(crate) mod answers;
@@ -29,19 +29,19 @@ use crate::app::App;
 use crate::failure::{Failure, Shape};
 use crate::fields::Fields;
 
-/// An answer under way, in the shape of one API.
+/// A running answer in the shape of one API.
 trait Answering {
     /// A part of the streamed answer.
     type Part: events::StreamPart;
 
-    /// The answer in one body, once it has ended.
+    /// The complete answer in one body.
     fn whole(self) -> impl Future<Output = Result<Response, Failure>> + Send;
 
-    /// The answer in parts, while it is written.
+    /// The answer in parts, during generation.
     fn stream(self) -> impl Stream<Item = Result<Self::Part, Infallible>> + Send + 'static;
 }
 
-/// The answer as the client wants it.
+/// The answer, streamed or whole.
 async fn send(answering: impl Answering, is_streamed: bool) -> Result<Response, Failure> {
     if is_streamed {
         Ok(events::response(answering.stream()))
@@ -50,7 +50,8 @@ async fn send(answering: impl Answering, is_streamed: bool) -> Result<Response, 
     }
 }
 
-/// Reads the body of a request. `take` reads the fields that its API knows, the model's name among them; all others are refused.
+/// Reads the body of a request. `take` reads the fields of its API, including the model's name; all others are
+/// refused.
 async fn read<T>(
     app: &Arc<App>,
     request: Request,
@@ -75,7 +76,7 @@ enum BodyKind {
     Bytes,
 }
 
-/// The bytes of a request's body, which is to be JSON.
+/// The bytes of a request's body, which must be JSON.
 pub(crate) async fn body_of(request: Request) -> Result<Bytes, Failure> {
     body_of_kind(request, BodyKind::Json).await
 }
@@ -95,7 +96,7 @@ async fn body_of_kind(request: Request, wanted: BodyKind) -> Result<Bytes, Failu
     })
 }
 
-/// A page of a stranger can send texts and forms without asking, and neither of these kinds.
+/// A foreign web page can send texts and forms without a preflight request, but neither of these types.
 fn check_type(request: &Request, wanted: BodyKind) -> Result<(), Failure> {
     let encoding = request.headers().get(header::CONTENT_ENCODING);
     if encoding.is_some_and(|encoding| !encoding.as_bytes().eq_ignore_ascii_case(b"identity")) {

@@ -1,4 +1,4 @@
-//! Heads, keys, methods, paths and encodings that make no sense.
+//! Invalid heads, keys, methods, paths and encodings.
 
 use riffle_server::JSON_PATHS;
 
@@ -95,7 +95,7 @@ fn places() -> Vec<Case> {
     cases
 }
 
-/// Heads that HTTP allows and the server does not take.
+/// Heads that HTTP allows and the server refuses.
 fn heads() -> Vec<Case> {
     let key = right_key();
     let mut cases = Vec::new();
@@ -141,7 +141,7 @@ fn heads() -> Vec<Case> {
     cases
 }
 
-/// Bytes that are no HTTP request, or not enough of one.
+/// Bytes that are not a complete HTTP request.
 const NO_HTTP: [(&str, &str); 15] = [
     ("nonsense", "nonsense\r\n\r\n"),
     ("line breaks and nonsense", "\r\n\r\n\0\r\n\r\n"),
@@ -187,7 +187,7 @@ fn no_http() -> Vec<Case> {
         .collect()
 }
 
-/// Bodies whose sender goes before the end.
+/// Bodies whose client closes the connection early.
 fn ended() -> Vec<Case> {
     let key = right_key();
     let mut cases = Vec::new();
