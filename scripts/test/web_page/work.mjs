@@ -227,6 +227,8 @@ async function word_files_and_folders_are_read(browser, url, opened) {
     rmSync(folder, { recursive: true });
 }
 
+word_files_and_folders_are_read.allows = /status of 422/;
+
 async function passages_behind_an_answer_name_their_page(browser, url, opened) {
     const tab = opened(await Tab.open(browser, url));
     await limitAnswers(tab, 6);
