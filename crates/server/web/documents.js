@@ -25,7 +25,7 @@ export async function readDocument({ file, name }) {
 /** The files of chosen ones, `{file, name}`. A file of a folder has the folder's name and the path in it as its name. */
 export function chosenFiles(files) {
     const all = [...files].map((file) => ({ file, name: file.webkitRelativePath || file.name }));
-    return all.filter(({ name }) => !isLeftOut(name));
+    return inOrder(all.filter(({ name }) => !isLeftOut(name)));
 }
 
 /**
@@ -57,7 +57,12 @@ async function walk(entries) {
             throw new Error(`A folder with more than ${MOST_FILES} files is too much: drop a part of it.`);
         }
     }
-    return found.sort((a, b) => (a.name < b.name ? -1 : 1));
+    return inOrder(found);
+}
+
+/** Files in the order of their names, so that the same folder gives the same prompt. Files that were chosen one by one keep theirs. */
+function inOrder(files) {
+    return files.some(({ name }) => name.includes("/")) ? files.sort((a, b) => (a.name < b.name ? -1 : 1)) : files;
 }
 
 async function childrenOf(folder) {

@@ -37,10 +37,13 @@ export class PassagesView {
         this.root.replaceChildren(summary, element("ol", {}, ...passages.map((passage) => this.#line(found, passage))));
     }
 
-    #line(documents, { document, start, end, place }) {
+    #line(documents, { document, start, end, best, place }) {
         const { name, text } = documents[document];
-        const words = text.slice(start, end).trim().replace(/\s+/g, " ");
-        const quotation = words.length > SHOWN ? `${words.slice(0, SHOWN).replace(/\s\S*$/, "")} …` : words;
+        const whole = text.slice(start, end).trim().replace(/\s+/g, " ");
+        // A long passage is quoted from its best sentence on.
+        const words = whole.length > SHOWN ? text.slice(best, end).trim().replace(/\s+/g, " ") : whole;
+        const cut = words.length > SHOWN ? `${words.slice(0, SHOWN).replace(/\s\S*$/, "")} …` : words;
+        const quotation = words.length < whole.length && best > start ? `… ${cut}` : cut;
         const where = [documents.length > 1 || !place ? name : "", place].filter(Boolean).join(", ");
         const open = button(where, () => this.#open(documents[document], start, end), { class: "quiet" });
         return element("li", {}, open, element("blockquote", {}, quotation));

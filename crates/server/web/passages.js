@@ -18,8 +18,8 @@ const COMMON = new Set(
 );
 
 /**
- * Passages of `documents`, `[{name, text, places, hasLines}]`, for a question and its answer: `[{document, start, end, place}]`, where `document` is an
- * index. Empty where no passage stands out.
+ * Passages of `documents`, `[{name, text, places, hasLines}]`, for a question and its answer: `[{document, start, end, best, place}]`, where `document` is an
+ * index, and `best` the beginning of the sentence with most of the words. Empty where no passage stands out.
  */
 export function passagesFor(documents, question, answer) {
     const wanted = new Map();
@@ -48,7 +48,18 @@ export function passagesFor(documents, question, answer) {
     const found = passages.filter(({ counts }) => counts.size > 1).sort((a, b) => b.score - a.score || a.document - b.document || a.start - b.start);
     const best = found[0]?.score ?? 0;
     const shown = found.slice(0, MOST).filter(({ score }) => score >= LEAST_SHARE * best);
-    return shown.map(({ document, start, end }) => ({ document, start, end, place: placeOf(documents[document], start, end) }));
+    return shown.map(({ document, start, end }) => {
+        const [best, bestEnd] = bestSentence(documents[document].text, start, end, wanted);
+        return { document, start, end, best, place: placeOf(documents[document], best, bestEnd) };
+    });
+}
+
+/** The sentence or line of a passage with the highest sum of weights. */
+function bestSentence(text, start, end, wanted) {
+    const weight = ([from, to]) => [...new Set(wordsOf(text.slice(from, to)))].reduce((sum, word) => sum + (wanted.get(word) ?? 0), 0);
+    const sentences = [...text.slice(start, end).matchAll(/[^]+?(?:[.!?]["')\]]*\s+|\n+|$)/g)].filter(([words]) => words.trim());
+    const ranges = sentences.map(({ index, 0: words }) => [start + index, start + index + words.trimEnd().length]);
+    return ranges.reduce((best, range) => (weight(range) > weight(best) ? range : best), ranges[0] ?? [start, end]);
 }
 
 function counted(document, start, end, text, wanted) {
