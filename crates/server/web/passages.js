@@ -47,7 +47,12 @@ export function passagesFor(documents, question, answer) {
     // A single shared word is no passage.
     const found = passages.filter(({ counts }) => counts.size > 1).sort((a, b) => b.score - a.score || a.document - b.document || a.start - b.start);
     const best = found[0]?.score ?? 0;
-    const shown = found.slice(0, MOST).filter(({ score }) => score >= LEAST_SHARE * best);
+    const seen = new Set();
+    const isNew = ({ document, start, end }) => {
+        const words = documents[document].text.slice(start, end).trim();
+        return seen.size < seen.add(words).size;
+    };
+    const shown = found.filter(({ score }) => score >= LEAST_SHARE * best).filter(isNew).slice(0, MOST);
     return shown.map(({ document, start, end }) => {
         const [best, bestEnd] = bestSentence(documents[document].text, start, end, wanted);
         return { document, start, end, best, place: placeOf(documents[document], best, bestEnd) };
