@@ -157,22 +157,47 @@ fn certificates_that_cannot_be_used_end_the_start_in_one_line() {
     let cases = [
         (vec!["--tls-cert", &certificate], "--tls-cert needs --tls-key"),
         (vec!["--tls-key", &key], "--tls-key needs --tls-cert"),
-        (vec!["--tls-cert", "none.pem", "--tls-key", &key], "none.pem: no such file"),
-        (vec!["--tls-cert", &key, "--tls-key", &key], "server.key: it has a private key and no certificate"),
-        (vec!["--tls-cert", &certificate, "--tls-key", &certificate], "server.pem: it has a certificate and no private key"),
+        (
+            vec!["--tls-cert", "none.pem", "--tls-key", &key],
+            "none.pem: no such file",
+        ),
+        (
+            vec!["--tls-cert", &key, "--tls-key", &key],
+            "server.key: it has a private key and no certificate",
+        ),
+        (
+            vec!["--tls-cert", &certificate, "--tls-key", &certificate],
+            "server.pem: it has a certificate and no private key",
+        ),
     ];
     let run = |arguments: &[&str]| {
-        let output = riffle().args(["serve", "--port", "0", "--ctx", "2048"]).args(arguments).env("RIFFLE_MODEL", shipped_model());
-        let output = output.output().expect("it runs");
-        (output.status.success(), String::from_utf8(output.stderr).expect("a text"))
+        let mut command = riffle();
+        command
+            .args(["serve", "--port", "0", "--ctx", "2048"])
+            .args(arguments)
+            .env("RIFFLE_MODEL", shipped_model());
+        let output = command.output().expect("it runs");
+        (
+            output.status.success(),
+            String::from_utf8(output.stderr).expect("a text"),
+        )
     };
     for (arguments, wanted) in cases {
         let (is_ok, text) = run(&arguments);
-        assert!(!is_ok && text.contains(wanted) && text.lines().count() == 1, "{wanted}: {text}");
+        assert!(
+            !is_ok && text.contains(wanted) && text.lines().count() == 1,
+            "{wanted}: {text}"
+        );
     }
-    for (other, wanted) in [("second.key", "not the key of the certificate"), ("locked.key", "password")] {
+    for (other, wanted) in [
+        ("second.key", "not the key of the certificate"),
+        ("locked.key", "password"),
+    ] {
         let (is_ok, text) = run(&["--tls-cert", &certificate, "--tls-key", &file(other)]);
-        assert!(!is_ok && text.contains(wanted) && text.lines().count() == 1, "{wanted}: {text}");
+        assert!(
+            !is_ok && text.contains(wanted) && text.lines().count() == 1,
+            "{wanted}: {text}"
+        );
     }
 }
 

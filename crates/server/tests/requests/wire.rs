@@ -68,7 +68,16 @@ fn places() -> Vec<Case> {
             push(method, path);
         }
     }
-    for path in ["/v1/models", "/health", "/ready", "/metrics", "/status", "/", "/documents", "/documents?name=a.pdf"] {
+    for path in [
+        "/v1/models",
+        "/health",
+        "/ready",
+        "/metrics",
+        "/status",
+        "/",
+        "/documents",
+        "/documents?name=a.pdf",
+    ] {
         push("POST", path);
     }
     for path in [

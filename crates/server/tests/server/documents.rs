@@ -18,12 +18,18 @@ fn a_file_comes_back_as_its_text_with_places() {
     let server = start(options());
     let markdown = "# Ships\n\nThe *Pequod* sails.\n\n## Crew\n\nÉlan.\n";
     let found = read(&server, "?name=log%20book.md", BYTES, markdown).json();
-    assert_eq!((found["name"].as_str(), found["kind"].as_str()), (Some("log book.md"), Some("Markdown")));
+    assert_eq!(
+        (found["name"].as_str(), found["kind"].as_str()),
+        (Some("log book.md"), Some("Markdown"))
+    );
     assert_eq!(found["text"], markdown);
     let place = &found["places"][1];
     assert_eq!(place["heading"], "Crew");
     let units: Vec<u16> = markdown.encode_utf16().collect();
-    let (start, end) = (place["start"].as_u64().unwrap() as usize, place["end"].as_u64().unwrap() as usize);
+    let (start, end) = (
+        place["start"].as_u64().unwrap() as usize,
+        place["end"].as_u64().unwrap() as usize,
+    );
     assert!(String::from_utf16(&units[start..end]).unwrap().starts_with("## Crew"));
     let page = "<!doctype html><title>t</title><p>One <b>two</b><script>alert(1)</script>";
     let found = read(&server, "?name=page.html", BYTES, page).json();
