@@ -146,6 +146,14 @@ pub(crate) struct ServeArguments {
     /// Lines that begin with # are comments. The log shows the name of a request's key. SIGHUP reads the file again.
     #[arg(long, value_name = "F", help_heading = "Access")]
     pub(crate) api_key_file: Option<PathBuf>,
+    /// PEM certificate of a server that speaks HTTPS, followed by its intermediates; needs --tls-key
+    ///
+    /// SIGHUP reads the file again.
+    #[arg(long, value_name = "F", help_heading = "Access", hide_short_help = true)]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// PEM private key of the certificate, without a password
+    #[arg(long, value_name = "F", help_heading = "Access", hide_short_help = true)]
+    pub(crate) tls_key: Option<PathBuf>,
     /// Origin of other web pages that may use the server, such as https://example.org; may be repeated
     #[arg(long, value_name = "ORIGIN", help_heading = "Access")]
     pub(crate) allow_origin: Vec<String>,

@@ -56,10 +56,7 @@ pub fn read(paths: &[impl AsRef<Path>], limits: &Limits) -> Result<Collection, D
         if path.is_dir() {
             read_folder(&name, path, limits, &mut collection, &mut text_bytes)?;
         } else {
-            let document = read_file(&name, path, limits, text_bytes)?;
-            if document.text.trim().is_empty() {
-                return Err(DocumentError::Empty { name });
-            }
+            let document = not_empty(read_file(&name, path, limits, text_bytes)?)?;
             add(&mut collection, document, limits, &mut text_bytes)?;
         }
         let added = &mut collection.documents[before..];
@@ -68,6 +65,33 @@ pub fn read(paths: &[impl AsRef<Path>], limits: &Limits) -> Result<Collection, D
     }
     names::tell_apart(&mut collection.documents, typed);
     Ok(collection)
+}
+
+/// Reads a file that a caller has in memory. `name` is its file name, which decides where its content is ambiguous.
+///
+/// # Errors
+/// A [`DocumentError`] for a file without text, of another kind, damaged, or beyond the limits.
+pub fn read_bytes(name: &str, bytes: Vec<u8>, limits: &Limits) -> Result<Document, DocumentError> {
+    let own = Arc::new(limits.after(0));
+    if bytes.len() as u64 > own.file_bytes {
+        return Err(narrowed(
+            DocumentError::TooLarge {
+                name: name.to_owned(),
+                limit_bytes: own.file_bytes,
+            },
+            &own,
+            limits,
+        ));
+    }
+    let document = parse(name, bytes, &own).map_err(|error| narrowed(error, &own, limits))?;
+    not_empty(document)
+}
+
+fn not_empty(document: Document) -> Result<Document, DocumentError> {
+    if document.text.trim().is_empty() {
+        return Err(DocumentError::Empty { name: document.name });
+    }
+    Ok(document)
 }
 
 fn add(
@@ -142,7 +166,12 @@ fn read_file(name: &str, path: &Path, usual: &Limits, held: u64) -> Result<Docum
         },
     });
     let document = bytes.and_then(|bytes| parse(name, bytes, &limits));
-    document.map_err(|error| match (error, limits.memory_bytes) {
+    document.map_err(|error| narrowed(error, &limits, usual))
+}
+
+/// The error, in terms of memory if memory has narrowed the limits.
+fn narrowed(error: DocumentError, limits: &Limits, usual: &Limits) -> DocumentError {
+    match (error, limits.memory_bytes) {
         (
             DocumentError::TooLarge { name, .. }
             | DocumentError::TooMuchInside { name, .. }
@@ -150,7 +179,7 @@ fn read_file(name: &str, path: &Path, usual: &Limits, held: u64) -> Result<Docum
             Some(memory_bytes),
         ) if limits.are_narrower(usual) => DocumentError::TooMuchMemory { name, memory_bytes },
         (error, _) => error,
-    })
+    }
 }
 
 /// Parses a file's bytes.

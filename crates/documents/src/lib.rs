@@ -47,7 +47,7 @@ mod plain;
 mod section;
 mod xml;
 
-pub use collection::{Collection, LeftOut, read};
+pub use collection::{Collection, LeftOut, read, read_bytes};
 pub use document::{Document, DocumentPlace, PlaceKind};
 pub use error::DocumentError;
 pub use framing::framed;

@@ -7,13 +7,15 @@ use std::time::Duration;
 use riffle_engine::{DraftSpec, PrefixCacheOptions, SharedStoreOptions};
 use riffle_events::PublisherOptions;
 
-use crate::{ApiKey, ListenAddress, LogFormat};
+use crate::{ApiKey, ListenAddress, LogFormat, TlsIdentity};
 
 /// Options of a server: its address, its clients and its limits.
 #[derive(Debug, Clone)]
 pub struct ServerOptions {
     /// Address to listen on.
     pub address: ListenAddress,
+    /// Certificate and key of a server that speaks HTTPS; `None` for plain HTTP.
+    pub tls: Option<TlsIdentity>,
     /// Path under which the server answers, such as `/riffle`; empty for none.
     pub base_path: String,
     /// Threads for computation; `None` for all cores.
@@ -95,6 +97,7 @@ impl Default for ServerOptions {
     fn default() -> Self {
         Self {
             address: SocketAddr::from(([127, 0, 0, 1], 8080)).into(),
+            tls: None,
             base_path: String::new(),
             threads: None,
             parallel: 1,

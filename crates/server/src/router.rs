@@ -13,7 +13,9 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowOrigin, CorsLayer};
 use tower_http::timeout::RequestBodyTimeoutLayer;
 
-use crate::api::{adapters, anthropic, embeddings, infill, llama_cpp, ollama, openai, plain, rerank, sessions, web};
+use crate::api::{
+    adapters, anthropic, documents, embeddings, infill, llama_cpp, ollama, openai, plain, rerank, sessions, web,
+};
 use crate::base_path;
 use crate::failure::{Failure, Shape};
 use crate::models::choice::{delete, get, post};
@@ -60,6 +62,7 @@ pub(crate) fn router(site: &Arc<Site>) -> Router {
         .route("/tokenize", post(plain::tokenize))
         .route("/detokenize", post(plain::detokenize))
         .route("/apply-template", post(plain::apply_template))
+        .route("/documents", routing::post(documents::read))
         .route("/sessions", get(sessions::list))
         .route("/sessions/{name}", post(sessions::save).merge(delete(sessions::delete)))
         .route("/sessions/{name}/restore", post(sessions::restore))

@@ -1,33 +1,24 @@
-//! Connections: accepting, limiting and closing.
+//! A server from its start to its end.
 
 use std::path::Path;
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, header};
-use hyper::body::Incoming;
-use hyper::server::conn::http1::Builder;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
-use hyper_util::service::TowerToHyperService;
 use riffle_engine::Engine;
 use tokio::runtime::Runtime;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::watch;
 use tower::ServiceExt;
 
-use crate::listening::{Connection, Listener};
+use crate::listening::Listener;
 use crate::log::Log;
 use crate::models::Models;
-use crate::request_notes::Peer;
 use crate::site::Site;
-use crate::{Keys, KvEventAddresses, ListenAddress, ModelsPlan, ServerError, ServerOptions, base_path, router};
-
-/// Pause after a connection could not be accepted, for example because all file handles are in use.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+use crate::{
+    Keys, KvEventAddresses, ListenAddress, ModelsPlan, ServerError, ServerOptions, Tls, base_path, connections, router,
+};
 
 /// A server that listens.
 pub struct Server {
@@ -36,6 +27,7 @@ pub struct Server {
     address: ListenAddress,
     site: Arc<Site>,
     kv_events: Option<KvEventAddresses>,
+    tls: Option<Tls>,
     stop: watch::Sender<bool>,
 }
 
@@ -103,6 +95,7 @@ impl Server {
             listener,
             address,
             kv_events: resident.and_then(|app| app.driver.kv_events().cloned()),
+            tls: options.tls.clone().map(Tls::new),
             site: Arc::new(Site::new(models, options)?),
             stop: watch::Sender::new(false),
         })
@@ -121,6 +114,11 @@ impl Server {
     /// API keys, which may be replaced while the server runs.
     pub fn keys(&self) -> Keys {
         self.site.keys.clone()
+    }
+
+    /// The certificate that encrypts connections, which may be replaced while the server runs; `None` for a server without TLS.
+    pub fn tls(&self) -> Option<Tls> {
+        self.tls.clone()
     }
 
     /// Addresses of the published KV events; `None` if none are published.
@@ -163,6 +161,7 @@ impl Server {
             runtime,
             listener,
             site,
+            tls,
             stop,
             ..
         } = self;
@@ -177,10 +176,10 @@ impl Server {
                 drop(tokio::task::spawn_blocking(move || ending.models.end(grace)).await);
             };
             // Requests during the shutdown are refused with a status that tells when to try again.
-            let open = accept(&listener, &site, router, ended).await;
+            let open = connections::accept(&listener, &site, router, tls, ended).await;
             drop(listener);
             // Answers end with the driver. The server waits a second for clients that are still receiving.
-            drop(tokio::time::timeout(Duration::from_secs(1), open.shutdown()).await);
+            drop(tokio::time::timeout(Duration::from_secs(1), open.close()).await);
         });
         runtime.shutdown_timeout(Duration::from_secs(1));
         Ok(())
@@ -206,6 +205,14 @@ fn check(options: &ServerOptions) -> Result<(), ServerError> {
         );
     }
     base_path::check(&options.base_path)?;
+    if options.tls.is_some() && options.address.tcp().is_none() {
+        let address = options.address.to_string();
+        return refuse(
+            "tls",
+            address,
+            "connections to a UNIX socket stay on the machine and are not encrypted: leave the certificate out",
+        );
+    }
     if options.limits.bodies_bytes < options.limits.body_bytes {
         let bytes = options.limits.body_bytes.to_string();
         return refuse(
@@ -226,59 +233,4 @@ pub(crate) fn make_session_folder(path: &Path) -> Result<(), ServerError> {
         path: path.to_owned(),
         source,
     })
-}
-
-/// Accepts connections until the server has ended. Returns the open ones.
-async fn accept(
-    listener: &Listener,
-    site: &Arc<Site>,
-    router: Router,
-    ended: impl Future<Output = ()>,
-) -> GracefulShutdown {
-    let open = GracefulShutdown::new();
-    let mut ended = pin!(ended);
-    let places = Arc::new(Semaphore::new(site.options.limits.connections));
-    loop {
-        let next = async {
-            let place = Arc::clone(&places).acquire_owned().await;
-            (listener.accept().await, place.ok())
-        };
-        let (accepted, place) = tokio::select! {
-            next = next => next,
-            () = &mut ended => return open,
-        };
-        match accepted {
-            Ok(connection) => serve(connection, site, router.clone(), &open, place),
-            Err(error) => {
-                site.log.note(&format!("a connection could not be accepted: {error}"));
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
-        }
-    }
-}
-
-/// Serves one connection in its own task.
-fn serve(
-    Connection { stream, peer }: Connection,
-    site: &Arc<Site>,
-    router: Router,
-    open: &GracefulShutdown,
-    place: Option<OwnedSemaphorePermit>,
-) {
-    let mut builder = Builder::new();
-    builder
-        .timer(TokioTimer::new())
-        .header_read_timeout(site.options.limits.arrival_time);
-    let peer = Peer(peer);
-    let with_peer = move |mut request: Request<Incoming>| {
-        request.extensions_mut().insert(peer.clone());
-        request
-    };
-    let service = TowerToHyperService::new(router.map_request(with_peer));
-    let connection = open.watch(builder.serve_connection(TokioIo::new(stream), service));
-    tokio::spawn(async move {
-        // The server ignores a broken connection; its request is cancelled.
-        drop(connection.await);
-        drop(place);
-    });
 }

@@ -25,6 +25,8 @@ pub(crate) struct Site {
     pub(crate) is_ending: AtomicBool,
     /// Free memory for bodies, in steps of [`BODY_STEP`].
     pub(crate) bodies: Arc<Semaphore>,
+    /// The turn of a file that is read.
+    pub(crate) reader: Arc<Semaphore>,
 }
 
 impl Site {
@@ -36,6 +38,7 @@ impl Site {
             refusals: Refusals::default(),
             is_ending: AtomicBool::new(false),
             bodies: Arc::new(Semaphore::new(options.limits.bodies_bytes.div_ceil(BODY_STEP))),
+            reader: Arc::new(Semaphore::new(1)),
             options,
         })
     }

@@ -1,18 +1,18 @@
-// Having questions answered: from a conversation to a request, and from its chunks to an answer.
+// Having answers written: the request, its stream, and what is kept of it.
 
 import { isUnderWay, saveConversation } from "./conversations.js";
 import { textOf } from "./document-texts.js";
 import { framed } from "./framing.js";
 import { streamAnswer } from "./server.js";
 import { serverState } from "./server-state.js";
-import { settings } from "./settings.js";
+import { samplingOf, settings } from "./settings.js";
 
 const SAVE_EVERY_MS = 2000;
 
 /** Requests under way, by the id of their conversation. */
 const running = new Map();
 
-/** True if an answer of this conversation is under way. */
+/** True if this tab has an answer of this conversation written. */
 export function isRunning(conversation) {
     return running.has(conversation.id);
 }
@@ -34,16 +34,16 @@ export async function writeAnswer(conversation, answer, changed) {
         answer.thought = "";
     }
     changed(conversation, answer);
-    let savedAt = Date.now();
+    const save = () => {
+        answer.touched = Date.now();
+        saveConversation(conversation, answer);
+    };
+    const saving = setInterval(save, SAVE_EVERY_MS);
     try {
         const body = await bodyOf(conversation, answer);
         for await (const chunk of streamAnswer(body, control.signal)) {
             take(answer, chunk);
             changed(conversation, answer);
-            if (Date.now() - savedAt > SAVE_EVERY_MS) {
-                savedAt = Date.now();
-                saveConversation(conversation);
-            }
         }
         answer.state = "done";
     } catch (error) {
@@ -54,6 +54,7 @@ export async function writeAnswer(conversation, answer, changed) {
             answer.error = error.message;
         }
     } finally {
+        clearInterval(saving);
         running.delete(conversation.id);
         conversation.changed = Date.now();
         changed(conversation, answer);
@@ -64,7 +65,23 @@ export async function writeAnswer(conversation, answer, changed) {
 export function stopAll(conversations) {
     for (const conversation of conversations.filter(isRunning)) {
         stopAnswer(conversation);
-        saveConversation(conversation);
+        const answer = conversation.messages.at(-1);
+        if (isUnderWay(answer)) {
+            saveConversation(conversation, { ...answer, state: "stopped" });
+        }
+    }
+}
+
+/** Has the server read documents that are about to be asked about, behind the conversation. `show(progress)` tells how far it is. */
+export async function readAhead(conversation, documents, signal, show) {
+    const question = { role: "user", text: "", documents };
+    const messages = await messagesOf(conversation, [...conversation.messages, question], (document) => document.text);
+    // Questions of others come first.
+    const body = { messages, max_tokens: 1, riffle: { ...policies(), priority: -1 } };
+    for await (const chunk of streamAnswer(body, signal)) {
+        if (chunk.riffle?.progress) {
+            show(chunk.riffle.progress);
+        }
     }
 }
 
@@ -94,8 +111,8 @@ function take(answer, chunk) {
 /** The request whose answer is to come behind what `answer` has already. */
 async function bodyOf(conversation, answer) {
     const before = conversation.messages.slice(0, conversation.messages.indexOf(answer));
-    const messages = await messagesOf(before);
-    const body = { messages, riffle: { audit: settings.audit } };
+    const messages = await messagesOf(conversation, before, ({ id }) => textOf(id));
+    const body = { messages, ...samplingOf(answer), riffle: { ...policies(), audit: settings.audit } };
     if (answer.text && serverState.status?.has_chat_template === false) {
         // Such a model reads the texts one after the other: the answer goes on where its text ends.
         messages.at(-1).content += answer.text;
@@ -103,26 +120,19 @@ async function bodyOf(conversation, answer) {
         messages.push({ role: "assistant", content: answer.text });
         body.continue_final_message = true;
     }
-    if (settings.prefill) {
-        body.riffle.prefill = settings.prefill;
-    }
-    if (settings.decode) {
-        body.riffle.decode = settings.decode;
-    }
-    if (settings.maxTokens) {
-        body.max_tokens = settings.maxTokens;
-    }
-    if (settings.temperature !== null) {
-        body.temperature = settings.temperature;
-    }
     return body;
 }
 
+function policies() {
+    const { prefill, decode } = settings;
+    return { ...(prefill && { prefill }), ...(decode && { decode }) };
+}
+
 /** Messages as the server takes them. Users and models take turns: what belongs to one turn becomes one message. */
-async function messagesOf(messages) {
-    const sent = [];
+async function messagesOf(conversation, messages, text) {
+    const sent = conversation.system ? [{ role: "system", content: conversation.system }] : [];
     for (const message of messages) {
-        const content = message.role === "user" ? await questionOf(message) : message.text;
+        const content = message.role === "user" ? await questionOf(message, text) : message.text;
         if (!content || (message.role === "assistant" && isUnderWay(message))) {
             continue;
         }
@@ -136,11 +146,11 @@ async function messagesOf(messages) {
 }
 
 /** Documents first: whoever asks again about them finds them read. */
-async function questionOf(message) {
+async function questionOf(message, text) {
     const hasTemplate = serverState.status?.has_chat_template !== false;
     let content = "";
     for (const document of message.documents) {
-        content += framed(document.name, await textOf(document.id), hasTemplate);
+        content += framed(document.name, await text(document), hasTemplate);
     }
     return content + message.text;
 }

@@ -1,44 +1,74 @@
 // The page: which conversation is open, and what happens to it.
 
 import { isRunning, stopAll, stopAnswer, writeAnswer } from "./answers.js";
-import { oncePerPicture } from "./clock.js";
+import { afterPause, oncePerPicture } from "./clock.js";
+import { setUpColours } from "./colours.js";
 import { Composer } from "./composer.js";
 import { showConversations } from "./conversation-list.js";
-import { addQuestion, createConversation, deleteConversation, loadConversations, newAnswer, saveConversation } from "./conversations.js";
-import { askForKeyText, askForName, askToDelete, isDialogOpen, showText } from "./dialogs.js";
+import {
+    addAnswer,
+    addQuestion,
+    assembled,
+    createConversation,
+    deleteConversation,
+    goTo,
+    isUnderWay,
+    loadConversations,
+    saveConversation,
+    stopIfSilent,
+    takeMessage,
+    watchOtherTabs,
+} from "./conversations.js";
+import { askForKeyText, askForName, askToDelete, showText } from "./dialogs.js";
 import { keepText, textOf } from "./document-texts.js";
 import { OFFERED } from "./documents.js";
 import { announce, byId, notify, setText } from "./elements.js";
+import { asMarkdown, download, exported, imported } from "./exchange.js";
 import { MessageList } from "./messages.js";
-import { countOf } from "./numbers.js";
+import { count } from "./numbers.js";
 import { setKeyAsker } from "./server.js";
 import { watchServer } from "./server-state.js";
-import { setUpSettings, showOwnPolicies } from "./settings.js";
+import { settings, setUpSettings, showOwnPolicies } from "./settings.js";
+import { closeSide, setUpSide } from "./side.js";
+import { Teller } from "./teller.js";
 
 const OPEN = "riffle.open";
 
-/** How much of an answer a screen reader is given at once. */
-const MOST_SPOKEN = 1200;
+/** Time between two looks at answers that other tabs write. */
+const LOOK_MS = 2000;
 
 const conversations = loadConversations();
-let current = conversations.find(({ id }) => id === sessionStorage.getItem(OPEN)) ?? createConversation();
+let current = conversations.find(({ id }) => id === sessionStorage.getItem(OPEN)) ?? createConversation(settings.system);
 
-const messages = new MessageList({ resume: goOn, again: answerAgain, openDocument: openKept });
-const composer = new Composer(() => current, { send, stop: () => stopAnswer(current), openDocument: (document, text) => showText(document.name, text) });
+const messages = new MessageList({ goOn, again: answerAgain, edit, goTo: goToBranch, openDocument: openKept, openPassage });
+const composer = new Composer(() => current, {
+    send,
+    stop: () => stopAnswer(current),
+    openDocument: (document) => showText(document.name, document.text),
+    refusal: () => (isUnderWay(current.messages.at(-1) ?? {}) ? "Another tab has an answer written here. Ask when it is done." : ""),
+});
 const drawSoon = oncePerPicture(() => messages.update(current));
 const listActions = { open: openConversation, rename, remove };
 
 setKeyAsker(askForKeyText);
-setUpSettings(() => announce("Settings saved"));
+setUpSettings({ get: () => current.system, set: setInstructions }, () => announce("Settings saved"));
+setUpColours();
 const lookNow = watchServer((status) => {
     showOwnPolicies(status);
     byId("no-template").hidden = status.has_chat_template;
+    // A page of a book has some 400 tokens.
+    const pages = count(Math.floor(status.context_tokens / 400));
+    setText(byId("capabilities"), `${status.model} reads up to ${count(status.context_tokens)} tokens, some ${pages} pages of a book.`);
     composer.showRoom();
 });
 byId("files").accept = OFFERED;
-byId("new").addEventListener("click", () => openConversation(createConversation()));
+byId("new").addEventListener("click", () => openConversation(createConversation(settings.system)));
+byId("search").addEventListener("input", afterPause(showAll, 120));
 addEventListener("pagehide", () => stopAll(conversations));
 setUpSide();
+setUpExchange();
+watchOtherTabs(takeFromOtherTab);
+setInterval(stopSilentAnswers, LOOK_MS);
 openConversation(current);
 
 function openConversation(conversation) {
@@ -65,15 +95,25 @@ function showAll() {
 
 async function send(text, documents) {
     const conversation = current;
-    const kept = documents.map(({ id, name, kind, note, tokens }) => ({ id, name, kind, note, tokens }));
+    const named = documents.map(({ id, name, kind, note, tokens }) => ({ id, name, kind, note, tokens }));
     for (const document of documents) {
-        if (!(await keepText(document.id, document.text))) {
+        if (!(await keepText(document.id, document))) {
             notify("This browser cannot keep the document: after a reload it is gone.");
         }
     }
-    const answer = addQuestion(conversation, text, kept);
+    await ask(conversation, ...addQuestion(conversation, text, named));
+}
+
+/** Asks a question in other words. The one that was asked stays as a branch. */
+async function edit(question, text) {
+    if (!isRunning(current)) {
+        await ask(current, ...addQuestion(current, text, question.documents, question.parent ?? null));
+    }
+}
+
+async function ask(conversation, question, answer) {
     moveToTop(conversation);
-    keep(conversation);
+    keep(conversation, question, answer);
     await write(conversation, answer);
 }
 
@@ -83,9 +123,27 @@ function goOn(answer) {
     composer.focus();
 }
 
+/** Has another answer written beside this one. */
 function answerAgain(answer) {
-    Object.assign(answer, newAnswer());
-    goOn(answer);
+    const another = addAnswer(current, answer.parent);
+    another.isAgain = true;
+    keep(current, another);
+    goOn(another);
+}
+
+function goToBranch(message) {
+    if (!isRunning(current)) {
+        goTo(current, message);
+        keep(current);
+        messages.update(current);
+        composer.refresh();
+    }
+}
+
+function setInstructions(text) {
+    current.system = text;
+    keep(current);
+    composer.refresh();
 }
 
 async function write(conversation, answer) {
@@ -100,14 +158,14 @@ async function write(conversation, answer) {
     showAll();
     lookNow();
     await done;
-    keep(conversation);
+    keep(conversation, answer);
     showAll();
     lookNow();
 }
 
-function keep(conversation) {
-    if (!saveConversation(conversation)) {
-        notify("This browser has no room for this conversation: delete old ones. After a reload the latest messages are gone.");
+function keep(conversation, ...changed) {
+    if (!saveConversation(conversation, ...changed)) {
+        notify("This browser has no room for this conversation: export and delete old ones. After a reload the latest messages are gone.");
     }
 }
 
@@ -137,86 +195,91 @@ async function remove(conversation) {
     await deleteConversation(conversation);
     announce("Deleted");
     if (conversation === current) {
-        openConversation(createConversation());
+        openConversation(createConversation(settings.system));
     } else {
         showAll();
     }
 }
 
+/** Takes what another tab has kept. A conversation that it deleted stays open here, and a further question keeps it again. */
+function takeFromOtherTab(id, header, message) {
+    const place = conversations.findIndex((conversation) => conversation.id === id);
+    const known = conversations[place] ?? (current.id === id ? current : null);
+    if (message && known) {
+        takeMessage(known, message);
+    } else if (header && known) {
+        Object.assign(known, { title: header.title, isNamed: header.isNamed, changed: header.changed });
+    } else if (header) {
+        const all = loadConversations().find((conversation) => conversation.id === id);
+        conversations.unshift(all ?? assembled(header, []));
+    } else if (!message && place >= 0) {
+        conversations.splice(place, 1);
+    }
+    showAll();
+    if (known && known === current) {
+        messages.update(current);
+    }
+}
+
+/** Answers whose tab was closed or crashed can be gone on with here. */
+function stopSilentAnswers() {
+    if (!isRunning(current) && current.messages.some(stopIfSilent)) {
+        messages.update(current);
+    }
+}
+
 async function openKept(document) {
+    await openPassage(document);
+}
+
+/** Shows a kept document, at a passage if one is given. */
+async function openPassage({ id, name }, start, end) {
     try {
-        await showText(document.name, await textOf(document.id));
+        await showText(name, await textOf(id), start, end);
     } catch (error) {
         notify(error.message);
     }
 }
 
-/** Tells a screen reader how an answer comes along, without talking all the time. */
-class Teller {
-    #state = "";
-    #quarter = 0;
-
-    tell(answer) {
-        if (answer.state === "reading") {
-            this.#tellReading(answer.progress);
-        }
-        if (answer.state === this.#state) {
-            return;
-        }
-        this.#state = answer.state;
-        if (answer.state === "answering") {
-            announce("The answer begins");
-        } else if (answer.state === "stopped") {
-            announce("Stopped");
-        } else if (answer.state === "failed") {
-            announce(`Not answered: ${answer.error}`);
-        } else if (answer.state === "done") {
-            const rest = answer.text.length > MOST_SPOKEN ? " … The rest is in the conversation." : "";
-            announce(`Answer: ${answer.text.slice(0, MOST_SPOKEN)}${rest}`);
-        }
-    }
-
-    #tellReading({ read, tokens }) {
-        const quarter = Math.floor((4 * read) / Math.max(1, tokens));
-        if (this.#state !== "reading") {
-            announce(`Reading ${countOf(tokens, "token")}`);
-        } else if (quarter > this.#quarter && quarter < 4) {
-            announce(`${quarter * 25}% read`);
-        }
-        this.#quarter = quarter;
-    }
-}
-
-/** On narrow screens the list lies over the conversation and is opened by a button. */
-function setUpSide() {
-    byId("side-open").addEventListener("click", () => {
-        document.body.classList.add("is-side-open");
-        byId("side-open").setAttribute("aria-expanded", "true");
-        byId("main").inert = true;
-        byId("side-close").focus();
+/** Export and import, in the settings. */
+function setUpExchange() {
+    byId("export-one").addEventListener("click", () => download(`${fileNameOf(current.title)}.md`, "text/markdown", asMarkdown(current)));
+    byId("export-all").addEventListener("click", async () => {
+        download("riffle-conversations.json", "application/json", await exported(conversations));
     });
-    const close = () => {
-        closeSide();
-        byId("side-open").focus();
-    };
-    byId("side-close").addEventListener("click", close);
-    byId("shade").addEventListener("click", close);
-    // Before anybody else hears of the key: Escape ends what lies on top.
-    document.addEventListener(
-        "keydown",
-        (event) => {
-            if (event.key === "Escape" && document.body.classList.contains("is-side-open") && !isDialogOpen()) {
-                event.stopImmediatePropagation();
-                close();
-            }
-        },
-        { capture: true },
-    );
-    matchMedia("(min-width: 52rem)").addEventListener("change", closeSide);
+    byId("import").addEventListener("click", () => byId("import-file").click());
+    byId("import-file").addEventListener("change", async ({ target }) => {
+        const [file] = target.files;
+        target.value = "";
+        byId("settings-dialog").close();
+        try {
+            takeImported(await imported(await file.text()));
+        } catch (error) {
+            notify(error.message);
+        }
+    });
 }
 
-function closeSide() {
-    document.body.classList.remove("is-side-open");
-    byId("side-open").setAttribute("aria-expanded", "false");
-    byId("main").inert = false;
+/** Adds conversations of a file. One that is there already gets the messages that it lacks. */
+function takeImported(found) {
+    for (const conversation of found) {
+        const own = conversations.find(({ id }) => id === conversation.id);
+        const all = [...conversation.nodes.values()];
+        if (own) {
+            const lacking = all.filter(({ id }) => !own.nodes.has(id));
+            lacking.forEach((message) => own.nodes.set(message.id, message));
+            keep(own, ...lacking);
+        } else {
+            conversations.push(conversation);
+            keep(conversation, ...all);
+        }
+    }
+    conversations.sort((a, b) => b.changed - a.changed);
+    messages.update(current);
+    showAll();
+    announce(`${found.length} conversations imported`);
+}
+
+function fileNameOf(title) {
+    return title.replace(/[^\p{L}\p{N} ._-]+/gu, "").trim().slice(0, 60) || "conversation";
 }

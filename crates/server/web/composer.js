@@ -1,11 +1,12 @@
 // The form for questions and their documents.
 
 import { afterPause } from "./clock.js";
-import { newId, tokensOf } from "./conversations.js";
+import { tokensOf } from "./conversations.js";
 import { isDialogOpen } from "./dialogs.js";
-import { readDocument } from "./documents.js";
-import { announce, button, byId, element, notify, setText } from "./elements.js";
-import { bytes, count, countOf } from "./numbers.js";
+import { chosenFiles, droppedFiles } from "./documents.js";
+import { DocumentTray } from "./document-tray.js";
+import { announce, byId, notify, setText } from "./elements.js";
+import { count } from "./numbers.js";
 import { tokenize } from "./server.js";
 import { serverState } from "./server-state.js";
 
@@ -14,11 +15,16 @@ const TALLEST_PX = 220;
 /** A second press of the button is no wish to stop what the first one sent. */
 const DOUBLE_PRESS_MS = 400;
 
-/** The composer. `actions` are {send(text, documents), stop(), openDocument(document, text)}; `current()` is the conversation. */
+/** Longer texts become documents when they are pasted. */
+const LONGEST_PASTE = 8000;
+
+const DRAFT = "riffle.draft";
+
+/** The composer. `actions` are {send(text, documents), stop(), openDocument(document), refusal()}; `current()` is the conversation. */
 export class Composer {
     #field = byId("question");
     #button = byId("send");
-    #documents = [];
+    #tray;
     #actions;
     #current;
     #isBusy = false;
@@ -26,15 +32,15 @@ export class Composer {
     /** Tokens of the question, and its length when they were counted. */
     #questionTokens = 0;
     #countSoon = afterPause(() => this.#countQuestion(), 400);
-    /** Grows with each conversation that is opened: what was begun for another is dropped. */
-    #turn = 0;
 
     constructor(current, actions) {
         this.#current = current;
         this.#actions = actions;
+        const { openDocument } = actions;
+        this.#tray = new DocumentTray(current, () => this.#taken(), { changed: () => this.refresh(), openDocument });
         this.#listen();
-        this.#listenToDrops();
-        this.refresh();
+        this.#listenToFiles();
+        this.#setText(sessionStorage.getItem(DRAFT) ?? "");
     }
 
     /** Shows that an answer is under way, or that none is. */
@@ -47,89 +53,25 @@ export class Composer {
 
     /** Empties it, for another conversation. */
     clear() {
-        this.#turn += 1;
-        this.#documents = [];
+        this.#tray.clear();
         this.#setText("");
-        this.refresh();
     }
 
     focus() {
         this.#field.focus();
     }
 
-    /** Reads files and adds their texts. */
-    async add(files) {
-        const turn = this.#turn;
-        for (const file of files) {
-            const document = { id: newId(), name: file.name, kind: "", note: "", tokens: null, text: "", line: "Reading the file" };
-            this.#documents.push(document);
-            this.refresh();
-            try {
-                await this.#read(document, file);
-                announce(`${document.name} added, ${countOf(document.tokens, "token")}`);
-            } catch (error) {
-                this.#documents = this.#documents.filter((other) => other !== document);
-                if (turn === this.#turn) {
-                    notify(error.message);
-                }
-            }
-            this.refresh();
-        }
-    }
-
-    async #read(document, file) {
-        notify("");
-        const show = (line) => {
-            document.line = line;
-            this.refresh();
-        };
-        const found = await readDocument(file, show);
-        const most = serverState.status?.body_bytes ?? Infinity;
-        if (found.text.length > most) {
-            throw new Error(`${file.name} has a text of ${bytes(found.text.length)}, and the server takes ${bytes(most)} at most.`);
-        }
-        show("Counting tokens");
-        const { count: tokens, max_model_len: context } = await tokenize(found.text);
-        const taken = this.#taken();
-        if (taken + tokens >= context) {
-            const rest = taken > 0 ? `, of which ${count(taken)} are taken` : "";
-            throw new Error(
-                `${file.name} has ${count(tokens)} tokens. The context holds ${count(context)}${rest}. Add a shorter document, or a part of it.`,
-            );
-        }
-        Object.assign(document, found, { tokens, line: "" });
-    }
-
     /** Shows everything anew. */
     refresh() {
-        byId("composer-documents").replaceChildren(...this.#documents.map((document) => this.#chip(document)));
-        const isReady = this.#documents.every((document) => document.tokens !== null);
-        const isEmpty = !this.#field.value.trim() && this.#documents.length === 0;
+        const isEmpty = !this.#field.value.trim() && this.#tray.isEmpty;
         // The button stays in the tab order, and a press too early shows the reason.
-        this.#button.setAttribute("aria-disabled", String(!this.#isBusy && (!isReady || isEmpty)));
+        this.#button.setAttribute("aria-disabled", String(!this.#isBusy && (!this.#tray.isReady || isEmpty)));
         this.showRoom();
-    }
-
-    #chip(document) {
-        const details = document.line || [document.kind, countOf(document.tokens, "token"), document.note].filter(Boolean).join(" · ");
-        const open = button("", () => this.#actions.openDocument(document, document.text), { class: "document" });
-        open.disabled = document.tokens === null;
-        open.append(element("span", { class: "document-name" }, document.name), element("span", { class: "document-size" }, details));
-        const remove = button("", () => this.#remove(document), { class: "icon delete", "aria-label": `Leave out ${document.name}` });
-        return element("li", {}, open, remove);
-    }
-
-    #remove(document) {
-        this.#documents = this.#documents.filter((other) => other !== document);
-        announce(`${document.name} left out`);
-        this.refresh();
-        this.focus();
     }
 
     /** Tokens of the conversation with what is about to be asked. */
     #taken() {
-        const documents = this.#documents.reduce((sum, document) => sum + (document.tokens ?? 0), 0);
-        return tokensOf(this.#current()).tokens + documents + this.#questionTokens;
+        return tokensOf(this.#current()).tokens + this.#tray.tokens + this.#questionTokens;
     }
 
     /** Shows how much of the context is taken. */
@@ -162,6 +104,7 @@ export class Composer {
     }
 
     #typed() {
+        sessionStorage.setItem(DRAFT, this.#field.value);
         this.#questionTokens = Math.ceil(this.#field.value.length / 3);
         this.#field.style.height = "auto";
         this.#field.style.height = `${Math.min(this.#field.scrollHeight, TALLEST_PX)}px`;
@@ -173,20 +116,25 @@ export class Composer {
 
     #submit() {
         const text = this.#field.value.trim();
-        const documents = this.#documents;
         const context = serverState.status?.context_tokens ?? Infinity;
+        const refusal = this.#actions.refusal();
         if (this.#isBusy) {
             announce("An answer is under way. Press Escape to stop it.");
-        } else if (documents.some((document) => document.tokens === null)) {
+        } else if (refusal) {
+            notify(refusal);
+        } else if (!this.#tray.isReady) {
             notify("A document is still being read. Send the question when it is done.");
-        } else if (!text && documents.length === 0) {
+        } else if (!text && this.#tray.isEmpty) {
             this.focus();
         } else if (this.#taken() >= context) {
             notify(`This needs about ${count(this.#taken())} tokens, and the context holds ${count(context)}. Leave something out, or begin a new conversation.`);
+        } else if (this.#tray.takeRefused()) {
+            // A question about a document that is not there would be answered from nothing.
+            notify("The document was not added. Send again to ask without it.");
         } else {
             notify("");
             this.#sentAt = Date.now();
-            this.#documents = [];
+            const documents = this.#tray.take();
             this.#setText("");
             this.#actions.send(text, documents);
         }
@@ -196,6 +144,14 @@ export class Composer {
         if (this.#isBusy && Date.now() - this.#sentAt > DOUBLE_PRESS_MS) {
             this.#actions.stop();
             this.focus();
+        }
+    }
+
+    /** Puts the latest question into an empty field. */
+    #recall() {
+        const latest = this.#current().messages.findLast(({ role }) => role === "user");
+        if (latest?.text) {
+            this.#setText(latest.text);
         }
     }
 
@@ -209,6 +165,9 @@ export class Composer {
             if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
                 event.preventDefault();
                 this.#submit();
+            } else if (event.key === "ArrowUp" && !this.#field.value) {
+                event.preventDefault();
+                this.#recall();
             }
         });
         document.addEventListener("keydown", (event) => {
@@ -217,23 +176,32 @@ export class Composer {
                 this.#actions.stop();
             }
         });
-        const chooser = byId("files");
-        for (const id of ["attach", "attach-first"]) {
-            byId(id).addEventListener("click", () => chooser.click());
-        }
-        chooser.addEventListener("change", () => {
-            this.add([...chooser.files]);
-            chooser.value = "";
-        });
         this.#field.addEventListener("paste", (event) => {
-            if (event.clipboardData.files.length > 0) {
+            const { files } = event.clipboardData;
+            const text = event.clipboardData.getData("text/plain");
+            if (files.length > 0) {
                 event.preventDefault();
-                this.add([...event.clipboardData.files]);
+                this.#tray.add(chosenFiles(files));
+            } else if (text.length > LONGEST_PASTE) {
+                event.preventDefault();
+                this.#tray.add([{ file: new Blob([text]), name: "Pasted text.txt" }]);
             }
         });
     }
 
-    #listenToDrops() {
+    #listenToFiles() {
+        for (const [ids, chooser] of [
+            [["attach", "attach-first"], byId("files")],
+            [["attach-folder"], byId("folder")],
+        ]) {
+            for (const id of ids) {
+                byId(id).addEventListener("click", () => chooser.click());
+            }
+            chooser.addEventListener("change", () => {
+                this.#tray.add(chosenFiles(chooser.files));
+                chooser.value = "";
+            });
+        }
         const hasFiles = (event) => event.dataTransfer?.types.includes("Files");
         let depth = 0;
         const mark = (change) => {
@@ -243,11 +211,15 @@ export class Composer {
         addEventListener("dragenter", (event) => hasFiles(event) && mark(1));
         addEventListener("dragleave", (event) => hasFiles(event) && mark(-1));
         addEventListener("dragover", (event) => hasFiles(event) && event.preventDefault());
-        addEventListener("drop", (event) => {
+        addEventListener("drop", async (event) => {
             if (hasFiles(event)) {
                 event.preventDefault();
                 mark(-depth);
-                this.add([...event.dataTransfer.files]);
+                try {
+                    this.#tray.add(await droppedFiles(event.dataTransfer));
+                } catch (error) {
+                    notify(error.message);
+                }
             }
         });
     }

@@ -1,17 +1,33 @@
-// The list of conversations.
+// The list of conversations, and the search in it.
 
 import { isRunning } from "./answers.js";
-import { button, byId, element } from "./elements.js";
+import { button, byId, element, setText } from "./elements.js";
 
-/** Shows the conversations. `actions` are {open, rename, remove}, functions of a conversation. */
+/** Shows the conversations that the search finds. `actions` are {open, rename, remove}, functions of a conversation. */
 export function showConversations(conversations, current, actions) {
     const list = byId("conversation-list");
     const focused = focusIn(list);
-    list.replaceChildren(...conversations.map((conversation) => entry(conversation, conversation === current, actions)));
-    byId("no-conversations").hidden = conversations.length > 0;
+    const found = conversations.filter(matches(byId("search").value));
+    list.replaceChildren(...found.map((conversation) => entry(conversation, conversation === current, actions)));
+    byId("search").hidden = conversations.length === 0;
+    setText(byId("no-conversations"), conversations.length > 0 ? "No conversation has these words." : "Conversations are kept in this browser.");
+    byId("no-conversations").hidden = found.length > 0;
     if (focused) {
         list.querySelector(`[data-id="${focused.id}"] [data-part="${focused.part}"]`)?.focus();
     }
+}
+
+/** True for conversations that have every word, in their name, a message or the name of a document. */
+function matches(search) {
+    const words = search.toLowerCase().split(/\s+/).filter(Boolean);
+    return ({ title, nodes }) => {
+        if (words.length === 0) {
+            return true;
+        }
+        const parts = [...nodes.values()].flatMap(({ text, documents }) => [text, ...(documents ?? []).map(({ name }) => name)]);
+        const whole = [title, ...parts].join("\n").toLowerCase();
+        return words.every((word) => whole.includes(word));
+    };
 }
 
 function entry(conversation, isCurrent, actions) {

@@ -1,41 +1,81 @@
-// Conversations, kept in this browser alone.
+// Conversations: trees of messages, kept in this browser alone.
 //
-// A conversation is {id, title, isNamed, created, changed, messages}. A message of the user is
-// {role: "user", text, documents: [{id, name, kind, note, tokens}]}; one of the model is
-// {role: "assistant", text, thought, state, progress, report, timings, isCut, error}, whose state is
-// "waiting", "reading", "answering", "done", "stopped" or "failed".
+// A conversation is {id, title, isNamed, created, changed, leaf, system}. Its messages are kept one by one, so that tabs which write at the same
+// time lose nothing: what both add are two branches. A message is {id, parent, role, created, text, …}. One of the user has
+// documents: [{id, name, kind, note, tokens}]; one of the model has thought, state, progress, report, timings, isCut, error and touched, the time of its
+// latest save. Its state is "waiting", "reading", "answering", "done", "stopped" or "failed".
+//
+// In memory a conversation also has `nodes`, all messages by id, and `messages`, those from the first to the leaf.
 
 import { dropTexts } from "./document-texts.js";
 
 const PREFIX = "riffle.conversation.";
+const MESSAGE = "riffle.message.";
+
+/** An answer that no tab has saved for this long is not being written any more. */
+const SILENCE_MS = 8000;
 
 /** A new conversation, which is kept once it has a message. */
-export function createConversation() {
+export function createConversation(system = "") {
     const now = Date.now();
-    return { id: newId(), title: "New conversation", isNamed: false, created: now, changed: now, messages: [] };
+    return { id: newId(), title: "New conversation", isNamed: false, created: now, changed: now, leaf: null, system, nodes: new Map(), messages: [] };
 }
 
 /** Every conversation, the latest first. */
 export function loadConversations() {
-    const found = [];
-    for (const key of Object.keys(localStorage)) {
-        if (key.startsWith(PREFIX)) {
-            const conversation = parse(localStorage.getItem(key));
-            if (conversation) {
-                found.push(conversation);
-            }
+    const messages = new Map();
+    for (const key of Object.keys(localStorage).filter((key) => key.startsWith(MESSAGE))) {
+        const [conversation] = key.slice(MESSAGE.length).split(".");
+        const message = parse(localStorage.getItem(key));
+        if (message?.id) {
+            messages.set(conversation, [...(messages.get(conversation) ?? []), message]);
         }
     }
-    return found.sort((a, b) => b.changed - a.changed);
+    const keys = Object.keys(localStorage).filter((key) => key.startsWith(PREFIX));
+    const found = keys.map((key) => parse(localStorage.getItem(key))).filter((header) => header?.id);
+    const conversations = found.map((header) => {
+        const conversation = assembled(header, messages.get(header.id) ?? []);
+        if (header.messages) {
+            saveConversation(conversation, ...conversation.nodes.values());
+        }
+        return conversation;
+    });
+    return conversations.filter(({ nodes }) => nodes.size > 0).sort((a, b) => b.changed - a.changed);
 }
 
-/** Keeps a conversation. Returns whether there was room. */
-export function saveConversation(conversation) {
-    if (conversation.messages.length === 0) {
+/** A conversation of its header and its messages. */
+export function assembled(header, messages) {
+    const { messages: line, ...rest } = header;
+    const conversation = { system: "", leaf: null, ...rest, nodes: new Map(), messages: [] };
+    // Conversations of older versions are one line of messages.
+    for (const message of Array.isArray(line) ? line : []) {
+        const id = newId();
+        conversation.nodes.set(id, { created: header.created, ...message, id, parent: conversation.leaf });
+        conversation.leaf = id;
+    }
+    for (const message of messages) {
+        conversation.nodes.set(message.id, message);
+    }
+    if (!conversation.nodes.has(conversation.leaf)) {
+        conversation.leaf = latestBelow(conversation, null);
+    }
+    conversation.nodes.forEach(stopIfSilent);
+    showPath(conversation);
+    return conversation;
+}
+
+/** Keeps a conversation and some of its messages. Returns whether there was room. */
+export function saveConversation(conversation, ...messages) {
+    if (conversation.nodes.size === 0) {
         return true;
     }
+    const { nodes, messages: path, ...header } = conversation;
     try {
-        localStorage.setItem(PREFIX + conversation.id, JSON.stringify(conversation));
+        const isNew = localStorage.getItem(PREFIX + conversation.id) === null;
+        for (const message of isNew ? nodes.values() : messages) {
+            localStorage.setItem(`${MESSAGE}${conversation.id}.${message.id}`, JSON.stringify(message));
+        }
+        localStorage.setItem(PREFIX + conversation.id, JSON.stringify(header));
         return true;
     } catch {
         return false;
@@ -45,34 +85,113 @@ export function saveConversation(conversation) {
 /** Deletes a conversation with its documents. */
 export async function deleteConversation(conversation) {
     localStorage.removeItem(PREFIX + conversation.id);
-    await dropTexts(conversation.messages.flatMap((message) => message.documents ?? []).map((document) => document.id));
+    for (const id of conversation.nodes.keys()) {
+        localStorage.removeItem(`${MESSAGE}${conversation.id}.${id}`);
+    }
+    const documents = [...conversation.nodes.values()].flatMap((message) => message.documents ?? []);
+    await dropTexts(documents.map((document) => document.id));
 }
 
-/** Adds a question and the answer that is to come, and returns the answer. */
-export function addQuestion(conversation, text, documents) {
-    const answer = newAnswer();
-    conversation.messages.push({ role: "user", text, documents }, answer);
-    conversation.changed = Date.now();
-    if (!conversation.isNamed && conversation.messages.length === 2) {
+/** Adds a question behind `parent` and the answer that is to come, and returns both. */
+export function addQuestion(conversation, text, documents, parent = conversation.leaf) {
+    const question = { role: "user", text, documents };
+    add(conversation, question, parent);
+    if (!conversation.isNamed && conversation.nodes.size === 1) {
         conversation.title = titleOf(text, documents);
     }
-    return answer;
+    return [question, addAnswer(conversation, question.id)];
 }
 
-/** An answer of which nothing is there yet. */
-export function newAnswer() {
-    return { role: "assistant", text: "", thought: "", state: "waiting", progress: null, report: null, timings: null, isCut: false, error: "" };
+/** Adds an answer of which nothing is there yet. */
+export function addAnswer(conversation, parent) {
+    const answer = { role: "assistant", text: "", thought: "", state: "waiting", progress: null, report: null, timings: null, isCut: false, error: "" };
+    return add(conversation, answer, parent);
 }
 
-/** True if a message is being worked on. */
+function add(conversation, message, parent) {
+    const now = Date.now();
+    Object.assign(message, { id: newId(), parent, created: now, touched: now });
+    conversation.nodes.set(message.id, message);
+    conversation.leaf = message.id;
+    conversation.changed = now;
+    showPath(conversation);
+    return message;
+}
+
+/** The messages in one place of the tree, the oldest first: this one and its alternatives. */
+export function alternatives(conversation, message) {
+    const all = [...conversation.nodes.values()].filter(({ parent }) => (parent ?? null) === (message.parent ?? null));
+    return all.sort((a, b) => a.created - b.created || (a.id < b.id ? -1 : 1));
+}
+
+/** Goes to a message, and from there along its latest branch. */
+export function goTo(conversation, message) {
+    conversation.leaf = latestBelow(conversation, message.id);
+    showPath(conversation);
+}
+
+function latestBelow(conversation, id) {
+    const children = [...conversation.nodes.values()].filter(({ parent }) => (parent ?? null) === id);
+    const latest = children.sort((a, b) => a.created - b.created).at(-1);
+    return latest ? latestBelow(conversation, latest.id) : id;
+}
+
+function showPath(conversation) {
+    const path = [];
+    const seen = new Set();
+    for (let id = conversation.leaf; id && conversation.nodes.has(id) && !seen.has(id); id = conversation.nodes.get(id).parent) {
+        seen.add(id);
+        path.unshift(conversation.nodes.get(id));
+    }
+    conversation.messages = path;
+}
+
+/**
+ * Tells of what other tabs do. `changed(id, header, message)` gets the id of a conversation with what was kept of it: its header or a message. Both are
+ * null where it was deleted.
+ */
+export function watchOtherTabs(changed) {
+    addEventListener("storage", ({ key, newValue }) => {
+        if (key?.startsWith(PREFIX)) {
+            changed(key.slice(PREFIX.length), parse(newValue), null);
+        } else if (key?.startsWith(MESSAGE) && newValue !== null) {
+            changed(key.slice(MESSAGE.length).split(".")[0], null, parse(newValue));
+        }
+    });
+}
+
+/** Takes a message that another tab has kept. A view at the end goes along with what is added there. */
+export function takeMessage(conversation, message) {
+    const own = conversation.nodes.get(message.id);
+    if (own) {
+        Object.assign(own, message);
+    } else {
+        conversation.nodes.set(message.id, message);
+    }
+    if ((message.parent ?? null) === conversation.leaf && message.id !== conversation.leaf) {
+        conversation.leaf = message.id;
+    }
+    showPath(conversation);
+}
+
+/** True if a message is being worked on, here or in another tab. */
 export function isUnderWay(message) {
     return message.role === "assistant" && ["waiting", "reading", "answering"].includes(message.state);
 }
 
+/** Marks an answer as stopped that no tab works on any more. Returns whether it did. */
+export function stopIfSilent(message) {
+    const isSilent = isUnderWay(message) && Date.now() - (message.touched ?? 0) > SILENCE_MS;
+    if (isSilent) {
+        message.state = "stopped";
+    }
+    return isSilent;
+}
+
 /** Tokens that the conversation takes of the context, and whether some are guessed. */
 export function tokensOf(conversation) {
-    let tokens = 0;
-    let isGuess = false;
+    let tokens = Math.ceil(conversation.system.length / 3);
+    let isGuess = tokens > 0;
     for (const message of conversation.messages) {
         const { timings } = message;
         if (message.role === "user") {
@@ -91,7 +210,7 @@ export function tokensOf(conversation) {
     return { tokens, isGuess };
 }
 
-/** An id that no other conversation or document has. */
+/** An id that no other conversation, message or document has. */
 export function newId() {
     const bytes = crypto.getRandomValues(new Uint8Array(12));
     return [...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("");
@@ -104,17 +223,7 @@ function titleOf(text, documents) {
 
 function parse(text) {
     try {
-        const conversation = JSON.parse(text);
-        if (!Array.isArray(conversation.messages)) {
-            return null;
-        }
-        for (const message of conversation.messages) {
-            // Closing the page stops the answer that was under way.
-            if (isUnderWay(message)) {
-                message.state = "stopped";
-            }
-        }
-        return conversation;
+        return JSON.parse(text);
     } catch {
         return null;
     }

@@ -1,6 +1,6 @@
 // Dialogs: each resolves to what the user said, or to null.
 
-import { byId, setText } from "./elements.js";
+import { byId, element, setText } from "./elements.js";
 
 /** Asks for the server's key. `wasRefused` says that the one there was does not fit. */
 export async function askForKeyText(wasRefused) {
@@ -23,14 +23,26 @@ export async function askToDelete(name) {
     return (await show("delete-dialog")) === "ok";
 }
 
-/** Shows the text of a document as the model reads it. */
-export function showText(name, text) {
-    const most = 200_000;
+/** Characters of a document that are shown at once. */
+const MOST_SHOWN = 200_000;
+
+/** Shows the text of a document as the model reads it; a passage from `start` to `end` is marked and in view. */
+export function showText(name, text, start, end) {
+    const from = start === undefined ? 0 : Math.max(0, start - MOST_SHOWN / 2);
+    const shown = text.slice(from, from + MOST_SHOWN);
+    const body = byId("text-body");
     setText(byId("text-title"), name);
-    setText(byId("text-line"), text.length > most ? "This is how its beginning reaches the model." : "This is how it reaches the model.");
-    setText(byId("text-body"), text.slice(0, most));
-    byId("text-dialog").querySelector("pre").scrollTop = 0;
-    return show("text-dialog");
+    setText(byId("text-line"), shown.length < text.length ? "A part of the text as it reaches the model." : "This is how it reaches the model.");
+    if (start === undefined) {
+        body.replaceChildren(shown);
+    } else {
+        const marked = element("mark", {}, text.slice(start, end));
+        body.replaceChildren(text.slice(from, start), marked, text.slice(end, from + MOST_SHOWN));
+    }
+    const closed = show("text-dialog");
+    body.scrollTop = 0;
+    body.querySelector("mark")?.scrollIntoView({ block: "center" });
+    return closed;
 }
 
 /** True if a dialog is open. */

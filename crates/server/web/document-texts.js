@@ -1,40 +1,47 @@
 // The texts of documents, which are too long for localStorage: they lie in IndexedDB.
+//
+// A kept document is {text, places, hasLines}; older ones are their text alone. `places` are as the server's reader tells them.
 
-const texts = new Map();
+const kept = new Map();
 let opened = null;
 
-/** Keeps a text. Resolves to whether it will be there after a reload. */
-export async function keepText(id, text) {
-    texts.set(id, text);
+/** Keeps a document. Resolves to whether it will be there after a reload. */
+export async function keepText(id, { text, places = [], hasLines = false }) {
+    kept.set(id, { text, places, hasLines });
     try {
-        await act("readwrite", (store) => store.put(text, id));
+        await act("readwrite", (store) => store.put(kept.get(id), id));
         return true;
     } catch {
         return false;
     }
 }
 
-/** A text that was kept. */
-export async function textOf(id) {
-    if (!texts.has(id)) {
-        let text;
+/** A document that was kept. */
+export async function keptDocument(id) {
+    if (!kept.has(id)) {
+        let found;
         try {
-            text = await act("readonly", (store) => store.get(id));
+            found = await act("readonly", (store) => store.get(id));
         } catch {
-            text = undefined;
+            found = undefined;
         }
-        if (text === undefined) {
+        if (found === undefined) {
             throw new Error("This browser no longer has the text of a document of this conversation: begin a new one.");
         }
-        texts.set(id, text);
+        kept.set(id, typeof found === "string" ? { text: found, places: [], hasLines: false } : found);
     }
-    return texts.get(id);
+    return kept.get(id);
+}
+
+/** The text of a document that was kept. */
+export async function textOf(id) {
+    return (await keptDocument(id)).text;
 }
 
 /** Forgets texts. */
 export async function dropTexts(ids) {
     for (const id of ids) {
-        texts.delete(id);
+        kept.delete(id);
         await act("readwrite", (store) => store.delete(id)).catch(() => {});
     }
 }

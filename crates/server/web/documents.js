@@ -1,77 +1,84 @@
-// From files to texts.
+// From files and folders to texts, by the server's reader.
 
-import { readEpub } from "./epub.js";
-import { textOfHtml } from "./html-text.js";
 import { countOf } from "./numbers.js";
-import { readPdf } from "./pdf.js";
-
-const TAKEN = "text, Markdown, HTML, PDF and EPUB are taken";
+import { readFile } from "./server.js";
 
 /** Endings of files that the dialog for choosing offers first. */
-export const OFFERED = ".txt,.md,.markdown,.html,.htm,.xhtml,.pdf,.epub,text/*";
+export const OFFERED = ".txt,.md,.markdown,.html,.htm,.xhtml,.pdf,.epub,.docx,text/*";
+
+/** Files of a folder at most. */
+const MOST_FILES = 1000;
+
+/** Folders whose files are made by programs. */
+const LEFT_OUT = ["node_modules", "target", "__pycache__", "dist", "build"];
 
 /**
- * A file's text: `{name, kind, text, note}`, where `note` says what the text lacks, or is empty.
- * `show(line)` tells what is being done. An error's message is a whole sentence for the user.
+ * A file's text: `{name, kind, text, note, places, hasLines}`, where `note` says what the text lacks, or is empty.
+ * An error's message is a whole sentence for the user.
  */
-export async function readDocument(file, show) {
-    const buffer = await contents(file);
-    const head = new Uint8Array(buffer.slice(0, 1024));
-    try {
-        const found = await textOf(file.name, buffer, head, show);
-        if (!found.text.trim()) {
-            throw new Error(found.kind === "PDF" ? "has no text: it may hold scanned pictures of pages alone" : "is empty");
+export async function readDocument({ file, name }) {
+    const { kind, text, places, has_lines: hasLines, warnings } = await readFile(file, name);
+    const note = warnings.length > 1 ? `${warnings[0]} (and ${countOf(warnings.length - 1, "other note")})` : (warnings[0] ?? "");
+    return { name, kind, text, note, places, hasLines };
+}
+
+/** The files of chosen ones, `{file, name}`. A file of a folder has the folder's name and the path in it as its name. */
+export function chosenFiles(files) {
+    const all = [...files].map((file) => ({ file, name: file.webkitRelativePath || file.name }));
+    return inOrder(all.filter(({ name }) => !isLeftOut(name)));
+}
+
+/**
+ * What was dropped, as `{file, name}`. Entries of folders have to be asked for at once, before the event ends; the files come later.
+ */
+export function droppedFiles(transfer) {
+    const entries = [...transfer.items].map((item) => item.webkitGetAsEntry?.() ?? null);
+    if (!entries.some((entry) => entry?.isDirectory)) {
+        return Promise.resolve([...transfer.files].map((file) => ({ file, name: file.name })));
+    }
+    return walk(entries.filter(Boolean));
+}
+
+async function walk(entries) {
+    const found = [];
+    const waiting = [...entries];
+    while (waiting.length > 0) {
+        const entry = waiting.shift();
+        const name = entry.fullPath.replace(/^\//, "");
+        if (isLeftOut(name)) {
+            continue;
         }
-        return { name: file.name, note: "", ...found };
-    } catch (error) {
-        throw new Error(`${file.name} ${error.message}.`);
+        if (entry.isDirectory) {
+            waiting.push(...(await childrenOf(entry)));
+        } else {
+            found.push({ file: await new Promise((resolve, reject) => entry.file(resolve, reject)), name });
+        }
+        if (found.length > MOST_FILES) {
+            throw new Error(`A folder with more than ${MOST_FILES} files is too much: drop a part of it.`);
+        }
+    }
+    return inOrder(found);
+}
+
+/** Files in the order of their names, so that the same folder gives the same prompt. Files that were chosen one by one keep theirs. */
+function inOrder(files) {
+    return files.some(({ name }) => name.includes("/")) ? files.sort((a, b) => (a.name < b.name ? -1 : 1)) : files;
+}
+
+async function childrenOf(folder) {
+    const reader = folder.createReader();
+    const children = [];
+    for (;;) {
+        const some = await new Promise((resolve, reject) => reader.readEntries(resolve, reject));
+        if (some.length === 0) {
+            return children;
+        }
+        children.push(...some);
     }
 }
 
-async function contents(file) {
-    try {
-        return await file.arrayBuffer();
-    } catch {
-        throw new Error(`${file.name} cannot be read: it may be a folder, or too large for this browser.`);
-    }
-}
-
-async function textOf(name, buffer, head, show) {
-    const start = String.fromCharCode(...head);
-    if (start.includes("%PDF-")) {
-        return fromPdf(buffer, show);
-    }
-    if (start.startsWith("PK\x03\x04")) {
-        show("Unpacking the book");
-        return { kind: "EPUB", ...(await readEpub(buffer)) };
-    }
-    const { text, note } = decode(buffer, head);
-    if (/\.x?html?$/i.test(name) || /^\s*<(!doctype html|html)[\s>]/i.test(text)) {
-        return { kind: "HTML", text: textOfHtml(text), note };
-    }
-    return { kind: /\.(md|markdown)$/i.test(name) ? "Markdown" : "Text", text, note };
-}
-
-async function fromPdf(buffer, show) {
-    show("Loading the PDF reader");
-    const { text, pages, emptyPages } = await readPdf(buffer, (page, count) => {
-        show(`Reading page ${page} of ${count}`);
-    });
-    const note = emptyPages > 0 ? `${countOf(emptyPages, "page")} of ${pages} without text` : "";
-    return { kind: "PDF", text, note };
-}
-
-/** Text of bytes: UTF-8, UTF-16 with its mark, or else the West European code page of Windows. */
-function decode(buffer, head) {
-    if ((head[0] === 0xff && head[1] === 0xfe) || (head[0] === 0xfe && head[1] === 0xff)) {
-        return { text: new TextDecoder(head[0] === 0xff ? "utf-16le" : "utf-16be").decode(buffer), note: "" };
-    }
-    if (head.includes(0)) {
-        throw new Error(`is not a text: ${TAKEN}`);
-    }
-    try {
-        return { text: new TextDecoder("utf-8", { fatal: true }).decode(buffer), note: "" };
-    } catch {
-        return { text: new TextDecoder("windows-1252").decode(buffer), note: "not UTF-8: read as Windows-1252" };
-    }
+/** Hidden files and those that programs made. A file that is chosen by itself is never left out. */
+function isLeftOut(name) {
+    const parts = name.split("/");
+    return parts.length > 1 && parts.some((part, at) => (at > 0 && part.startsWith(".")) || (at > 0 && at < parts.length - 1 && LEFT_OUT.includes(part)));
 }

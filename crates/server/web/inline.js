@@ -1,6 +1,7 @@
 // Markdown inside a line: code, emphasis, links.
 
 import { element } from "./elements.js";
+import { formula } from "./math.js";
 
 /** How deep emphasis and links may be nested; deeper ones stay as they are written. */
 const DEPTH = 8;
@@ -11,6 +12,14 @@ const MARKS = [
     ["~~", "del"],
     ["*", "em"],
     ["_", "em"],
+];
+
+/** Marks around formulas: the first, the last, and whether a line of its own is meant. */
+const MATH_MARKS = [
+    ["$$", "$$", true],
+    ["$", "$", false],
+    ["\\(", "\\)", false],
+    ["\\[", "\\]", true],
 ];
 
 /** Nodes of a line of Markdown. Nothing in it becomes markup but what is built here. */
@@ -58,7 +67,9 @@ class Reader {
     #readMark() {
         switch (this.#text[this.#place]) {
             case "\\":
-                return this.#readEscape();
+                return this.#readFormula() || this.#readEscape();
+            case "$":
+                return this.#readFormula();
             case "\n":
                 this.#plain = this.#plain.trimEnd();
                 return this.#push(element("br"), this.#place + 1);
@@ -78,6 +89,38 @@ class Reader {
             default:
                 return false;
         }
+    }
+
+    /** `$…$`, `$$…$$`, `\\(…\\)` or `\\[…\\]`. The beginning of one that has no end stays as it is written. */
+    #readFormula() {
+        const open = MATH_MARKS.find(([mark]) => this.#text.startsWith(mark, this.#place));
+        if (!open) {
+            return false;
+        }
+        const [mark, close, isBlock] = open;
+        const start = this.#place + mark.length;
+        const end = mark === "$" ? this.#endOfDollar(start) : this.#find(close, start);
+        if (end > start) {
+            const marked = this.#text.slice(this.#place, end + close.length);
+            return this.#push(formula(this.#text.slice(start, end), isBlock, marked), end + close.length);
+        }
+        this.#plain += mark;
+        this.#place = start;
+        return true;
+    }
+
+    /** End of a formula between single dollars, or -1. Prices are none: no space stands inside the marks, and no digit behind the last. */
+    #endOfDollar(start) {
+        const text = this.#text;
+        if (!/\S/.test(text[start] ?? " ")) {
+            return -1;
+        }
+        for (let end = this.#find("$", start); end >= 0; end = this.#find("$", end + 1)) {
+            if (text[end - 1] !== "\\") {
+                return /\S/.test(text[end - 1]) && !/\d/.test(text[end + 1] ?? "") ? end : -1;
+            }
+        }
+        return -1;
     }
 
     #readEscape() {

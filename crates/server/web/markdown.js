@@ -1,7 +1,9 @@
 // Markdown of answers, as elements of the page. Text of a model only ever becomes text.
 
 import { button, copyText, element } from "./elements.js";
+import { highlighted } from "./highlight.js";
 import { inline } from "./inline.js";
+import { formula } from "./math.js";
 
 /** How deep lists and quotations may be nested; deeper ones are shown as text. */
 const DEPTH = 8;
@@ -11,6 +13,7 @@ const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/;
 const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( *)(?:([-*+])|(\d{1,9})[.)])(?:\s+|$)/;
+const MATH = /^ {0,3}(?:(\$\$)|(\\\[)|\\begin\{(equation|align|gather|eqnarray|multline)(\*?)\})/;
 const TABLE_RULE = /^ {0,3}\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?\s*$/;
 
 /** Shows a text in `container`. Blocks that are the same as before stay, so that a text may grow. */
@@ -57,6 +60,10 @@ function blockAt(lines, start, depth) {
     if (fence) {
         return { kind: "code", language: fence[2].trim().split(/\s+/)[0], end: endOfCode(lines, start, fence[1]) };
     }
+    const math = endOfMath(lines, start);
+    if (math) {
+        return { kind: "math", end: math };
+    }
     const heading = HEADING.exec(line);
     if (heading) {
         return { kind: "heading", level: heading[1].length, end: start + 1 };
@@ -90,13 +97,33 @@ function endOfCode(lines, start, mark) {
     return Math.min(end + 1, lines.length);
 }
 
+/** The end of a formula that has lines of its own; 0 where none begins. */
+function endOfMath(lines, start) {
+    const match = MATH.exec(lines[start]);
+    if (!match) {
+        return 0;
+    }
+    const close = match[1] ?? (match[2] ? "\\]" : `\\end{${match[3]}${match[4]}}`);
+    for (let index = start; index < lines.length && index < start + 100; index += 1) {
+        const behind = index === start ? lines[index].slice(match[0].length) : lines[index];
+        if (behind.includes(close)) {
+            // What stands behind it makes it a part of a paragraph.
+            return /^[\s.,;:]*$/.test(behind.slice(behind.indexOf(close) + close.length)) ? index + 1 : 0;
+        }
+        if (index > start && behind.trim() === "") {
+            return 0;
+        }
+    }
+    return 0;
+}
+
 function isTable(lines, index) {
     const next = lines[index + 1] ?? "";
     return lines[index].includes("|") && next.includes("-") && TABLE_RULE.test(next) && cells(lines[index]).length === cells(next).length;
 }
 
 function endsParagraph(lines, line, index, depth) {
-    if (line.trim() === "" || FENCE.test(line) || HEADING.test(line) || RULE.test(line)) {
+    if (line.trim() === "" || FENCE.test(line) || HEADING.test(line) || RULE.test(line) || endOfMath(lines, index) > 0) {
         return true;
     }
     const isNested = depth < DEPTH && (QUOTE.test(line) || /^ {0,3}(?:[-*+]|1[.)])\s+\S/.test(line));
@@ -130,6 +157,8 @@ function build(block) {
     switch (block.kind) {
         case "code":
             return buildCode(block);
+        case "math":
+            return buildMath(lines);
         case "heading":
             return element(`h${block.shownLevel ?? 6}`, {}, ...inline(HEADING.exec(lines[0])[2]));
         case "rule":
@@ -149,6 +178,12 @@ function nested(lines, depth) {
     return blocksOf(lines, depth + 1).map(build);
 }
 
+function buildMath(lines) {
+    const marked = lines.join("\n").trim().replace(/[\s.,;:]+$/, "");
+    const source = marked.startsWith("\\begin") ? marked : marked.slice(2, -2);
+    return element("div", { class: "formula", tabIndex: 0, role: "region", "aria-label": "Formula" }, formula(source.trim(), true, marked));
+}
+
 function buildCode({ lines, language }) {
     const mark = FENCE.exec(lines[0])[1];
     const last = lines.length > 1 ? lines.at(-1).trim() : "";
@@ -156,7 +191,7 @@ function buildCode({ lines, language }) {
     const text = lines.slice(1, isClosed ? -1 : undefined).join("\n");
     const copy = button("Copy", () => copyText(text, copy), { class: "quiet", "aria-label": "Copy this code" });
     const head = element("div", { class: "code-head" }, element("span", {}, language || "code"), copy);
-    const code = element("pre", { tabIndex: 0 }, element("code", {}, text));
+    const code = element("pre", { tabIndex: 0 }, element("code", {}, ...highlighted(text, language)));
     return element("div", { class: "code" }, head, code);
 }
 
@@ -180,9 +215,14 @@ function buildList(lines, depth) {
     }
     for (const item of items) {
         const children = nested(item.lines, depth);
+        const task = /^\[([ xX])\]\s/.exec(item.lines[0]);
+        if (task && children[0]?.firstChild?.nodeType === Node.TEXT_NODE) {
+            children[0].firstChild.data = children[0].firstChild.data.slice(4);
+            children[0].prepend(element("input", { type: "checkbox", checked: task[1] !== " ", disabled: true, "aria-label": task[1] === " " ? "open" : "done" }), " ");
+        }
         // An item of one paragraph needs no distance to the next.
         const isShort = children[0]?.tagName === "P" && !item.lines.slice(0, -1).some((line) => line.trim() === "");
-        list.append(element("li", {}, ...(isShort ? [...children[0].childNodes, ...children.slice(1)] : children)));
+        list.append(element("li", { class: task ? "task" : null }, ...(isShort ? [...children[0].childNodes, ...children.slice(1)] : children)));
     }
     return list;
 }

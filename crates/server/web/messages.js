@@ -1,15 +1,18 @@
 // The messages of a conversation, as one sees them.
 
+import { isRunning } from "./answers.js";
+import { BranchSwitch } from "./branches.js";
 import { isUnderWay } from "./conversations.js";
 import { button, byId, copyText, element, setText } from "./elements.js";
 import { showMarkdown } from "./markdown.js";
-import { countOf } from "./numbers.js";
+import { PassagesView } from "./passages-view.js";
+import { QuestionView } from "./question-view.js";
 import { detailsOf, shareRead, summaryOf } from "./report.js";
 
 /** How near to the end, in pixels, a view has to be that follows what is written. */
 const NEAR_END_PX = 60;
 
-/** The list of messages. `actions` are {resume, again, openDocument}, functions of a message or a document. */
+/** The list of messages. `actions` are {goOn, again, edit, goTo, openDocument, openPassage}, functions of a message or a document. */
 export class MessageList {
     #root = byId("messages");
     #list = byId("message-list");
@@ -41,18 +44,19 @@ export class MessageList {
         const { messages } = conversation;
         this.#empty.hidden = messages.length > 0;
         this.#list.hidden = messages.length === 0;
-        for (const message of messages) {
-            if (!this.#views.has(message)) {
-                const isUsers = message.role === "user";
-                const view = isUsers ? questionView(message, this.#actions) : new AnswerView(message, this.#actions);
-                this.#views.set(message, view);
-                this.#list.append(isUsers ? view : view.root);
+        for (const [message, view] of this.#views) {
+            if (!messages.includes(message)) {
+                view.root.remove();
+                this.#views.delete(message);
             }
         }
-        for (const [message, view] of this.#views) {
-            if (view instanceof AnswerView) {
-                view.update(message === messages.at(-1));
+        for (const message of messages) {
+            if (!this.#views.has(message)) {
+                const View = message.role === "user" ? QuestionView : AnswerView;
+                this.#views.set(message, new View(message, this.#actions));
+                this.#list.append(this.#views.get(message).root);
             }
+            this.#views.get(message).update(conversation, message === messages.at(-1));
         }
         this.#follow();
     }
@@ -70,23 +74,6 @@ export class MessageList {
     }
 }
 
-function questionView(message, actions) {
-    const documents = message.documents.map((document) => {
-        const name = element("span", { class: "document-name" }, document.name);
-        const details = [document.kind, countOf(document.tokens, "token"), document.note].filter(Boolean).join(" · ");
-        const open = button("", () => actions.openDocument(document), { class: "document" });
-        open.append(name, element("span", { class: "document-size" }, details));
-        return element("li", {}, open);
-    });
-    return element(
-        "li",
-        { class: "question" },
-        element("h2", { class: "for-readers" }, "You asked"),
-        documents.length > 0 ? element("ul", { class: "documents", "aria-label": "Documents" }, ...documents) : null,
-        message.text ? element("p", { class: "question-text" }, message.text) : null,
-    );
-}
-
 /** An answer that may still grow. */
 class AnswerView {
     #answer;
@@ -98,6 +85,8 @@ class AnswerView {
     #text = element("div", { class: "text" });
     #error = element("p", { class: "error", hidden: true });
     #buttons;
+    #switch;
+    #passages;
 
     constructor(answer, actions) {
         this.#answer = answer;
@@ -109,8 +98,10 @@ class AnswerView {
             }
         });
         this.#thought.append(element("summary", {}, "Thoughts"), this.#thoughtText);
+        this.#switch = new BranchSwitch("answer", actions.goTo);
+        this.#passages = new PassagesView(actions.openPassage);
         this.#buttons = {
-            resume: button("Resume", () => actions.resume(answer)),
+            goOn: button("Go on", () => actions.goOn(answer)),
             copy: button("Copy", () => copyText(answer.text, this.#buttons.copy), { "aria-label": "Copy the answer" }),
             again: button("Answer again", () => actions.again(answer)),
         };
@@ -122,13 +113,15 @@ class AnswerView {
             this.#thought,
             this.#text,
             this.#error,
-            element("div", { class: "actions" }, ...Object.values(this.#buttons)),
+            this.#passages.root,
+            element("div", { class: "actions" }, this.#switch.root, ...Object.values(this.#buttons)),
         );
     }
 
-    update(isLast) {
+    update(conversation, isLast) {
         const answer = this.#answer;
-        setText(this.#summary, summaryOf(answer));
+        const isElsewhere = isUnderWay(answer) && !isRunning(conversation);
+        setText(this.#summary, isElsewhere ? "Another tab has this answer written" : summaryOf(answer));
         this.root.dataset.state = answer.state;
         this.#details.classList.toggle("is-known", Boolean(answer.report));
         this.#showReport();
@@ -138,7 +131,9 @@ class AnswerView {
         showMarkdown(this.#text, answer.text);
         this.#error.hidden = !answer.error;
         setText(this.#error, answer.error);
-        this.#showButtons(isLast);
+        this.#switch.update(conversation, answer);
+        this.#passages.update(conversation, answer);
+        this.#showButtons(isLast, isRunning(conversation));
     }
 
     #showReport() {
@@ -158,14 +153,13 @@ class AnswerView {
         this.#bar.value = read ?? 0;
     }
 
-    #showButtons(isLast) {
+    #showButtons(isLast, isBusy) {
         const answer = this.#answer;
         const isOver = !isUnderWay(answer);
         const isShort = answer.state === "stopped" || answer.state === "failed" || answer.isCut;
-        const { resume, copy, again } = this.#buttons;
-        setText(resume, answer.state === "failed" ? "Try again" : answer.state === "stopped" ? "Resume" : "Go on");
-        resume.hidden = !(isOver && isLast && isShort);
+        const { goOn, copy, again } = this.#buttons;
+        goOn.hidden = !(isOver && isLast && isShort);
         copy.hidden = !(isOver && answer.text);
-        again.hidden = !(isOver && isLast && answer.text);
+        again.hidden = !(isOver && !isBusy && answer.text);
     }
 }

@@ -18,7 +18,7 @@ export function summaryOf(answer) {
         case "stopped":
             return stoppedLine(answer);
         case "failed":
-            return "Not answered";
+            return answer.text ? "Ended by an error" : "Not answered";
         default:
             return answer.report ? reportLine(answer) : "Answered";
     }
@@ -40,7 +40,7 @@ export function detailsOf({ report, timings }) {
         ["Policy for reading", report.prefill],
         ["Policy for answering", report.decode],
         ["Pairs of tokens read", pairsLine(report)],
-        ["Attention mass kept", massLine(report.kept_mass)],
+        ["Attention kept", massLine(report.kept_mass)],
     ];
     if (timings) {
         rows.push(
@@ -68,9 +68,11 @@ function reportLine({ report, timings }) {
         const cached = timings.cache_n > 0 ? ` (${count(timings.cache_n)} already read)` : "";
         parts.push(`${countOf(timings.cache_n + timings.prompt_n, "token")}${cached} in ${seconds(report.read_s)}`);
     }
-    parts.push(`${share(report.share_read)} of pairs read`);
+    if (report.share_read < 1) {
+        parts.push(`${share(report.share_read)} of the text looked at`);
+    }
     if (report.kept_mass) {
-        parts.push(`${share(report.kept_mass.mean)} of mass kept`);
+        parts.push(`${share(report.kept_mass.mean)} of the attention kept`);
     }
     if (report.ended_by === "loop") {
         parts.push("ended, since it repeats itself");

@@ -110,14 +110,19 @@ export async function* streamAnswer(body, signal) {
     }
 }
 
-/** Posts, and asks for a key where one is missing. */
-async function ask(path, body, signal) {
-    const request = {
-        method: "POST",
-        headers: { "content-type": "application/json" },
-        body: JSON.stringify(body),
-        signal,
-    };
+/** A file's text and its places, by the server's reader. */
+export async function readFile(file, name) {
+    const request = { method: "POST", headers: { "content-type": "application/octet-stream" }, body: file };
+    return (await withKey(`documents?name=${encodeURIComponent(name)}`, request)).json();
+}
+
+/** Posts JSON. */
+function ask(path, body, signal) {
+    return withKey(path, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body), signal });
+}
+
+/** Sends, and asks for a key where one is missing. */
+async function withKey(path, request) {
     for (;;) {
         try {
             return await send(path, request);

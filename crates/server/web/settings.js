@@ -5,71 +5,105 @@ import { byId, element, setText } from "./elements.js";
 import { askForKey, forgetKey, hasKey } from "./server.js";
 
 const STORE = "riffle.settings";
-const THEME = "riffle.theme";
 const OWN = "own";
 
-/** Policies that the lists offer. Others can be written. */
+/** Policies that the lists offer, in words for those who never heard of them. Others can be written. */
 const PREFILL = [
-    ["full", "everything"],
-    ["xattention", "the blocks with the highest scores"],
-    ["flex", "what holds 95% of the mass, head by head"],
-    ["vertical-slash", "the strongest columns and diagonals"],
-    ["peaks", "the blocks with the highest peaks"],
-    ["tri-shape", "the beginning, what is near, and all for the end"],
-    ["streaming", "the beginning and what is near"],
+    ["full", "Everything: slowest, nothing is left out"],
+    ["xattention", "The parts that score highest"],
+    ["peaks", "The parts with the strongest single words"],
+    ["flex", "As much as holds 95% of the attention"],
+    ["vertical-slash", "Words that matter to all, and steady distances"],
+    ["tri-shape", "The beginning and what is near; all for the question"],
+    ["streaming", "The beginning and what is near: fastest, forgets the middle"],
 ];
 const DECODE = [
-    ["full", "everything"],
-    ["quest", "the blocks that may matter most"],
-    ["twilight", "as few tokens as hold most of the mass"],
-    ["certified", "as much as a bound on the error needs"],
-    ["streaming", "the beginning and what is near"],
+    ["full", "Everything: slowest, nothing is left out"],
+    ["quest", "The parts that may matter most to each word"],
+    ["twilight", "As few words as hold most of the attention"],
+    ["certified", "As much as keeps the error below a bound"],
+    ["streaming", "The beginning and what is near: fastest, forgets the middle"],
 ];
 
-const NONE = { prefill: "", decode: "", audit: false, maxTokens: null, temperature: null };
+/** Numbers of the dialog: the setting, its field, and the field of the request. */
+const NUMBERS = [
+    ["maxTokens", "max-tokens", "max_tokens"],
+    ["temperature", "temperature", "temperature"],
+    ["topP", "top-p", "top_p"],
+    ["topK", "top-k", "top_k"],
+    ["minP", "min-p", "min_p"],
+    ["repetition", "repetition", "repetition_penalty"],
+    ["seed", "seed", "seed"],
+];
 
-/** The settings in force. An empty policy is the server's. */
+/** A second answer to the same question is drawn at this temperature at least: otherwise it would be the first. */
+const AGAIN_TEMPERATURE = 0.7;
+
+const NONE = { system: "", stop: "", prefill: "", decode: "", audit: false, ...Object.fromEntries(NUMBERS.map(([name]) => [name, null])) };
+
+/** The settings in force. An empty policy is the server's, and a number that is null is the model's or the server's. */
 export const settings = { ...NONE, ...load() };
 
-/** Makes the dialog and the button for the colours work. `changed` is called when settings change. */
-export function setUpSettings(changed) {
+/** Makes the dialog work. `changed` is called when settings change. `instructions` reads and sets those of the open conversation. */
+export function setUpSettings(instructions, changed) {
     fill("prefill", PREFILL);
     fill("decode", DECODE);
-    byId("settings-open").addEventListener("click", () => open(changed));
+    byId("settings-open").addEventListener("click", () => open(instructions, changed));
     byId("key-change").addEventListener("click", async () => {
         forgetKey();
         await askForKey();
         showKey();
     });
-    byId("theme").addEventListener("click", () => setTheme(isDark() ? "light" : "dark"));
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", nameTheme);
-    nameTheme();
 }
 
 /** Says in the lists which policies are the server's own. */
 export function showOwnPolicies(status) {
     for (const part of ["prefill", "decode"]) {
-        setText(byId(part).options[0], `the server's: ${status[part].split(":")[0]}`);
+        setText(byId(part).options[0], `As the server has it (${status[part].split(":")[0]})`);
     }
 }
 
-async function open(changed) {
+/** Fields of a request for `answer`: its length and how its words are drawn. */
+export function samplingOf(answer) {
+    const fields = {};
+    for (const [name, , field] of NUMBERS) {
+        if (settings[name] !== null) {
+            fields[field] = settings[name];
+        }
+    }
+    const stop = settings.stop.split("\n").filter(Boolean);
+    if (stop.length > 0) {
+        fields.stop = stop;
+    }
+    if (answer.isAgain) {
+        fields.temperature = Math.max(fields.temperature ?? 0, AGAIN_TEMPERATURE);
+        delete fields.seed;
+    }
+    return fields;
+}
+
+async function open(instructions, changed) {
+    byId("system").value = instructions.get();
+    byId("stop").value = settings.stop;
+    for (const [name, id] of NUMBERS) {
+        byId(id).value = settings[name] ?? "";
+    }
     showPolicy("prefill", PREFILL);
     showPolicy("decode", DECODE);
     byId("audit").checked = settings.audit;
-    byId("max-tokens").value = settings.maxTokens ?? "";
-    byId("temperature").value = settings.temperature ?? "";
     showKey();
     if ((await show("settings-dialog")) !== "ok") {
         return;
     }
     Object.assign(settings, {
+        system: byId("system").value.trim(),
+        stop: byId("stop").value,
         prefill: chosenPolicy("prefill"),
         decode: chosenPolicy("decode"),
         audit: byId("audit").checked,
-        maxTokens: number("max-tokens"),
-        temperature: number("temperature"),
+        ...Object.fromEntries(NUMBERS.map(([name, id]) => [name, number(id)])),
     });
+    instructions.set(settings.system);
     try {
         localStorage.setItem(STORE, JSON.stringify(settings));
     } catch {
@@ -81,9 +115,9 @@ async function open(changed) {
 function fill(part, policies) {
     const list = byId(part);
     list.append(
-        element("option", { value: "" }, "the server's"),
-        ...policies.map(([name, meaning]) => element("option", { value: name }, `${name}: ${meaning}`)),
-        element("option", { value: OWN }, "another, written below"),
+        element("option", { value: "" }, "As the server has it"),
+        ...policies.map(([name, meaning]) => element("option", { value: name }, `${meaning} (${name})`)),
+        element("option", { value: OWN }, "Another, written below"),
     );
     list.addEventListener("change", () => {
         const field = byId(`${part}-own`);
@@ -122,25 +156,4 @@ function load() {
     } catch {
         return {};
     }
-}
-
-function isDark() {
-    const { theme } = document.documentElement.dataset;
-    return theme ? theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-}
-
-function setTheme(theme) {
-    document.documentElement.dataset.theme = theme;
-    try {
-        localStorage.setItem(THEME, theme);
-    } catch {
-        // It holds until the page is closed.
-    }
-    nameTheme();
-}
-
-function nameTheme() {
-    const name = isDark() ? "Light colours" : "Dark colours";
-    byId("theme").setAttribute("aria-label", name);
-    byId("theme").title = name;
 }

@@ -11,16 +11,16 @@ async function an_answer_comes_piece_by_piece(browser, url, opened) {
     const tab = opened(await Tab.open(browser, url));
     await tab.picture("empty");
     await tab.accessible("an empty page");
-    await limitAnswers(tab, 1500);
+    await limitAnswers(tab, 4000);
     await tab.ask("In the beginning");
     const lengths = new Set();
     for (let tries = 0; tries < 400 && (await tab.page.$(".answer[data-state=done]")) === null; tries += 1) {
         lengths.add((await tab.page.$(".answer .text")) ? (await tab.answer()).text.length : 0);
         await sleep(20);
     }
-    expect(lengths.size > 5, `the answer came in ${lengths.size} pieces: ${[...lengths]}, ${JSON.stringify(await tab.answer())}`);
+    expect(lengths.size > 3, `the answer came in ${lengths.size} pieces: ${[...lengths]}`);
     const { summary, text } = await tab.answer();
-    expect(/^\d+ tokens in [\d.]+ s · 100% of pairs read$/.test(summary), `the line says ${summary}`);
+    expect(/^\d+ tokens( \(\d+ already read\))? in [\d.]+ s$/.test(summary), `the line says ${summary}`);
     const spoken = await tab.text("#announcer");
     expect(spoken.startsWith("Answer: ") && spoken.includes(text.trim().slice(0, 10)), `a screen reader hears ${spoken}`);
     expect((await tab.shifts()) < 0.01, `the page moved by ${await tab.shifts()}`);
@@ -39,7 +39,7 @@ async function an_answer_that_was_stopped_goes_on_from_its_text(browser, url, op
     await tab.state(["stopped"], 2000);
     const before = (await tab.answer()).text;
     await limitAnswers(tab, 20);
-    await tab.page.evaluate(() => [...document.querySelectorAll(".answer button")].find((made) => made.textContent === "Resume").click());
+    await tab.press("Go on");
     await tab.state(["done"]);
     const after = (await tab.answer()).text;
     expect(after.startsWith(before) && after.length > before.length, `${JSON.stringify(before)} became ${JSON.stringify(after)}`);
@@ -138,7 +138,7 @@ async function an_error_of_the_server_is_shown_as_its_line(browser, url, opened)
     await tab.accessible("an error");
     await choose(tab, { prefill: "" });
     await limitAnswers(tab, 5);
-    await tab.page.evaluate(() => [...document.querySelectorAll(".answer button")].find((made) => made.textContent === "Try again").click());
+    await tab.press("Go on");
     await tab.state(["done"]);
     expect((await tab.answer()).error === "", "the error stays after an answer");
 }
@@ -153,10 +153,10 @@ async function policies_and_what_was_kept_are_shown(browser, url, opened) {
     await tab.ask("Who counts?");
     await tab.state(["done"]);
     const { summary } = await tab.answer();
-    expect(/ · [\d.]+% of pairs read · [\d.]+% of mass kept$/.test(summary), `the line says ${summary}`);
+    expect(/ · [\d.]+% of the text looked at · [\d.]+% of the attention kept$/.test(summary), `the line says ${summary}`);
     await tab.page.click(".answer summary");
     const terms = await tab.text(".answer dl");
-    for (const part of ["xattention:stride=16", "quest:topk=16", "million of", "on average", "found read", "waited"]) {
+    for (const part of ["xattention:stride=16", "quest:topk=", "million of", "on average", "found read", "waited"]) {
         expect(terms.includes(part), `${terms} lacks ${part}`);
     }
     await tab.picture("kept");
@@ -237,6 +237,7 @@ async function text_that_grows_leaves_what_is_shown_alone(browser, url, opened) 
 /** Chooses policies in the settings; those that the lists lack are written. */
 async function choose(tab, { prefill, decode = "", audit = false }) {
     await tab.page.click("#settings-open");
+    await tab.page.$eval(".advanced", (details) => (details.open = true));
     for (const [part, policy] of Object.entries({ prefill, decode })) {
         const values = await tab.page.$$eval(`#${part} option`, (options) => options.map((option) => option.value));
         await tab.page.select(`#${part}`, values.includes(policy) ? policy : "own");

@@ -25,8 +25,8 @@ async function a_book_is_read_in_the_order_of_its_spine(browser, url, opened) {
     await tab.drop(["book.epub", book()]);
     await tab.documents(1);
     const text = await tab.textOfDocument();
-    const wanted = "# Morning\n\nThe keeper rose & wrote her first line.\n\n- bread\n- salt\n\n# Evening\n\nThe lamp was lit.\n\noil | two pints";
-    expect(text === wanted, `the book reads\n${JSON.stringify(text)}`);
+    const wanted = "Morning\n\nThe keeper rose & wrote her first line.\n\n- bread\n\n- salt\n\nEvening\n\nThe lamp was lit.\n\noil | two pints\n";
+    expect(text.endsWith(wanted), `the book reads\n${JSON.stringify(text)}`);
 }
 
 async function html_is_read_as_one_sees_it(browser, url, opened) {
@@ -36,13 +36,9 @@ async function html_is_read_as_one_sees_it(browser, url, opened) {
     await tab.drop(["page.html", source]);
     await tab.documents(1);
     const text = await tab.textOfDocument();
-    const wanted = "One two,\nthree\n\na\n  b\n\n[picture: a boat]\n\n- ### head\n\nline\n\n<b>";
+    const wanted = "One two,\nthree\n\na\n  b\n\nno\n\n[Picture: a boat]\n\n- head\n\nline\n\n<b>\n";
     expect(text === wanted, `the page reads ${JSON.stringify(text)}`);
 }
-
-// The policy of the page keeps what a file would run or draw from doing so, and the browser says that it did.
-a_book_is_read_in_the_order_of_its_spine.allows = /Applying inline style violates/;
-html_is_read_as_one_sees_it.allows = /Executing inline event handler violates/;
 
 async function pdf_is_read_page_by_page(browser, url, opened) {
     const tab = opened(await Tab.open(browser, url));
@@ -50,10 +46,8 @@ async function pdf_is_read_page_by_page(browser, url, opened) {
     await tab.drop(["three.pdf", pdf(pages)]);
     await tab.documents(1);
     const text = await tab.textOfDocument();
-    const wanted = "The first line of the\nfirst page (of three).\n\nThird page, after an interrupted word.";
+    const wanted = "The first line of the\nfirst page (of three).\n\nThird page, after an interrupted word.\n";
     expect(text === wanted, `the file reads ${JSON.stringify(text)}`);
-    const details = await tab.text("#composer-documents .document-size");
-    expect(details.includes("1 page of 3 without text"), `the empty page is not told of: ${details}`);
 }
 
 async function columns_of_a_printed_pdf_are_read_one_after_the_other(browser, url, opened) {
@@ -73,19 +67,23 @@ async function columns_of_a_printed_pdf_are_read_one_after_the_other(browser, ur
 async function what_has_no_text_is_refused_in_one_line(browser, url, opened) {
     const tab = opened(await Tab.open(browser, url));
     const cases = [
-        [["scan.pdf", pdf([[], []])], "scan.pdf has no text: it may hold scanned pictures of pages alone."],
-        [["broken.pdf", Buffer.from("%PDF-1.4\nnothing")], "broken.pdf is damaged, or no PDF."],
-        [["letter.docx", zip([["word/document.xml", "<w/>", true]])], "letter.docx is a zip archive but no EPUB: unpack it and drop what is in it."],
-        [["cut.epub", book().subarray(0, 900)], "cut.epub is not a whole zip archive."],
-        [["picture.png", Buffer.from([0x89, 0x50, 0, 0, 1])], "picture.png is not a text: text, Markdown, HTML, PDF and EPUB are taken."],
-        [["empty.txt", ""], "empty.txt is empty."],
+        [["scan.pdf", pdf([[], []])], "scan.pdf: its 2 pages hold no text"],
+        [["broken.pdf", Buffer.from("%PDF-1.4\nnothing")], "broken.pdf: this PDF file is damaged"],
+        [["other.zip", zip([["x.xml", "<w/>", true]])], "other.zip: this is no text and no document that riffle reads"],
+        [["cut.epub", book().subarray(0, 900)], "cut.epub: this EPUB file is damaged"],
+        [["picture.png", Buffer.from([0x89, 0x50, 0, 0, 1])], "picture.png: this is no text"],
+        [["empty.txt", ""], "empty.txt: it holds no text"],
     ];
     for (const [file, wanted] of cases) {
         await tab.drop(file);
-        await tab.until((wanted) => document.querySelector("#notice p")?.textContent === wanted, wanted, 10_000, wanted);
+        await tab.until((wanted) => document.querySelector("#notice p")?.textContent.startsWith(wanted), wanted, 10_000, wanted);
         await tab.documents(0);
     }
+    await tab.ask("What is in it?");
+    await tab.until(() => document.querySelector("#notice p")?.textContent.startsWith("The document was not added"), "the word that the document is missing");
+    expect((await tab.page.$(".question")) === null, "a question about a document that is not there was sent");
 }
+what_has_no_text_is_refused_in_one_line.allows = /status of 422/;
 
 async function a_document_that_does_not_fit_is_refused_before_it_is_sent(browser, url, opened) {
     const tab = opened(await Tab.open(browser, url));
@@ -140,7 +138,7 @@ async function reading_shows_progress_and_goes_on_where_it_was_stopped(browser, 
     expect(read > 1000, `the line says ${summary}`);
     await tab.until(() => document.querySelector("#server-requests").textContent.startsWith("0 running"), "the server's rest", 6000);
     await tab.picture("stopped");
-    await tab.page.evaluate(() => [...document.querySelectorAll(".answer button")].find((made) => made.textContent === "Resume").click());
+    await tab.press("Go on");
     await tab.state(["done"]);
     const { timings } = await tab.kept();
     // What was read of the batch that was stopped is read again.
@@ -157,7 +155,7 @@ async function a_page_that_is_closed_while_it_reads_resumes_after_a_reload(brows
     await tab.until(() => document.querySelector(".answer progress")?.value > 0.6, "some of the prompt read", 60_000);
     await tab.page.reload({ waitUntil: "networkidle2" });
     await tab.state(["stopped"], 3000);
-    await tab.page.evaluate(() => [...document.querySelectorAll(".answer button")].find((made) => made.textContent === "Resume").click());
+    await tab.press("Go on");
     await tab.state(["done"]);
     const { timings } = await tab.kept();
     expect(timings.cache_n > 2000, `${timings.cache_n} tokens were found read`);

@@ -102,3 +102,14 @@ export const PRINTED = `<!doctype html><meta charset="utf-8"><style>div { column
 <p>Left two. Boats lie dry until noon and the children look for crabs below them while they can.</p>
 <p>Right one. In the evening the water is back, and what was a path in the morning is sea again.</p>
 <p>Right two. Nobody counts the waves.</p></div>`;
+
+/** A Word file of a heading and a paragraph. */
+export function docx(heading, text) {
+    const body = `<w:p><w:pPr><w:pStyle w:val="Heading1"/></w:pPr><w:r><w:t>${heading}</w:t></w:r></w:p><w:p><w:r><w:t>${text}</w:t></w:r></w:p>`;
+    const space = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"';
+    return zip([
+        ["[Content_Types].xml", '<Types xmlns="http://schemas.openxmlformats.org/package/2006/content-types"><Default Extension="xml" ContentType="application/xml"/><Override PartName="/word/document.xml" ContentType="application/vnd.openxmlformats-officedocument.wordprocessingml.document.main+xml"/></Types>', true],
+        ["_rels/.rels", '<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/relationships"><Relationship Id="r1" Type="http://schemas.openxmlformats.org/officeDocument/2006/relationships/officeDocument" Target="word/document.xml"/></Relationships>', true],
+        ["word/document.xml", `<w:document ${space}><w:body>${body}</w:body></w:document>`, true],
+    ]);
+}

@@ -22,10 +22,14 @@ export function expect(fact, message) {
     }
 }
 
-/** `riffle serve` on a free port: `{url, stop()}`. */
+/** `riffle serve` on a free port: `{url, port, stop()}`. */
 export async function startServer(model, ...more) {
-    const port = await freePort();
-    const command = [process.env.RIFFLE_COMMAND, "serve", "--model", model, "--port", String(port), ...more];
+    return startServerAt(await freePort(), model, ...more);
+}
+
+/** `riffle serve` on this port. The shipped model babbles: answers that repeat themselves go on, for as long as a check needs. */
+export async function startServerAt(port, model, ...more) {
+    const command = [process.env.RIFFLE_COMMAND, "serve", "--model", model, "--port", String(port), "--allow-loops", ...more];
     const child = spawn(command[0], command.slice(1), { stdio: ["ignore", "pipe", "pipe"] });
     let said = "";
     for (const stream of [child.stdout, child.stderr]) {
@@ -38,7 +42,7 @@ export async function startServer(model, ...more) {
         }
         try {
             await fetch(`${url}/health`);
-            return { url, stop: () => ended(child) };
+            return { url, port, stop: () => ended(child), kill: () => child.kill("SIGKILL") };
         } catch {
             await sleep(100);
         }
@@ -91,9 +95,18 @@ export async function startBrowser() {
 export class Tab {
     troubles = [];
 
-    static async open(browser, url, { width = 1280, height = 800, dark = false } = {}) {
+    static async open(browser, url, view) {
+        return Tab.openIn(await browser.createBrowserContext(), url, view);
+    }
+
+    /** A second tab of the same browser: both have one storage. */
+    static beside(tab, url) {
+        return Tab.openIn(tab.context, url);
+    }
+
+    static async openIn(context, url, { width = 1280, height = 800, dark = false } = {}) {
         const tab = new Tab();
-        tab.context = await browser.createBrowserContext();
+        tab.context = context;
         tab.page = await tab.context.newPage();
         const { page } = tab;
         page.on("pageerror", (error) => tab.troubles.push(String(error)));
@@ -109,6 +122,8 @@ export class Tab {
         await page.setViewport({ width, height });
         await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: dark ? "dark" : "light" }]);
         await page.evaluateOnNewDocument(watchShifts);
+        // A tab that is deaf does not hear what others keep.
+        await page.evaluateOnNewDocument(() => addEventListener("storage", (event) => window.isDeaf && event.stopImmediatePropagation(), true));
         await page.goto(url, { waitUntil: "networkidle2" });
         await tab.until(() => !document.querySelector("#room").textContent.startsWith("\u00a0"), "the server's state");
         return tab;
@@ -190,8 +205,14 @@ export class Tab {
     kept() {
         return this.page.evaluate(() => {
             const id = sessionStorage.getItem("riffle.open");
-            return JSON.parse(localStorage.getItem(`riffle.conversation.${id}`)).messages.at(-1);
+            const { leaf } = JSON.parse(localStorage.getItem(`riffle.conversation.${id}`));
+            return JSON.parse(localStorage.getItem(`riffle.message.${id}.${leaf}`));
         });
+    }
+
+    /** Presses the button of the last answer that has this text. */
+    press(text) {
+        return this.page.evaluate((text) => [...document.querySelectorAll(".answer button")].findLast((made) => made.textContent === text && !made.hidden).click(), text);
     }
 
     async picture(name) {

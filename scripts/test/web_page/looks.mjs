@@ -26,6 +26,13 @@ def mean(heights):
 
 > Nobody counts the waves.
 
+The mean is \\(\\bar h = \\frac{1}{n}\\sum_{i=1}^{n} h_i\\), and with $\\sigma^2$ known:
+
+$$p(h \\mid \\mu) = \\frac{1}{\\sqrt{2\\pi\\sigma^2}}\\, e^{-\\frac{(h-\\mu)^2}{2\\sigma^2}}, \\qquad A = \\begin{pmatrix} a & b \\\\ c & d \\end{pmatrix}$$
+
+- [x] counted
+- [ ] checked
+
 A long word: ${"incomprehensibilities".repeat(8)}`;
 
 /** A conversation as the page keeps it. */
@@ -81,6 +88,32 @@ async function it_fits_every_width_in_both_colours(browser, url, opened) {
             await tab.page.click("#settings-open");
             await tab.fits(`${where} with the settings`);
             await tab.picture(`settings-${where}`);
+        }
+    }
+}
+
+async function fingers_find_targets_of_44_pixels(browser, url, opened) {
+    const tab = opened(await openSample(browser, url, { width: 390, height: 844 }));
+    const small = () =>
+        tab.page.evaluate(() => {
+            const all = [...document.querySelectorAll("button, select, summary, input:not([type=checkbox], [type=file]), textarea, label.check")];
+            // The skip link and hidden parts have no place; a text field grows with its text.
+            const shown = all.filter((node) => node.checkVisibility({ visibilityProperty: true }) && node.getBoundingClientRect().width > 0);
+            const found = shown.map((node) => [node.getAttribute("aria-label") ?? node.id ?? node.textContent, node.getBoundingClientRect()]);
+            return found.filter(([, box]) => box.height < 43.5 || box.width < 43.5).map(([name, box]) => `${name} ${box.width} × ${box.height}`);
+        });
+    const parts = { "the conversation": null, "the list": "#side-open", "the settings": "#settings-open" };
+    for (const [where, opener] of Object.entries(parts)) {
+        if (opener) {
+            await tab.page.click(opener);
+            await tab.page.evaluate(() => document.querySelectorAll("dialog details").forEach((details) => (details.open = true)));
+            await new Promise((resolve) => setTimeout(resolve, 400));
+        }
+        const found = await small();
+        expect(found.length === 0, `${where}: too small are\n${found.join("\n")}`);
+        if (opener === "#side-open") {
+            await tab.page.keyboard.press("Escape");
+            await new Promise((resolve) => setTimeout(resolve, 400));
         }
     }
 }
@@ -146,7 +179,7 @@ async function everything_can_be_done_by_keyboard(browser, url, opened) {
     await tab.state(["stopped"], 2000);
     expect((await tab.page.evaluate(() => document.activeElement.id)) === "question", "the focus is lost after stopping");
     const reached = await tabThrough(tab);
-    for (const part of ["Go to the question", "New conversation", "Rename First second", "Delete First second", "Dark colours", "Settings", "Messages", "Resume", "Copy the answer", "Answer again", "Add documents", "Question", "Send"]) {
+    for (const part of ["Go to the question", "New conversation", "Search in conversations", "Rename First second", "Delete First second", "Dark colours", "Settings", "Messages", "Edit the question", "Go on", "Copy the answer", "Answer again", "Add documents", "Question", "Send"]) {
         expect(reached.has(part), `Tab does not reach ${part}: it reaches ${[...reached.keys()].join(", ")}`);
     }
     const unseen = [...reached].filter(([, isSeen]) => !isSeen).map(([name]) => name);
@@ -207,6 +240,7 @@ async function a_real_model_answers_about_a_document(browser, _, opened) {
 
 export const checks = [
     it_fits_every_width_in_both_colours,
+    fingers_find_targets_of_44_pixels,
     on_a_telephone_the_list_is_a_drawer,
     colours_follow_the_system_until_they_are_chosen,
     everything_can_be_done_by_keyboard,

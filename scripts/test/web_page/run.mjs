@@ -4,9 +4,10 @@ import * as conversation from "./conversation.mjs";
 import * as documents from "./documents.mjs";
 import { MODEL, pictures, startBrowser, startServer } from "./harness.mjs";
 import * as looks from "./looks.mjs";
+import * as work from "./work.mjs";
 
 const wanted = process.argv[2] ?? "";
-const checks = [...documents.checks, ...conversation.checks, ...looks.checks].filter(({ name }) => name.includes(wanted));
+const checks = [...documents.checks, ...conversation.checks, ...work.checks, ...looks.checks].filter(({ name }) => name.includes(wanted));
 
 const browser = await startBrowser();
 const server = await startServer(MODEL);

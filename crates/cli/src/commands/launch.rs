@@ -109,9 +109,11 @@ impl OwnServer {
         let words = SERVER.iter().map(OsString::from);
         let words = words.chain([OsString::from("--model"), model.clone()]);
         let parsed = command_line::parse(words).map_err(|error| Failure::usage(&error))?;
-        let Some(Chosen::Serve(arguments)) = parsed.command else {
+        let Some(Chosen::Serve(mut arguments)) = parsed.command else {
             return Err(Failure::new("--serve takes a model"));
         };
+        // The agent is on this machine, and would have to trust the certificate.
+        (arguments.tls_cert, arguments.tls_key) = (None, None);
         let Bound { server, .. } = serve::bound(&arguments)?;
         let url = format!("http://{}{}", server.address(), arguments.base_path);
         let stopper = server.stopper();

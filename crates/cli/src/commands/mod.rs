@@ -173,12 +173,17 @@ pub(crate) fn note_activations(arguments: &EngineArguments, config: &ModelConfig
 
 /// Warns about a model that continues texts and was not trained to answer.
 pub(crate) fn note_template(engine: &Engine) {
-    if engine.chat_template().is_none() {
-        console::note(
-            "this model has no chat template: it continues text, and its answers may make no sense; take one made for conversation, \
-             often named -Instruct or -it (riffle pull --list)",
-        );
+    if let Some(note) = template_note(engine) {
+        console::note(note);
     }
+}
+
+/// The warning about such a model.
+pub(crate) fn template_note(engine: &Engine) -> Option<&'static str> {
+    engine.chat_template().is_none().then_some(
+        "this model has no chat template: it continues text, and its answers may make no sense; take one made for conversation, \
+         often named -Instruct or -it (riffle pull --list)",
+    )
 }
 
 /// Most bytes of a prompt or another text: some fifty million tokens.

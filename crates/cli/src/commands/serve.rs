@@ -1,19 +1,19 @@
 //! `riffle serve`: models over HTTP.
 
+mod secrets;
 mod several;
 mod signals;
 
 use std::net::SocketAddr;
-use std::path::Path;
 use std::time::Duration;
 
 use riffle_engine::{Engine, human_bytes};
 use riffle_model::AdapterSpec;
-use riffle_server::{
-    ApiKey, Encoding, Keys, Limits, ListenAddress, Log, LogFormat, PublisherOptions, Server, ServerOptions,
-};
+use riffle_server::{Encoding, Limits, ListenAddress, Log, LogFormat, PublisherOptions, Server, ServerOptions};
 
-use super::{grouped, note_template, read_text};
+use secrets::Secrets;
+
+use super::{grouped, template_note};
 use crate::console;
 use crate::failure::Failure;
 use crate::serve_args::{EventEncoding, Host, LogForm, NamedAdapter, ServeArguments};
@@ -43,9 +43,9 @@ pub(crate) fn bound(arguments: &ServeArguments) -> Result<Bound, Failure> {
     let options = server_options(arguments, shared)?;
     let engine = with_named_adapters(arguments).load(bodies_bytes(arguments))?;
     let server = Server::bind(&engine, options)?;
-    note_template(&engine);
+    let note = template_note(&engine).map_or_else(String::new, |note| format!("{note}\n"));
     Ok(Bound {
-        introduction: introduction(arguments, &engine, server.address())?,
+        introduction: note + &introduction(arguments, &engine, server.address())?,
         page_tokens: engine.options().cache.page_tokens,
         server,
     })
@@ -62,11 +62,9 @@ fn run(bound: Bound, arguments: &ServeArguments) -> Result<(), Failure> {
         form: arguments.log_format,
         log: server.log(),
     };
-    let (stopper, keys, key_file) = (server.stopper(), server.keys(), arguments.api_key_file.clone());
-    signals::handle(
-        move || stopper.stop(),
-        move || read_keys_again(key_file.as_deref(), &keys, notes),
-    )?;
+    let stopper = server.stopper();
+    let secrets = Secrets::of(&server, arguments, notes)?;
+    signals::handle(move || stopper.stop(), move || secrets.read_again())?;
     notes.tell(&introduction);
     if server.address().is_open() && arguments.api_key_file.is_none() {
         notes.tell("warning: every machine that reaches this address may use the model: give --api-key-file, or --host localhost");
@@ -119,7 +117,8 @@ fn place(arguments: &ServeArguments, address: &ListenAddress) -> String {
     let base = &arguments.base_path;
     match address {
         ListenAddress::Tcp(address) => {
-            format!("http://{address}{base}/ (page), http://{address}{base}/v1 (programs)")
+            let scheme = if arguments.tls_cert.is_some() { "https" } else { "http" };
+            format!("{scheme}://{address}{base}/ (page), {scheme}://{address}{base}/v1 (programs)")
         }
         ListenAddress::Unix(_) => format!("{address}, paths from {base}/"),
     }
@@ -132,10 +131,6 @@ fn bodies_bytes(arguments: &ServeArguments) -> u64 {
 
 /// The options of the server, of which `shared` are not of HTTP.
 fn server_options(arguments: &ServeArguments, shared: ServerOptions) -> Result<ServerOptions, Failure> {
-    let keys = match &arguments.api_key_file {
-        None => Vec::new(),
-        Some(path) => keys_of(path)?,
-    };
     Ok(ServerOptions {
         address: match &arguments.host {
             Host::Address(address) => SocketAddr::new(*address, arguments.port).into(),
@@ -146,7 +141,8 @@ fn server_options(arguments: &ServeArguments, shared: ServerOptions) -> Result<S
             LogForm::Text => LogFormat::Text,
             LogForm::Json => LogFormat::Json,
         },
-        api_keys: keys,
+        tls: secrets::tls_identity(arguments)?,
+        api_keys: secrets::api_keys(arguments)?,
         allowed_origins: arguments.allow_origin.clone(),
         allowed_hosts: arguments.allow_host.clone(),
         limits: Limits {
@@ -202,33 +198,4 @@ fn adapter_names(arguments: &ServeArguments) -> Result<Vec<String>, Failure> {
         names.push(name.clone());
     }
     Ok(names)
-}
-
-/// Keys of a file, one a line.
-fn keys_of(path: &Path) -> Result<Vec<ApiKey>, Failure> {
-    let keys = ApiKey::parse_lines(&read_text(path)?);
-    if keys.is_empty() {
-        Err(Failure::new(format!(
-            "--api-key-file {}: it has no key: write one a line",
-            path.display()
-        )))
-    } else {
-        Ok(keys)
-    }
-}
-
-/// Reads the keys again. Where that fails, the server goes on with those it has.
-fn read_keys_again(path: Option<&Path>, keys: &Keys, notes: Notes) {
-    let Some(path) = path else {
-        return notes.tell("hang-up: there is no file of keys to read again (--api-key-file)");
-    };
-    let replaced = keys_of(path).and_then(|new| {
-        let count = new.len();
-        keys.replace(new)?;
-        Ok(count)
-    });
-    notes.tell(&match replaced {
-        Ok(count) => format!("keys of {} were read again: {count}", path.display()),
-        Err(failure) => format!("the keys stay as they were: {}", failure.message()),
-    });
 }

@@ -150,6 +150,58 @@ fn a_hang_up_ends_nothing_and_an_open_address_without_keys_is_announced() {
 }
 
 #[test]
+fn certificates_that_cannot_be_used_end_the_start_in_one_line() {
+    let tls = shipped_model().with_file_name("tls");
+    let file = |name: &str| tls.join(name).to_str().expect("a text").to_owned();
+    let (certificate, key) = (file("server.pem"), file("server.key"));
+    let cases = [
+        (vec!["--tls-cert", &certificate], "--tls-cert needs --tls-key"),
+        (vec!["--tls-key", &key], "--tls-key needs --tls-cert"),
+        (
+            vec!["--tls-cert", "none.pem", "--tls-key", &key],
+            "none.pem: no such file",
+        ),
+        (
+            vec!["--tls-cert", &key, "--tls-key", &key],
+            "server.key: it has a private key and no certificate",
+        ),
+        (
+            vec!["--tls-cert", &certificate, "--tls-key", &certificate],
+            "server.pem: it has a certificate and no private key",
+        ),
+    ];
+    let run = |arguments: &[&str]| {
+        let mut command = riffle();
+        command
+            .args(["serve", "--port", "0", "--ctx", "2048"])
+            .args(arguments)
+            .env("RIFFLE_MODEL", shipped_model());
+        let output = command.output().expect("it runs");
+        (
+            output.status.success(),
+            String::from_utf8(output.stderr).expect("a text"),
+        )
+    };
+    for (arguments, wanted) in cases {
+        let (is_ok, text) = run(&arguments);
+        assert!(
+            !is_ok && text.contains(wanted) && text.lines().count() == 1,
+            "{wanted}: {text}"
+        );
+    }
+    for (other, wanted) in [
+        ("second.key", "not the key of the certificate"),
+        ("locked.key", "password"),
+    ] {
+        let (is_ok, text) = run(&["--tls-cert", &certificate, "--tls-key", &file(other)]);
+        assert!(
+            !is_ok && text.contains(wanted) && text.lines().count() == 1,
+            "{wanted}: {text}"
+        );
+    }
+}
+
+#[test]
 fn models_by_name_and_from_a_folder_are_served_together() {
     let folder = tempfile::tempdir().expect("a folder");
     let (models, hybrid) = (folder.path().join("models"), folder.path().join("models/hybrid"));

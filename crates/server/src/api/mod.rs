@@ -3,6 +3,7 @@
 pub(crate) mod adapters;
 pub(crate) mod answers;
 pub(crate) mod anthropic;
+pub(crate) mod documents;
 pub(crate) mod embeddings;
 mod events;
 pub(crate) mod infill;
@@ -67,9 +68,21 @@ async fn fields_of(request: Request) -> Result<Fields, Failure> {
     Fields::of_body(&body_of(request).await?)
 }
 
+/// What a body has to be.
+#[derive(Debug, Clone, Copy)]
+enum BodyKind {
+    Json,
+    /// A file as it is.
+    Bytes,
+}
+
 /// The bytes of a request's body, which must be JSON.
 pub(crate) async fn body_of(request: Request) -> Result<Bytes, Failure> {
-    check_type(&request)?;
+    body_of_kind(request, BodyKind::Json).await
+}
+
+async fn body_of_kind(request: Request, wanted: BodyKind) -> Result<Bytes, Failure> {
+    check_type(&request, wanted)?;
     Bytes::from_request(request, &()).await.map_err(|rejection| {
         let status = rejection.status();
         let message = match status {
@@ -83,8 +96,8 @@ pub(crate) async fn body_of(request: Request) -> Result<Bytes, Failure> {
     })
 }
 
-/// A foreign web page can send any type except JSON without a preflight request.
-fn check_type(request: &Request) -> Result<(), Failure> {
+/// A foreign web page can send texts and forms without a preflight request, but neither of these types.
+fn check_type(request: &Request, wanted: BodyKind) -> Result<(), Failure> {
     let encoding = request.headers().get(header::CONTENT_ENCODING);
     if encoding.is_some_and(|encoding| !encoding.as_bytes().eq_ignore_ascii_case(b"identity")) {
         return Err(Failure::new(
@@ -95,12 +108,24 @@ fn check_type(request: &Request) -> Result<(), Failure> {
     let kind = request.headers().get(header::CONTENT_TYPE);
     let kind = kind.and_then(|kind| kind.to_str().ok()).unwrap_or("");
     let kind = kind.split(';').next().unwrap_or("").trim().to_ascii_lowercase();
-    if kind == "application/json" || kind.ends_with("+json") {
+    let (is_right, what, name) = match wanted {
+        BodyKind::Json => (
+            kind == "application/json" || kind.ends_with("+json"),
+            "JSON",
+            "application/json",
+        ),
+        BodyKind::Bytes => (
+            kind == "application/octet-stream",
+            "the file",
+            "application/octet-stream",
+        ),
+    };
+    if is_right {
         Ok(())
     } else {
         Err(Failure::new(
             StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            format!("the body must be JSON: send it with \"Content-Type: application/json\", found {kind:?}"),
+            format!("the body must be {what}: send it with \"Content-Type: {name}\", found {kind:?}"),
         ))
     }
 }

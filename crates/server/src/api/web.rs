@@ -7,14 +7,13 @@ use axum::response::{IntoResponse, Response};
 use crate::failure::Failure;
 
 /// Content security policy of the page, which loads from this server only.
-const POLICY: &str = "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self' data:; worker-src 'self'; \
+const POLICY: &str = "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
      object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 const HTML: &str = "text/html; charset=utf-8";
 const STYLE: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 const PICTURE: &str = "image/svg+xml";
-const TEXT: &str = "text/plain; charset=utf-8";
 
 /// A file of the page under `/web/`.
 struct File {
@@ -24,16 +23,13 @@ struct File {
     bytes: &'static [u8],
 }
 
-/// A file of the folder `web`, or of a pinned library below it.
+/// A file of the folder `web`.
 macro_rules! file {
     ($name:literal, $kind:ident) => {
-        file!($name, $kind, $name)
-    };
-    ($name:literal, $kind:ident, $place:literal) => {
         File {
             name: $name,
             kind: $kind,
-            bytes: include_bytes!(concat!("../../web/", $place)),
+            bytes: include_bytes!(concat!("../../web/", $name)),
         }
     };
 }
@@ -45,38 +41,40 @@ const FILES: &[File] = &[
     file!("controls.css", STYLE),
     file!("conversation.css", STYLE),
     file!("markdown.css", STYLE),
+    file!("touch.css", STYLE),
     file!("icon.svg", PICTURE),
     file!("answers.js", SCRIPT),
     file!("app.js", SCRIPT),
+    file!("branches.js", SCRIPT),
     file!("clock.js", SCRIPT),
+    file!("colours.js", SCRIPT),
     file!("composer.js", SCRIPT),
     file!("conversation-list.js", SCRIPT),
     file!("conversations.js", SCRIPT),
     file!("dialogs.js", SCRIPT),
     file!("document-texts.js", SCRIPT),
+    file!("document-tray.js", SCRIPT),
     file!("documents.js", SCRIPT),
     file!("elements.js", SCRIPT),
-    file!("epub.js", SCRIPT),
+    file!("exchange.js", SCRIPT),
     file!("framing.js", SCRIPT),
-    file!("html-text.js", SCRIPT),
+    file!("highlight.js", SCRIPT),
     file!("inline.js", SCRIPT),
     file!("markdown.js", SCRIPT),
+    file!("math-symbols.js", SCRIPT),
+    file!("math.js", SCRIPT),
     file!("messages.js", SCRIPT),
     file!("numbers.js", SCRIPT),
-    file!("pdf.js", SCRIPT),
+    file!("passages-view.js", SCRIPT),
+    file!("passages.js", SCRIPT),
+    file!("question-view.js", SCRIPT),
     file!("report.js", SCRIPT),
-    file!("server.js", SCRIPT),
     file!("server-state.js", SCRIPT),
+    file!("server.js", SCRIPT),
     file!("settings.js", SCRIPT),
+    file!("side.js", SCRIPT),
+    file!("teller.js", SCRIPT),
     file!("theme.js", SCRIPT),
-    file!("zip.js", SCRIPT),
-    file!("pdfjs-4.10.38.min.mjs", SCRIPT, "vendor/pdfjs-4.10.38/pdf.min.mjs"),
-    file!(
-        "pdfjs-4.10.38.worker.min.mjs",
-        SCRIPT,
-        "vendor/pdfjs-4.10.38/pdf.worker.min.mjs"
-    ),
-    file!("pdfjs-4.10.38.LICENSE", TEXT, "vendor/pdfjs-4.10.38/LICENSE"),
 ];
 
 /// The page for browsers. Clients of Ollama check here whether it runs.
@@ -122,10 +120,6 @@ mod tests {
         std::str::from_utf8(file.bytes).unwrap()
     }
 
-    fn own_files() -> impl Iterator<Item = &'static File> {
-        FILES.iter().filter(|file| !file.name.starts_with("pdfjs-"))
-    }
-
     /// The texts between `before` and the next quotation mark.
     fn quoted<'a>(text: &'a str, before: &'a str) -> impl Iterator<Item = &'a str> {
         text.split(before).skip(1).filter_map(|rest| rest.split('"').next())
@@ -139,14 +133,14 @@ mod tests {
             .filter(|entry| entry.file_type().unwrap().is_file())
             .map(|entry| entry.file_name().into_string().unwrap())
             .collect();
-        let served: BTreeSet<String> = own_files().map(|file| file.name.to_owned()).collect();
+        let served: BTreeSet<String> = FILES.iter().map(|file| file.name.to_owned()).collect();
         assert_eq!(names, served);
     }
 
     #[test]
     fn what_the_page_loads_is_there() {
         let is_there = |name: &str| FILES.iter().any(|file| file.name == name);
-        for file in own_files() {
+        for file in FILES {
             for name in quoted(text_of(file), "\"web/").chain(quoted(text_of(file), "\"./")) {
                 assert!(is_there(name), "{} loads {name}", file.name);
             }
@@ -167,9 +161,8 @@ mod tests {
             let kind = match ending {
                 "html" => HTML,
                 "css" => STYLE,
-                "js" | "mjs" => SCRIPT,
-                "svg" => PICTURE,
-                _ => TEXT,
+                "js" => SCRIPT,
+                _ => PICTURE,
             };
             assert_eq!(file.kind, kind, "{}", file.name);
             let head = response(file.name);
@@ -192,7 +185,7 @@ mod tests {
             assert!(!is_inline, "line {}: {line}", number + 1);
             assert!(!is_script, "line {}: {line}", number + 1);
         }
-        for file in own_files().filter(|file| file.kind == SCRIPT) {
+        for file in FILES.iter().filter(|file| file.kind == SCRIPT) {
             for word in [
                 "innerHTML",
                 "outerHTML",

@@ -110,8 +110,13 @@ impl Asked {
 
 /// The model in the query of an address, as in `?model=NAME`.
 pub(crate) fn model_of_query(query: Option<&str>) -> Option<String> {
-    let pairs = query?.split('&').filter_map(|pair| pair.split_once('='));
-    let (_, value) = pairs.into_iter().find(|(name, _)| *name == "model")?;
+    value_of_query(query, "model")
+}
+
+/// The first value of a name in the query of an address.
+pub(crate) fn value_of_query(query: Option<&str>, name: &str) -> Option<String> {
+    let mut pairs = query?.split('&').filter_map(|pair| pair.split_once('='));
+    let (_, value) = pairs.find(|(own, _)| *own == name)?;
     Some(unescaped(value))
 }
 

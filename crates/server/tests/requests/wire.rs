@@ -68,10 +68,20 @@ fn places() -> Vec<Case> {
             push(method, path);
         }
     }
-    for path in ["/v1/models", "/health", "/ready", "/metrics", "/status", "/"] {
+    for path in [
+        "/v1/models",
+        "/health",
+        "/ready",
+        "/metrics",
+        "/status",
+        "/",
+        "/documents",
+        "/documents?name=a.pdf",
+    ] {
         push("POST", path);
     }
     for path in [
+        "/documents?name=a.txt",
         "/v1",
         "/v2/chat/completions",
         "/v1/chat/completions/",

@@ -8,7 +8,6 @@ use riffle_server::{ListenAddress, ModelSource, ModelsPlan, Server};
 
 use super::{Bound, bodies_bytes, place, server_options};
 use crate::commands::{check_folder, grouped};
-use crate::console;
 use crate::failure::Failure;
 use crate::serve_args::ServeArguments;
 use crate::serving_args::name_of_path;
@@ -25,10 +24,10 @@ struct Served {
 pub(super) fn bound(arguments: &ServeArguments) -> Result<Bound, Failure> {
     refuse_options_of_one(arguments)?;
     let options = server_options(arguments, arguments.serving.unnamed_options()?)?;
-    let plan = planned(arguments)?;
+    let (plan, left_out) = planned(arguments)?;
     let server = Server::bind_models(&plan, options)?;
     Ok(Bound {
-        introduction: introduction(arguments, &plan, server.address()),
+        introduction: left_out + &introduction(arguments, &plan, server.address()),
         page_tokens: 0,
         server,
     })
@@ -65,8 +64,8 @@ fn refuse_options_of_one(arguments: &ServeArguments) -> Result<(), Failure> {
     }
 }
 
-/// The plan of all models. A typed one that cannot be served is refused; one of a folder is left out with a note.
-fn planned(arguments: &ServeArguments) -> Result<ModelsPlan, Failure> {
+/// The plan of all models, and a line for each that is left out. A typed one that cannot be served is refused; one of a folder is left out.
+fn planned(arguments: &ServeArguments) -> Result<(ModelsPlan, String), Failure> {
     let served = served(arguments)?;
     let options = arguments.serving.engine_options()?;
     let typed: Vec<&str> = served
@@ -79,14 +78,14 @@ fn planned(arguments: &ServeArguments) -> Result<ModelsPlan, Failure> {
         path: model.path.clone(),
         options: options.clone(),
     });
-    let mut refusal = None;
+    let (mut refusal, mut left_out) = (None, String::new());
     let mut refused = |name: &str, error: EngineError| {
         let problem = Failure::from(error);
         let line = format!("{}: {}", shown::name(name), problem.message());
         if typed.contains(&name) {
             refusal.get_or_insert(Failure::new(line));
         } else {
-            console::note(format!("left out: {line}"));
+            left_out += &format!("left out: {line}\n");
         }
     };
     let plan = ModelsPlan::new(
@@ -102,7 +101,7 @@ fn planned(arguments: &ServeArguments) -> Result<ModelsPlan, Failure> {
             "--models-dir {}: no model there can be served; put GGUF files there, or folders with config.json",
             folder.display()
         ))),
-        (None, _) => Ok(plan),
+        (None, _) => Ok((plan, left_out)),
     }
 }
 

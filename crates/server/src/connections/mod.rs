@@ -1,0 +1,160 @@
+//! Connections: accepted, limited, and ended in an orderly way.
+
+mod half_closed;
+mod handshake;
+mod places;
+
+use std::convert::Infallible;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::server::conn::http1::Builder;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::sync::watch;
+use tower::ServiceExt;
+
+use crate::Tls;
+use crate::listening::{Connection, Listener, Stream};
+use crate::log::Line;
+use crate::request_notes::Peer;
+use crate::site::Site;
+use half_closed::HalfClosed;
+use places::{Place, Places};
+
+/// How long to wait after a connection could not be accepted, as when all file handles are in use.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Time that a connection has to end once it was told to leave for another.
+const LEAVE_TIME: Duration = Duration::from_secs(1);
+
+/// What every connection is served with.
+#[derive(Clone)]
+struct Service {
+    site: Arc<Site>,
+    router: Router,
+    tls: Option<Tls>,
+    closing: watch::Receiver<bool>,
+}
+
+/// Connections that are open.
+pub(crate) struct Open {
+    places: Arc<Places>,
+    closing: watch::Sender<bool>,
+}
+
+impl Open {
+    /// Ends idle connections at once, the others with their answer, and waits for all.
+    pub(crate) async fn close(self) {
+        self.closing.send_replace(true);
+        self.places.all_ended().await;
+    }
+}
+
+/// Accepts connections until the server has `ended`; returns the open ones.
+pub(crate) async fn accept(
+    listener: &Listener,
+    site: &Arc<Site>,
+    router: Router,
+    tls: Option<Tls>,
+    ended: impl Future<Output = ()>,
+) -> Open {
+    let (closing, told) = watch::channel(false);
+    let places = Places::new(site.options.limits.connections);
+    let service = Service {
+        site: Arc::clone(site),
+        router,
+        tls,
+        closing: told,
+    };
+    let accepting = async {
+        loop {
+            match listener.accept().await {
+                Ok(connection) => {
+                    if let Some(place) = places.take().await {
+                        tokio::spawn(service.clone().serve(connection, place));
+                    }
+                }
+                Err(error) => {
+                    site.log.note(&format!("a connection could not be accepted: {error}"));
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    };
+    tokio::select! {
+        () = accepting => {}
+        () = ended => {}
+    }
+    Open { places, closing }
+}
+
+impl Service {
+    async fn serve(self, Connection { stream, peer }: Connection, place: Arc<Place>) {
+        let Some(tls) = &self.tls else {
+            return self.speak(stream, peer, place).await;
+        };
+        let longest = self.site.options.limits.arrival_time;
+        let mut closing = self.closing.clone();
+        let encrypted = tokio::select! {
+            encrypted = handshake::encrypted(stream, tls, longest) => encrypted,
+            () = place.dismissed() => return,
+            () = told(&mut closing) => return,
+        };
+        match encrypted {
+            Ok(stream) => self.speak(Box::new(stream), peer, place).await,
+            Err(error) => {
+                let line = Line::new("no_handshake").with("client", peer);
+                self.site.log.request(&line.with("message", error.to_string()));
+            }
+        }
+    }
+
+    /// Speaks HTTP until the connection ends. One that breaks is its client's affair; the request it carried is taken back.
+    async fn speak(&self, stream: Box<dyn Stream>, peer: String, place: Arc<Place>) {
+        let peer = Peer(peer);
+        let answer = service_fn(|request| answer(&self.router, request, peer.clone(), Arc::clone(&place)));
+        let mut builder = Builder::new();
+        builder
+            .timer(TokioTimer::new())
+            .header_read_timeout(self.site.options.limits.arrival_time);
+        let stream = TokioIo::new(HalfClosed::new(stream, Arc::clone(&place)));
+        let mut connection = pin!(builder.serve_connection(stream, answer));
+        let mut closing = self.closing.clone();
+        tokio::select! {
+            _ = &mut connection => {}
+            () = told(&mut closing) => {
+                connection.as_mut().graceful_shutdown();
+                drop(connection.await);
+            }
+            () = place.dismissed() => {
+                connection.as_mut().graceful_shutdown();
+                // A request may have come at the same moment.
+                while tokio::time::timeout(LEAVE_TIME, &mut connection).await.is_err() && !place.is_idle() {}
+            }
+        }
+    }
+}
+
+/// Resolves once the server closes its connections.
+async fn told(closing: &mut watch::Receiver<bool>) {
+    drop(closing.wait_for(|closing| *closing).await);
+}
+
+async fn answer(
+    router: &Router,
+    request: Request<Incoming>,
+    peer: Peer,
+    place: Arc<Place>,
+) -> Result<Response<Body>, Infallible> {
+    let busy = place.begin();
+    let mut request = request.map(Body::new);
+    request.extensions_mut().insert(peer);
+    let response = router.clone().oneshot(request).await?;
+    Ok(response.map(|body| busy.until_end_of(body)))
+}
