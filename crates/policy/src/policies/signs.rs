@@ -4,7 +4,7 @@ use riffle_attention::{AttendOptions, PageView, QueryTile, Selection, SignIndex,
 
 use crate::blocks::{BlockRows, query_blocks};
 use crate::cost::{ChunkSize, ChunkWork};
-use crate::keys::continued_by;
+use crate::keys::{continued_by, rows_of};
 use crate::parameter::Parameters;
 use crate::policies::tri_shape::in_tail;
 use crate::prepared::Prepared;
@@ -36,6 +36,9 @@ struct Signs {
     keys: SignKeys,
     prepared: Prepared<BlockRows>,
 }
+
+/// Rows that are scored together, so that their estimates stay in the processor's caches.
+const SCORED_ROWS: usize = 16;
 
 pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "signs",
@@ -155,15 +158,18 @@ impl Signs {
         let mut read: Vec<Vec<bool>> = numbers.map(|number| self.always_read(number)).collect();
         let options = AttendOptions::new(context.scale).with_soft_cap(context.soft_cap);
         let mut scorer = LentSignScorer::default();
-        scorer
-            .run(chunk, keys.index(), &options)
-            .expect("keys of the index have the queries' head_dim");
-        for query in 0..scorer.queries() {
-            let own = (chunk.start + query / chunk.group) / self.block;
-            let weights = largest_by_block(scorer.row_mut(query), self.block / SignIndex::UNIT);
-            let threshold = f64::from(self.peak) * exponentiate(weights);
-            for (read, weight) in read[own - first].iter_mut().zip(weights) {
-                *read |= f64::from(*weight) >= threshold;
+        for from in (0..chunk.rows).step_by(SCORED_ROWS) {
+            let part = rows_of(chunk, from, SCORED_ROWS.min(chunk.rows - from));
+            scorer
+                .run(&part, keys.index(), &options)
+                .expect("keys of the index have the queries' head_dim");
+            for query in 0..scorer.queries() {
+                let own = (part.start + query / part.group) / self.block;
+                let weights = largest_by_block(scorer.row_mut(query), self.block / SignIndex::UNIT);
+                let threshold = f64::from(self.peak) * exponentiate(weights);
+                for (read, weight) in read[own - first].iter_mut().zip(weights) {
+                    *read |= f64::from(*weight) >= threshold;
+                }
             }
         }
         let chosen = read
