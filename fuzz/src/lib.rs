@@ -1,4 +1,4 @@
-//! What the fuzz targets share.
+//! Helpers of the fuzz targets.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};

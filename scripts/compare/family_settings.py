@@ -346,7 +346,7 @@ EXPERTS = {
     "kolibri1": [like(B16, FEW, SIX, num_experts_per_tok=3, head_dim=16, shared_expert_intermediate_size=20, layer_types=["sliding_attention", "full_attention"], **WINDOW), dict(num_hidden_layers=5, num_experts=8, moe_intermediate_size=20, num_experts_per_tok=2, head_dim=8, shared_expert_intermediate_size=12, norm_topk_prob=True, tie_word_embeddings=True, **WINDOW)],
     "laguna": [
         like(B16, FEW, SIX, num_experts_per_tok=3, head_dim=16, num_attention_heads_per_layer=[2, 6], shared_expert_intermediate_size=20, moe_routed_scaling_factor=1.6, layer_types=["full_attention", "sliding_attention"], rope_parameters=dict(full_attention=dict(rope_type="default", rope_theta=50000.0, partial_rotary_factor=0.5), sliding_attention=dict(rope_type="default", rope_theta=900.0, partial_rotary_factor=1.0)), **WINDOW),
-        dict(num_experts=8, moe_intermediate_size=20, num_experts_per_tok=2, head_dim=8, shared_expert_intermediate_size=12, gating="per-element", attention_bias=True, tie_word_embeddings=True, mlp_layer_types=["sparse", "dense", "sparse", "sparse"], layer_types=["full_attention", "sliding_attention"] * 2, **WINDOW),
+        dict(gguf=False, num_experts=8, moe_intermediate_size=20, num_experts_per_tok=2, head_dim=8, shared_expert_intermediate_size=12, gating="per-element", attention_bias=True, tie_word_embeddings=True, mlp_layer_types=["sparse", "dense", "sparse", "sparse"], layer_types=["full_attention", "sliding_attention"] * 2, **WINDOW),
     ],
     "mellum": [
         like(B16, FEW, SIX, num_experts_per_tok=3, head_dim=16, layer_types=["sliding_attention", "full_attention"], rope_parameters=dict(full_attention=YARN["rope_parameters"], sliding_attention=rope()["rope_parameters"]), **WINDOW),

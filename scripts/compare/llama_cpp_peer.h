@@ -1,4 +1,4 @@
-// What the programs that measure llama.cpp have in common.
+// Common parts of the programs that measure llama.cpp.
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -29,7 +29,7 @@ EXPERT_FAMILIES = ("qwen3moe", "qwen35moe", "gpt-oss")
 # Of the recurrent layers of qwen35moe: key heads, value heads, width of a head, taps of the convolution. Every fourth layer attends.
 RECURRENT = (16, 32, 128, 4)
 ATTENDS_EVERY = 4
-# Where a block's half-precision scales lie, in bytes.
+# Byte offsets of a block's half-precision scales.
 SCALES = {
     Type.Q4_0: [0], Type.Q5_0: [0], Type.Q8_0: [0], Type.Q4_1: [0, 2], Type.Q5_1: [0, 2],
     Type.Q2_K: [80, 82], Type.Q3_K: [108], Type.Q4_K: [0, 2], Type.Q5_K: [0, 2], Type.Q6_K: [208],

@@ -1,4 +1,4 @@
-//! Times the rows of one sequence that are verified together beside one row.
+//! Times one row, and several rows of one sequence that are verified together.
 //!
 //! `cargo run --release -p riffle-attention --example verified_rows -- [TOKENS] [KV_HEADS] [GROUP] [HEAD_DIM] [TURNS]`
 

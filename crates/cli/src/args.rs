@@ -62,7 +62,7 @@ pub(crate) enum Command {
         argument
             .action(ArgAction::Append)
             .value_parser(hub_args::served_model())
-            .help("Model, also as NAME=PATH; several may be given [default: last used]")
+            .help("Model, also as NAME=PATH; may be repeated [default: last used]")
     }))]
     Serve(Box<ServeArguments>),
     /// Start a coding agent on a model
@@ -161,10 +161,10 @@ pub(crate) struct RunArguments {
     ///
     /// If the file exists, the session is restored from it. Text in common with the session's beginning is not read
     /// again.
-    #[arg(long, value_name = "FILE", help_heading = "What is kept")]
+    #[arg(long, value_name = "FILE", help_heading = "Sessions and caches")]
     pub(crate) session: Option<PathBuf>,
     /// Continue the session's answer, without a prompt
-    #[arg(long = "continue", requires = "session", conflicts_with_all = ["prompt", "file", "system", "raw"], help_heading = "What is kept", hide_short_help = true)]
+    #[arg(long = "continue", requires = "session", conflicts_with_all = ["prompt", "file", "system", "raw"], help_heading = "Sessions and caches", hide_short_help = true)]
     pub(crate) continues: bool,
     #[command(flatten)]
     pub(crate) prefix: PrefixCacheArguments,
@@ -188,16 +188,6 @@ pub(crate) struct GenerateArguments {
     /// repeated tokens. Answers with a repetition penalty and answers of a given form are never ended this way.
     #[arg(long, hide_short_help = true)]
     pub(crate) allow_loops: bool,
-    /// Guess tokens and verify several in one pass: auto, none, ngram, sparse, mtp or model:PATH
-    ///
-    /// The answer is the same to the byte. ngram guesses the tokens that followed the same text earlier. sparse lets
-    /// the model guess with attention to its first and latest tokens; sparse:POLICY uses another policy, such as
-    /// quest. mtp is the layer for further tokens in files of Qwen3.5. model:PATH is a small model with the same
-    /// vocabulary, by file, folder or name. ngram+ before one of these uses both. @N after it drafts N tokens at a
-    /// time; otherwise the number adapts. auto is ngram+sparse if that is faster, and none with --audit, an endless
-    /// window or a device.
-    #[arg(long, value_name = "SPEC", value_parser = hub_args::draft, default_value = "auto", hide_short_help = true)]
-    pub(crate) draft: DraftSpec,
     /// Randomness; 0 takes the most likely token
     ///
     /// [default: the model's own, else 0]
@@ -218,6 +208,16 @@ pub(crate) struct GenerateArguments {
     /// Seed of the random draws
     #[arg(short = 's', long, value_name = "N", value_parser = numbers::seed, default_value = "0", help_heading = "Sampling", hide_short_help = true)]
     pub(crate) seed: u64,
+    /// Guess tokens and verify several in one pass: auto, none, ngram, sparse, mtp or model:PATH
+    ///
+    /// The answer is the same to the byte. ngram guesses the tokens that followed the same text earlier. sparse lets
+    /// the model guess with attention to its first and latest tokens; sparse:POLICY uses another policy, such as
+    /// quest. mtp is the layer for further tokens in files of Qwen3.5. model:PATH is a small model with the same
+    /// vocabulary, by file, folder or name. ngram+ before one of these uses both. @N after it drafts N tokens at a
+    /// time; otherwise the number adapts. auto is ngram+sparse if that is faster, and none with --audit, an endless
+    /// window or a device.
+    #[arg(long, value_name = "SPEC", value_parser = hub_args::draft, default_value = "auto", help_heading = "Speculative decoding", hide_short_help = true)]
+    pub(crate) draft: DraftSpec,
 }
 
 #[derive(Debug, Args)]

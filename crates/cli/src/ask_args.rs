@@ -40,9 +40,6 @@ pub(crate) struct AskArguments {
     /// Read the parts that share words with the question, even if the whole text fits
     #[arg(long, conflicts_with = "whole", hide_short_help = true)]
     pub(crate) parts: bool,
-    /// Show the selected options and the speed
-    #[arg(long, short)]
-    pub(crate) verbose: bool,
     /// Instructions for the model, instead of the default
     ///
     /// The model needs a chat template that supports them.
@@ -60,6 +57,9 @@ pub(crate) struct AskArguments {
     /// Print one JSON object instead of text
     #[arg(long)]
     pub(crate) json: bool,
+    /// Show the selected options and the speed
+    #[arg(long, short)]
+    pub(crate) verbose: bool,
     #[command(flatten)]
     pub(crate) generate: GenerateArguments,
     #[command(flatten)]

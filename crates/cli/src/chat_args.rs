@@ -26,15 +26,15 @@ pub(crate) struct ChatArguments {
         hide_short_help = true
     )]
     pub(crate) system: Option<String>,
+    #[command(flatten)]
+    pub(crate) generate: GenerateArguments,
     /// Do not save the typed messages
     ///
     /// Otherwise a file in the state folder contains them, readable only by you.
-    #[arg(long, help_heading = "What is kept", hide_short_help = true)]
+    #[arg(long, help_heading = "Sessions and caches", hide_short_help = true)]
     pub(crate) no_history: bool,
     #[command(flatten)]
     pub(crate) keep: KeepArguments,
-    #[command(flatten)]
-    pub(crate) generate: GenerateArguments,
     #[command(flatten)]
     pub(crate) engine: EngineArguments,
     /// The options that the user typed.

@@ -11,6 +11,12 @@ use crate::numbers;
 /// Options of every command that runs or plans a model.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct EngineArguments {
+    /// Adapter for the weights: a folder of PEFT or a GGUF file; may be repeated
+    ///
+    /// SCALE is the strength of the adapter [default: 1]. With 0 it is loaded and unused, until a request to riffle
+    /// serve asks for it. At most eight adapters are possible, on the CPU.
+    #[arg(long, value_name = "PATH[=SCALE]", value_parser = adapter, display_order = 1, hide_short_help = true)]
+    pub(crate) lora: Vec<AdapterSpec>,
     /// Processor to compute on: cpu, cuda or cuda:N [default: a CUDA device that supports the model, else the CPU]
     ///
     /// Only builds with the feature cuda have CUDA devices: cargo install --path crates/cli --features cuda
@@ -32,31 +38,6 @@ pub(crate) struct EngineArguments {
     /// Number of threads [default: every core]
     #[arg(short = 't', long, value_name = "N", value_parser = numbers::threads, help_heading = "Machine and memory")]
     pub(crate) threads: Option<usize>,
-    /// Tokens that pass one layer before the next (logical batch) [default: 4096; with experts in files more]
-    #[arg(short = 'b', long = "batch", alias = "batch-size", value_name = "N", value_parser = numbers::tokens, help_heading = "Machine and memory", hide_short_help = true)]
-    pub(crate) batch: Option<usize>,
-    /// Tokens of a logical batch whose attention is computed together, also spelled -ub [default: 512, at most -b]
-    #[arg(long = "ub", alias = "ubatch-size", value_name = "N", value_parser = numbers::tokens, help_heading = "Machine and memory", hide_short_help = true)]
-    pub(crate) chunk: Option<usize>,
-    /// Adapter for the weights: a folder of PEFT or a GGUF file; may be repeated
-    ///
-    /// SCALE is the strength of the adapter [default: 1]. With 0 it is loaded and unused, until a request to riffle
-    /// serve asks for it. At most eight adapters are possible, on the CPU.
-    #[arg(long, value_name = "PATH[=SCALE]", value_parser = adapter, help_heading = "Machine and memory", hide_short_help = true)]
-    pub(crate) lora: Vec<AdapterSpec>,
-    /// Precision of the input of linear layers with bf16 weights on the CPU [default: exact]
-    ///
-    /// exact keeps the input in f32. rounded rounds it to bfloat16, like llama.cpp: with AVX512-BF16 it reads prompts
-    /// at twice the speed, and it changes logits by about 1e-2. Other formats do not change: quantised weights always
-    /// round their input to 8 bits.
-    #[arg(long, value_name = "exact|rounded", value_parser = activations, help_heading = "Machine and memory", hide_short_help = true)]
-    pub(crate) activations: Option<Activations>,
-    /// Precision of prompt attention on the CPU
-    ///
-    /// exact multiplies in f32. rounded multiplies integers of 11 to 16 bits: it is faster, and it changes outputs by
-    /// about 10⁻³ of their length. Answers always use exact attention.
-    #[arg(long, value_name = "exact|rounded", value_parser = attention, default_value = "exact", help_heading = "Machine and memory", hide_short_help = true)]
-    pub(crate) attention: AttentionPrecision,
     /// Most tokens of prompt and answer together
     ///
     /// [default: the model's context, or as much as fits in memory if that is less]
@@ -70,17 +51,17 @@ pub(crate) struct EngineArguments {
     #[arg(
         long,
         value_name = "METHOD:factor=F",
-        help_heading = "Machine and memory",
+        help_heading = "Longer context",
         hide_short_help = true
     )]
     pub(crate) rope_scaling: Option<String>,
     /// Keep only the latest N tokens and the sinks: endless text in constant memory
     ///
     /// The sinks are the first tokens; --sink-tokens sets their number. The model forgets the tokens between.
-    #[arg(long, value_name = "N", value_parser = numbers::tokens, conflicts_with_all = ["ctx", "prefill", "decode", "batch", "auto", "profile"], help_heading = "Machine and memory", hide_short_help = true)]
+    #[arg(long, value_name = "N", value_parser = numbers::tokens, conflicts_with_all = ["ctx", "prefill", "decode", "batch", "auto", "profile"], help_heading = "Longer context", hide_short_help = true)]
     pub(crate) window_size: Option<usize>,
     /// First tokens that --window-size keeps
-    #[arg(long, value_name = "M", value_parser = numbers::tokens_or_none, default_value = "64", requires = "window_size", help_heading = "Machine and memory", hide_short_help = true)]
+    #[arg(long, value_name = "M", value_parser = numbers::tokens_or_none, default_value = "64", requires = "window_size", help_heading = "Longer context", hide_short_help = true)]
     pub(crate) sink_tokens: usize,
     /// Number format of cached keys and values
     ///
@@ -174,6 +155,25 @@ pub(crate) struct EngineArguments {
     /// Sampled queries are compared with exact attention, so the run takes longer.
     #[arg(long, help_heading = "Attention policies", hide_short_help = true)]
     pub(crate) audit: bool,
+    /// Tokens that pass one layer before the next (logical batch) [default: 4096; with experts in files more]
+    #[arg(short = 'b', long = "batch", alias = "batch-size", value_name = "N", value_parser = numbers::tokens, help_heading = "Speed and precision", hide_short_help = true)]
+    pub(crate) batch: Option<usize>,
+    /// Tokens of a logical batch whose attention is computed together, also spelled -ub [default: 512, at most -b]
+    #[arg(long = "ub", alias = "ubatch-size", value_name = "N", value_parser = numbers::tokens, help_heading = "Speed and precision", hide_short_help = true)]
+    pub(crate) chunk: Option<usize>,
+    /// Precision of the input of linear layers with bf16 weights on the CPU [default: exact]
+    ///
+    /// exact keeps the input in f32. rounded rounds it to bfloat16, like llama.cpp: with AVX512-BF16 it reads prompts
+    /// at twice the speed, and it changes logits by about 1e-2. Other formats do not change: quantised weights always
+    /// round their input to 8 bits.
+    #[arg(long, value_name = "exact|rounded", value_parser = activations, help_heading = "Speed and precision", hide_short_help = true)]
+    pub(crate) activations: Option<Activations>,
+    /// Precision of prompt attention on the CPU
+    ///
+    /// exact multiplies in f32. rounded multiplies integers of 11 to 16 bits: it is faster, and it changes outputs by
+    /// about 10⁻³ of their length. Answers always use exact attention.
+    #[arg(long, value_name = "exact|rounded", value_parser = attention, default_value = "exact", help_heading = "Speed and precision", hide_short_help = true)]
+    pub(crate) attention: AttentionPrecision,
 }
 
 impl EngineArguments {

@@ -16,13 +16,18 @@ pub(crate) struct KeepArguments {
     ///
     /// Later questions about the same documents are then answered at once [default: riffle/documents in the user's
     /// cache folder]
-    #[arg(long, value_name = "DIR", help_heading = "What is kept", hide_short_help = true)]
+    #[arg(
+        long,
+        value_name = "DIR",
+        help_heading = "Sessions and caches",
+        hide_short_help = true
+    )]
     pub(crate) keep: Option<PathBuf>,
     /// Keep no pages of documents on disk
-    #[arg(long, conflicts_with_all = ["keep", "keep_budget"], help_heading = "What is kept")]
+    #[arg(long, conflicts_with_all = ["keep", "keep_budget"], help_heading = "Sessions and caches")]
     pub(crate) no_keep: bool,
     /// Most bytes of --keep; the least recently used go first [default: 8G]
-    #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, help_heading = "What is kept", hide_short_help = true)]
+    #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, help_heading = "Sessions and caches", hide_short_help = true)]
     pub(crate) keep_budget: Option<u64>,
 }
 

@@ -18,10 +18,15 @@ pub(crate) struct PrefixCacheArguments {
     /// Other processes find them there too. A store serves several machines: s3://BUCKET/PREFIX, valkey://HOST[:PORT]
     /// or redis://HOST[:PORT], with ?expiry=7d&budget=200G. Keys and passwords come from AWS_ACCESS_KEY_ID,
     /// AWS_SECRET_ACCESS_KEY, VALKEY_PASSWORD or REDIS_PASSWORD.
-    #[arg(long, value_name = "PLACE", help_heading = "What is kept", hide_short_help = true)]
+    #[arg(
+        long,
+        value_name = "PLACE",
+        help_heading = "Sessions and caches",
+        hide_short_help = true
+    )]
     pub(crate) prefix_cache: Vec<OsString>,
     /// Most bytes of pages in the folder; the least recently used go first [default: 8G]
-    #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, requires = "prefix_cache", help_heading = "What is kept", hide_short_help = true)]
+    #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, requires = "prefix_cache", help_heading = "Sessions and caches", hide_short_help = true)]
     pub(crate) prefix_cache_budget: Option<u64>,
     /// Wait until another machine publishes each next block in the store, before reading it here
     ///
@@ -30,7 +35,7 @@ pub(crate) struct PrefixCacheArguments {
         long,
         value_name = "SECONDS",
         requires = "prefix_cache",
-        help_heading = "What is kept",
+        help_heading = "Sessions and caches",
         hide_short_help = true
     )]
     pub(crate) prefix_cache_wait: Option<u64>,

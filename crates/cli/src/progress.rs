@@ -17,7 +17,7 @@ const LINE_EVERY: Duration = Duration::from_secs(5);
 /// The bar is drawn eight times a second.
 const MESSAGE_EVERY: Duration = Duration::from_millis(100);
 
-/// Fewer tokens are read without lines.
+/// Fewest tokens of a prompt with progress lines.
 const LINES_FROM_TOKENS: usize = 256;
 
 pub(crate) struct PrefillDisplay {

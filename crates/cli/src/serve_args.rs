@@ -9,14 +9,14 @@ use crate::model::NamedModel;
 use crate::numbers;
 use crate::serving_args::ServingArguments;
 
-/// How a KV event is written.
+/// Encoding of KV events.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub(crate) enum EventEncoding {
     Map,
     Array,
 }
 
-/// An adapter (LoRA) and the name that requests ask for it by.
+/// An adapter (LoRA) with the name that requests use.
 #[derive(Debug, Clone)]
 pub(crate) struct NamedAdapter {
     pub(crate) name: String,
@@ -33,7 +33,7 @@ fn named_adapter(text: &str) -> Result<NamedAdapter, String> {
     }
 }
 
-/// The place that a server listens at.
+/// Address that a server listens on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Host {
     Address(IpAddr),
@@ -55,7 +55,7 @@ fn host(text: &str) -> Result<Host, String> {
     address.map_err(|_| "it must be localhost, an IP address such as 0.0.0.0, or unix:PATH".to_owned())
 }
 
-/// How lines of the log are written.
+/// Format of the log's lines.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub(crate) enum LogForm {
     Text,
@@ -66,20 +66,58 @@ pub(crate) enum LogForm {
 pub(crate) struct ServeArguments {
     #[command(flatten)]
     pub(crate) serving: ServingArguments,
-    /// All models that are given; [`ServingArguments`] has the first.
+    /// All given models; [`ServingArguments`] has the first.
     #[arg(skip)]
     pub(crate) models: Vec<NamedModel>,
+    /// Adapter that requests select by name as their model; may be repeated
+    ///
+    /// vLLM spells it the same. The adapter applies only to such requests. An adapter of --lora has the name of its
+    /// file or folder.
+    #[arg(long, value_name = "NAME=PATH", num_args = 1.., value_parser = named_adapter, display_order = 1, hide_short_help = true)]
+    pub(crate) lora_modules: Vec<NamedAdapter>,
     /// Serve the models in this folder, loaded when asked for
     ///
-    /// Its GGUF files, and its folders with config.json. Of several models the one used longest ago leaves memory when another needs its room.
+    /// The models are its GGUF files and its folders with config.json. If memory is short, the least recently used
+    /// model is unloaded first.
     #[arg(long, value_name = "DIR")]
     pub(crate) models_dir: Option<PathBuf>,
-    /// Seconds that a model of several stays loaded after its last use [default: until its room is needed]
+    /// Address to listen on, 0.0.0.0 for other machines too, or unix:PATH
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = host, display_order = 1)]
+    pub(crate) host: Host,
+    /// Port to listen on; 0 takes a free one
+    #[arg(long, value_name = "N", default_value = "8080", display_order = 2)]
+    pub(crate) port: u16,
+    /// Path in front of every route, such as /riffle behind a shared proxy
+    #[arg(
+        long,
+        value_name = "PATH",
+        default_value = "",
+        hide_default_value = true,
+        hide_short_help = true,
+        display_order = 3
+    )]
+    pub(crate) base_path: String,
+    /// TOML file of options, such as port = 8080; the command line and variables override it
     ///
-    /// A request of Ollama's clients may say otherwise (keep_alive).
-    #[arg(long, value_name = "SECONDS", help_heading = "What is kept", hide_short_help = true)]
+    /// The file takes every option of this command by its long name. Environment variables take them too:
+    /// --max-requests is RIFFLE_MAX_REQUESTS. Values of a repeated option are a list in the file, and are separated by
+    /// commas in a variable.
+    #[arg(long, value_name = "F", hide_short_help = true)]
+    pub(crate) config: Option<PathBuf>,
+    /// Unload a model of several after these seconds without use [default: when its memory is needed]
+    ///
+    /// The field keep_alive of Ollama's clients overrides it for a request.
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        help_heading = "Sessions and caches",
+        hide_short_help = true
+    )]
     pub(crate) unload_after: Option<u64>,
-    /// Seconds that a request waits for a model at most while others use its room; then it gets a 503
+    /// Folder of named sessions, which clients may save, restore, copy and delete
+    #[arg(long, value_name = "DIR", help_heading = "Sessions and caches")]
+    pub(crate) sessions: Option<PathBuf>,
+    /// Longest wait for a model while other models use the memory; then status 503
     #[arg(
         long,
         value_name = "SECONDS",
@@ -88,65 +126,51 @@ pub(crate) struct ServeArguments {
         hide_short_help = true
     )]
     pub(crate) room_wait: u64,
-    /// Address to listen on, 0.0.0.0 for other machines too, or unix:PATH
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = host, display_order = 1)]
-    pub(crate) host: Host,
-    /// Port to listen on; 0 takes a free one
-    #[arg(long, value_name = "N", default_value = "8080", display_order = 2)]
-    pub(crate) port: u16,
-    /// File of options in TOML, such as port = 8080; the command line and RIFFLE_PORT count before it
-    ///
-    /// Every option of this command may stand in it under its long name, and in a variable of the environment: --max-requests is
-    /// RIFFLE_MAX_REQUESTS. Options that may be given several times are lists there, and separated by commas in variables.
-    #[arg(long, value_name = "F", hide_short_help = true)]
-    pub(crate) config: Option<PathBuf>,
-    /// Path under which the server answers, such as /riffle behind a proxy that serves others too
+    /// Most open connections
+    #[arg(long, value_name = "N", value_parser = numbers::samples, default_value = "1024", help_heading = "Limits", hide_short_help = true)]
+    pub(crate) max_connections: usize,
+    /// Most bytes of a request
+    #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, default_value = "32M", help_heading = "Limits", hide_short_help = true)]
+    pub(crate) max_body: u64,
+    /// Format of the log's lines
     #[arg(
         long,
-        value_name = "PATH",
-        default_value = "",
-        hide_default_value = true,
+        value_enum,
+        default_value = "text",
+        help_heading = "Log",
         hide_short_help = true
     )]
-    pub(crate) base_path: String,
-    /// How lines of the log are written
-    #[arg(long, value_enum, default_value = "text", hide_short_help = true)]
     pub(crate) log_format: LogForm,
-    /// File of keys, one a line as KEY # NAME; every request then has to bring one
+    /// File of API keys, one per line as KEY # NAME; every request then needs one of them
     ///
-    /// Lines that begin with # are comments. The log has the name of a request's key. SIGHUP reads the file again.
-    #[arg(long, value_name = "F", help_heading = "Who is let in")]
+    /// Lines that begin with # are comments. The log shows the name of a request's key. SIGHUP reads the file again.
+    #[arg(long, value_name = "F", help_heading = "Access")]
     pub(crate) api_key_file: Option<PathBuf>,
-    /// Origin of a web page of others that may use the server; may be given several times
-    ///
-    /// Such as https://example.org.
-    #[arg(long, value_name = "ORIGIN", help_heading = "Who is let in")]
+    /// Origin of other web pages that may use the server, such as https://example.org; may be repeated
+    #[arg(long, value_name = "ORIGIN", help_heading = "Access")]
     pub(crate) allow_origin: Vec<String>,
-    /// Name that a server on 127.0.0.1 answers to beside localhost; may be given several times
+    /// Host name that a server on 127.0.0.1 accepts besides localhost; may be repeated
     ///
-    /// Such as that of a proxy before it.
-    #[arg(long, value_name = "NAME", help_heading = "Who is let in")]
+    /// For example the name of a proxy in front of it.
+    #[arg(long, value_name = "NAME", help_heading = "Access")]
     pub(crate) allow_host: Vec<String>,
-    /// Adapter that requests choose by its name as their model, as vLLM spells it; several may be given
+    /// Publish KV events in vLLM's format at this address, such as tcp://127.0.0.1:5557
     ///
-    /// Without such a request it changes nothing. An adapter of --lora has the name of its file or folder.
-    #[arg(long, value_name = "NAME=PATH", num_args = 1.., value_parser = named_adapter, help_heading = "Machine and memory", hide_short_help = true)]
-    pub(crate) lora_modules: Vec<NamedAdapter>,
-    /// Folder of named sessions, which clients may save, restore, copy and delete
-    #[arg(long, value_name = "DIR", help_heading = "What is kept")]
-    pub(crate) sessions: Option<PathBuf>,
-    /// Publish KV events for routers, as vLLM does: listen here, such as tcp://127.0.0.1:5557
-    ///
-    /// They tell which blocks of text the server holds. Events hold the tokens of prompts, and every client that
-    /// connects can read them. A block is a page (--page-tokens).
-    #[arg(long, value_name = "ADDRESS", help_heading = "Routers", hide_short_help = true)]
+    /// Events tell a router which blocks of text the server caches. They contain the tokens of prompts, and every
+    /// client that connects can read them. A block is a page (--page-tokens).
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        help_heading = "Events for routers",
+        hide_short_help = true
+    )]
     pub(crate) kv_events: Option<String>,
-    /// Listen here for routers that missed events, such as tcp://127.0.0.1:5558
+    /// Send missed KV events again at this address, such as tcp://127.0.0.1:5558
     #[arg(
         long,
         value_name = "ADDRESS",
         requires = "kv_events",
-        help_heading = "Routers",
+        help_heading = "Events for routers",
         hide_short_help = true
     )]
     pub(crate) kv_events_replay: Option<String>,
@@ -156,24 +180,18 @@ pub(crate) struct ServeArguments {
         value_name = "TEXT",
         default_value = "",
         requires = "kv_events",
-        help_heading = "Routers",
+        help_heading = "Events for routers",
         hide_short_help = true
     )]
     pub(crate) kv_events_topic: String,
-    /// How a KV event is written: as a map of names, or as an array for routers that know vLLM before 0.20
+    /// Encoding of KV events: a map with names, or an array for routers made for vLLM before 0.20
     #[arg(
         long,
         value_enum,
         default_value = "map",
         requires = "kv_events",
-        help_heading = "Routers",
+        help_heading = "Events for routers",
         hide_short_help = true
     )]
     pub(crate) kv_events_encoding: EventEncoding,
-    /// Open connections at most
-    #[arg(long, value_name = "N", value_parser = numbers::samples, default_value = "1024", help_heading = "Limits", hide_short_help = true)]
-    pub(crate) max_connections: usize,
-    /// Bytes of a request at most
-    #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, default_value = "32M", help_heading = "Limits", hide_short_help = true)]
-    pub(crate) max_body: u64,
 }

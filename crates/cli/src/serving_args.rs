@@ -1,4 +1,4 @@
-//! The options of whatever serves a model to many, over HTTP or not.
+//! Options of every program that serves a model, over HTTP or another protocol.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,50 +14,58 @@ use crate::failure::Failure;
 use crate::prefix_cache::PrefixCacheArguments;
 use crate::{hub_args, numbers};
 
-/// The options of `riffle serve` that are not of HTTP: the model, its memory and cache, how many requests it takes on. Programs that
-/// serve a model in another way have them by flattening this into their own arguments.
+/// The options of `riffle serve` without HTTP: the model, its memory and cache, and the limits on requests.
+///
+/// Programs with another protocol flatten this into their own arguments.
 #[derive(Debug, Clone, Args)]
 pub struct ServingArguments {
     #[command(flatten)]
     pub(crate) model: ModelArguments,
-    /// Name of the model; several may be given, answers give the first [default: that of its file or folder]
+    /// Name of the model; may be repeated, and answers contain the first [default: its file or folder]
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub(crate) alias: Vec<String>,
-    /// Refuse requests for a model of another name; without this the model serves every name
+    /// Refuse requests for other model names, instead of answering every name
     #[arg(long, hide_short_help = true)]
     pub(crate) strict_names: bool,
-    /// Requests that are read or answered at a time; others wait
+    /// Requests that run at a time; others wait
     #[arg(long, value_name = "N", value_parser = numbers::sequences, default_value = "8")]
     pub(crate) parallel: usize,
-    /// Tokens that all requests together may hold, what they share counted once
-    ///
-    /// [default: as many whole contexts as memory allows, one for each request at most]
-    #[arg(long, value_name = "N", value_parser = numbers::tokens, hide_short_help = true)]
-    pub(crate) pool_tokens: Option<usize>,
-    /// Guess tokens and verify several in one pass: auto, none, ngram, sparse, mtp or model:PATH
-    ///
-    /// Answers are the same to the byte. A request may say otherwise: "riffle": {"draft": "none"}.
-    #[arg(long, value_name = "SPEC", value_parser = hub_args::draft, default_value = "auto", hide_short_help = true)]
-    pub(crate) draft: DraftSpec,
-    /// Tokens of an answer whose request does not say how many
+    /// Most tokens of an answer whose request sets no limit
     #[arg(short = 'n', long = "tokens", aliases = ["predict", "n-predict"], value_name = "N", value_parser = numbers::tokens, default_value = "4096")]
     pub(crate) tokens: usize,
-    /// Let an answer go on that writes the same tokens again and again
+    /// Let an answer continue that repeats the same tokens
     ///
-    /// Without this it ends once up to 256 tokens stand there at least four times in a row, with 128 repeated tokens. Answers under
-    /// penalties for repetition, and those that have to have a form, are never ended so.
-    /// A request may say otherwise: "riffle": {"allow_loops": true}.
+    /// Without this option an answer ends when it repeats up to 256 tokens at least four times in a row, with 128
+    /// repeated tokens. Answers with a repetition penalty and answers of a given form are never ended this way. A
+    /// request overrides it: "riffle": {"allow_loops": true}.
     #[arg(long, hide_short_help = true)]
     pub(crate) allow_loops: bool,
+    /// Guess tokens and verify several in one pass: auto, none, ngram, sparse, mtp or model:PATH
+    ///
+    /// Answers are the same to the byte. A request overrides it: "riffle": {"draft": "none"}.
+    #[arg(long, value_name = "SPEC", value_parser = hub_args::draft, default_value = "auto", help_heading = "Speculative decoding", hide_short_help = true)]
+    pub(crate) draft: DraftSpec,
     #[command(flatten)]
     pub(crate) prefix: PrefixCacheArguments,
-    /// Seconds that what was read stays in memory after its last use [default: until its room is needed]
-    #[arg(long, value_name = "SECONDS", help_heading = "What is kept", hide_short_help = true)]
+    /// Free the memory of a text after these seconds without use [default: when it is needed]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        help_heading = "Sessions and caches",
+        hide_short_help = true
+    )]
     pub(crate) keep_alive: Option<u64>,
-    /// Requests that are answered or wait at most; further ones are refused with 429
+    #[command(flatten)]
+    pub(crate) engine: EngineArguments,
+    /// Most tokens of all requests together; shared tokens count once
+    ///
+    /// [default: as many whole contexts as fit in memory, at most one per request]
+    #[arg(long, value_name = "N", value_parser = numbers::tokens, help_heading = "Limits", hide_short_help = true)]
+    pub(crate) pool_tokens: Option<usize>,
+    /// Most requests that run or wait; others are refused with status 429
     #[arg(long, value_name = "N", value_parser = numbers::samples, default_value = "256", help_heading = "Limits", hide_short_help = true)]
     pub(crate) max_requests: usize,
-    /// Seconds from the arrival of a request to the end of its answer at most
+    /// Most seconds from the arrival of a request to the end of its answer
     #[arg(
         long,
         value_name = "SECONDS",
@@ -66,7 +74,7 @@ pub struct ServingArguments {
         hide_short_help = true
     )]
     pub(crate) max_time: u64,
-    /// Seconds that answers under way may go on when the server is to end
+    /// Seconds for running answers to finish when the server stops
     #[arg(
         long,
         value_name = "SECONDS",
@@ -75,23 +83,21 @@ pub struct ServingArguments {
         hide_short_help = true
     )]
     pub(crate) grace: u64,
-    /// Write no lines for answers and refused requests to standard error
-    #[arg(long, hide_short_help = true)]
+    /// Log no lines about answers and refused requests
+    #[arg(long, help_heading = "Log", hide_short_help = true)]
     pub(crate) quiet: bool,
-    #[command(flatten)]
-    pub(crate) engine: EngineArguments,
 }
 
 impl ServingArguments {
-    /// The file or folder of the model. Where none is given, a note on standard error says which one is taken.
+    /// The file or folder of the model. A note on standard error names the default model if none is given.
     ///
     /// # Errors
-    /// No model is given, none was used before, and not exactly one is here.
+    /// If no model is given, none was used before, and this machine has none or several.
     pub fn model_path(&self) -> Result<&Path, Failure> {
         self.model.path()
     }
 
-    /// The name that clients see the model under.
+    /// The name of the model for clients.
     ///
     /// # Errors
     /// As [`model_path`](Self::model_path).
@@ -105,23 +111,24 @@ impl ServingArguments {
         }
     }
 
-    /// Requests that are read or answered at a time.
+    /// Requests that run at a time.
     pub fn parallel(&self) -> usize {
         self.parallel
     }
 
-    /// Refuses options of the model and its cache that make no sense, before anything is loaded.
+    /// Checks the options of the model and its cache before anything is loaded.
     ///
     /// # Errors
-    /// As [`load`](Self::load), apart from what only the model's files and the machine's memory can tell.
+    /// For invalid options. Errors of the model's files and of memory come from [`load`](Self::load).
     pub fn check(&self) -> Result<(), Failure> {
         Ok(self.engine_options()?.validate()?)
     }
 
-    /// Loads the model and leaves memory to bodies of `bodies_bytes` together. It takes as long as reading its weights.
+    /// Loads the model. `bodies_bytes` of memory stay free for the bodies of requests. Loading takes as long as reading
+    /// the weights.
     ///
     /// # Errors
-    /// For a model that cannot be read, for options that make no sense, and where memory is too small.
+    /// If the model cannot be read, an option is invalid, or memory is too small.
     pub fn load(&self, bodies_bytes: u64) -> Result<Arc<Engine>, Failure> {
         let path = self.model_path()?;
         let options = riffle_server::engine_options(path, self.engine_options()?, self.parallel, bodies_bytes)?;
@@ -135,10 +142,10 @@ impl ServingArguments {
         Ok(engine)
     }
 
-    /// How requests are taken on and what is kept; what is of HTTP has its default.
+    /// Limits, caches and names for the server. The HTTP options have their defaults.
     ///
     /// # Errors
-    /// For a place of the prefix cache that makes no sense.
+    /// If a place of the prefix cache is invalid.
     pub fn server_options(&self) -> Result<ServerOptions, Failure> {
         Ok(ServerOptions {
             model_name: self.model_name()?,
@@ -147,7 +154,7 @@ impl ServingArguments {
         })
     }
 
-    /// The same for a server with several models, which have names of their own.
+    /// The same without a name, for a server with several models.
     pub(crate) fn unnamed_options(&self) -> Result<ServerOptions, Failure> {
         let places = self.prefix.places()?;
         Ok(ServerOptions {
@@ -179,7 +186,7 @@ impl ServingArguments {
     }
 }
 
-/// The name that a model or an adapter has by its file or folder.
+/// The name of a model or an adapter from its file or folder.
 pub(crate) fn name_of_path(path: &Path) -> String {
     if let Some(name) = riffle_hub::ModelName::of_path(path) {
         return name.repository();

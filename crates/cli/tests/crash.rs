@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 
 use testing::{assert_refused, riffle, shipped_model, stdout};
 
-/// Kills unless RIFFLE_CRASH_KILLS says otherwise.
+/// Default number of kills; RIFFLE_CRASH_KILLS changes it.
 const KILLS: usize = 10;
 
-/// Session and prefix cache of a run, in one folder.
+/// The session and the prefix cache of a run, in one folder.
 struct SessionFiles {
     session: PathBuf,
     prefixes: PathBuf,
@@ -40,7 +40,7 @@ impl SessionFiles {
             .arg(prompt);
         command.args(["-n", "12", "--page-tokens", "64", "--ctx", "8192", "--threads", "2"]);
         command.arg("--session").arg(&self.session);
-        // Three of the four prompts fit, so that blocks are removed all the time.
+        // Three of the four prompts fit, so every run removes blocks.
         command
             .arg("--prefix-cache")
             .arg(&self.prefixes)
@@ -70,7 +70,7 @@ impl SessionFiles {
     }
 }
 
-/// Prompts that share most of their text, and grow.
+/// Prompts of growing length with a common beginning.
 fn prompts(folder: &Path) -> Vec<PathBuf> {
     let book = fs::read_to_string(shipped_model().join("../text/zechariah.txt")).expect("the book");
     let write = |number: usize| {
@@ -97,7 +97,7 @@ fn a_process_killed_at_any_moment_leaves_nothing_wrong_and_loses_no_session() {
             stdout(&SessionFiles::new(&fresh).ask(prompt).output().expect("the binary runs"))
         })
         .collect();
-    // How long the latest run that came to its end took.
+    // Duration of the latest finished run.
     let mut usual = start.elapsed() / 4;
 
     let place = SessionFiles::new(folder.path());
@@ -110,7 +110,7 @@ fn a_process_killed_at_any_moment_leaves_nothing_wrong_and_loses_no_session() {
             .wrapping_add(1_442_695_040_888_963_407);
         let share = (random >> 40) as f64 / (1u64 << 24) as f64;
         let number = (random >> 20) as usize % prompts.len();
-        // Every fifth run comes to its end, so that there is something to lose.
+        // Every fifth run finishes, so that there is state to lose.
         let patience = if runs % 5 == 0 {
             Duration::from_secs(600)
         } else {
@@ -138,7 +138,7 @@ fn a_process_killed_at_any_moment_leaves_nothing_wrong_and_loses_no_session() {
     eprintln!("{kill} of {runs} runs killed, {with_session} of them beside a saved session");
 }
 
-/// Runs a command and kills it once `patience` is over; returns how long it took where it came to its end before.
+/// Runs a command and kills it after `patience`. Returns the duration if it finished earlier.
 fn killed_after(command: &mut Command, patience: Duration) -> Option<Duration> {
     let command = command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut child = command.spawn().expect("the binary runs");
@@ -161,7 +161,7 @@ fn a_full_disk_is_told_and_the_earlier_session_stays() {
     let session = folder.path().join("session");
     let run = |prompt: &str, blocks: &str| {
         let mut command = testing::program("sh");
-        // A limit on the size of files stands for a full disk: writing fails in the middle.
+        // A limit on file sizes simulates a full disk: a write fails in the middle.
         command
             .args(["-c", "trap '' XFSZ; ulimit -f \"$0\"; exec \"$@\""])
             .arg(blocks);

@@ -1,4 +1,4 @@
-//! The memory plan is a promise: a run keeps to it, and what a refusal advises is accepted.
+//! The memory plan: a run stays within it, and the advice of a refusal is accepted.
 #![cfg(target_os = "linux")]
 
 mod testing;
@@ -12,10 +12,10 @@ use std::time::Duration;
 use serde_json::Value;
 use testing::{riffle, shipped_model, stderr, stdout};
 
-/// Memory beyond the plan that a run may hold: mappings of the system that no plan covers.
+/// Memory beyond the plan: mappings of the system that no plan covers.
 const SLACK_BYTES: u64 = 16 << 20;
 
-/// Runs a command to its end and says how much memory it held at most.
+/// Runs a command to its end. Returns its output and its peak memory in bytes.
 fn run_and_peak(arguments: &[&str]) -> (Output, u64) {
     let mut command = riffle();
     command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -23,7 +23,7 @@ fn run_and_peak(arguments: &[&str]) -> (Output, u64) {
     let status = format!("/proc/{}/status", child.id());
     let mut peak = 0;
     while child.try_wait().expect("a child").is_none() {
-        // The system keeps the highest value itself, so a look now and then is enough.
+        // The system records the peak, so polling is enough.
         let text = fs::read_to_string(&status).unwrap_or_default();
         let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
         let kilobytes = line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok());
@@ -114,7 +114,7 @@ fn a_text_that_can_never_fit_is_refused_before_it_is_encoded() {
         "{message}"
     );
     assert!(peak < 150 << 20, "{} MiB", peak >> 20);
-    // With memory for it, it is the context that it does not fit.
+    // With this memory only the context does not fit.
     let (output, peak) = run_and_peak(&[
         "run", "--model", model, "--file", path, "--ctx", "4096", "--memory", "4G",
     ]);
@@ -123,7 +123,7 @@ fn a_text_that_can_never_fit_is_refused_before_it_is_encoded() {
     assert!(peak < 100 << 20, "{} MiB", peak >> 20);
 }
 
-/// The arguments with a piece of advice in place: options that are there get the advised value, others are added.
+/// The arguments with the advice applied: given options get the advised value, others are added.
 fn with_advice(arguments: &[String], advice: &str, disk: &str) -> Vec<String> {
     let advice = advice.replace("--ctx to at least ", "--ctx ").replace("DIR", disk);
     let start = advice

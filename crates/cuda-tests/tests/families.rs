@@ -1,4 +1,4 @@
-//! Decoders of every family on an emulated device against the same on the CPU.
+//! Decoders of every family on an emulated device, compared with the CPU.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -6,8 +6,8 @@ use std::sync::Arc;
 use riffle_cuda::{DeviceForward, DeviceModel, EmulatedOptions, Gpu, KernelCache};
 use riffle_model::{Batch, Forward, HostForward, ModelConfig, Projected, RecurrentState, SegmentTokens, load};
 
-/// Every head reads the mean of the values of its segment up to its own token, swayed by its query and its key: cheap, and wrong
-/// when any of them is.
+/// A cheap attention: every head reads the mean of its segment's values up to its own token, scaled by its query and
+/// key. An error in any of them changes the result.
 fn attend_means(config: &ModelConfig, batch: &Batch, projected: &mut Projected<'_>) {
     let (width, kv_width) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
     for segment in batch.segments() {
@@ -27,7 +27,7 @@ fn attend_means(config: &ModelConfig, batch: &Batch, projected: &mut Projected<'
     }
 }
 
-/// Every head reads the value of its own token alone, swayed likewise.
+/// Every head reads only the value of its own token, scaled by query and key in the same way.
 fn attend_nothing_else(config: &ModelConfig, batch: &Batch, projected: &mut Projected<'_>) {
     let group = config.heads / config.kv_heads;
     for head in 0..batch.rows() * config.heads {
@@ -49,7 +49,7 @@ fn read(
     read_in_blocks(forward, config, batch, states, usize::MAX, attend_means)
 }
 
-/// As [`read`], every layer cut into blocks of about `most` rows and attended so.
+/// As [`read`], with every layer cut into blocks of about `most` rows.
 fn read_in_blocks(
     forward: &mut dyn Forward,
     config: &ModelConfig,
@@ -71,7 +71,7 @@ fn read_in_blocks(
             forward.finish(layer, block.clone(), states).unwrap();
         }
     }
-    // The last of many: whatever is wrong in one before sways them.
+    // The last of many rows, because every earlier error changes them.
     let rows: Vec<usize> = (batch.rows().saturating_sub(16)..batch.rows()).collect();
     let mut all = vec![0.0; rows.len() * config.vocab_size];
     forward.logits(&rows, &mut all).unwrap();
@@ -80,7 +80,8 @@ fn read_in_blocks(
 
 fn logits(forward: &mut dyn Forward, config: &ModelConfig, tokens: &[u32]) -> Vec<f32> {
     let mut recurrent = RecurrentState::new(config);
-    // A state begins with the first token; rotations are told from each other where positions do not.
+    // A recurrent state starts at the first token. Other models start at position 3, which distinguishes their
+    // rotations.
     let start = if recurrent.is_empty() { 3 } else { 0 };
     let batch = Batch::of_one(tokens, start).unwrap();
     let all = read(forward, config, &batch, &mut [&mut recurrent]);
@@ -96,7 +97,7 @@ fn models() -> Vec<PathBuf> {
     models
 }
 
-/// The first model of each family; of those with recurrent layers, all.
+/// The first model of each family; all models with recurrent layers.
 fn families() -> Vec<PathBuf> {
     let mut families = models();
     families.retain(|path| {
@@ -107,7 +108,7 @@ fn families() -> Vec<PathBuf> {
     families
 }
 
-/// A GPU where RIFFLE_TEST_GPU gives its number.
+/// The GPU whose number RIFFLE_TEST_GPU gives.
 fn gpu() -> Gpu {
     match std::env::var("RIFFLE_TEST_GPU") {
         Ok(number) => Gpu::open(number.parse().expect("a number"), KernelCache::of_user()).expect("a GPU"),
@@ -124,7 +125,7 @@ fn every_family_gives_the_logits_of_the_cpu() {
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
         let (host, device) = (load(&path).unwrap().model, load(&path).unwrap().model);
         let config = host.config.clone();
-        // Few rows: more are rounded to 16 bits where weights are.
+        // Few rows, because products of many rows round activations to 16 bits if the weights have 16 bits.
         let tokens: Vec<u32> = (0..7).map(|i| (i * 7 + 1) % config.vocab_size as u32).collect();
         let device = Arc::new(DeviceModel::upload(&gpu, device).unwrap());
         let expected = logits(&mut HostForward::new(&Arc::new(host), 7), &config, &tokens);
@@ -156,11 +157,12 @@ fn two_sequences_in_one_batch_have_the_bits_of_each_alone() {
         let config = &host.config;
         let text = |sequence: u32| -> Vec<u32> { (0..6).map(|at| (at * 7 + sequence * 5 + 1) % 31).collect() };
         let texts = [text(0), text(1)];
-        // Each sequence alone has memory of its own, so that states that take turns are compared with such that do not.
+        // One sequence has its own memory each time, so that shared and separate memory are compared.
         let [mut forward, mut of_first, mut of_second] =
             [0; 3].map(|_| DeviceForward::new(&model, &stream, 7).unwrap());
         let [mut alone, mut joined] = [0; 2].map(|_| [0; 2].map(|_| RecurrentState::new(config)));
-        // Few rows: products of more than eight are rounded otherwise. In the second pass states of either go on.
+        // Few rows, because products of more than eight rows round differently. The second pass continues both
+        // states.
         for [first, second] in [[0..5, 0..1], [5..6, 1..4]] {
             let ranges = [first, second];
             let mut expected = Vec::new();
@@ -183,7 +185,7 @@ fn two_sequences_in_one_batch_have_the_bits_of_each_alone() {
 fn layers_that_are_cut_by_rows_give_the_bits_of_whole_ones() {
     let gpu = gpu();
     let stream = Arc::new(gpu.stream().unwrap());
-    // It has layers of both kinds.
+    // The model has layers of both kinds.
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/vectors/qwen3_5-1");
     let host = load(&path).unwrap().model;
     let config = &host.config;

@@ -1,4 +1,4 @@
-//! Tests of the device measurement on an emulated device: results must be right, whatever their time.
+//! The device measurement on an emulated device: results must be right, whatever their time.
 
 use std::ops::ControlFlow;
 
@@ -13,7 +13,7 @@ fn cases_on_an_emulated_device_are_right_whatever_their_time() {
         capability: (9, 0),
         ..EmulatedOptions::default()
     };
-    // On a GPU where RIFFLE_TEST_GPU gives its number.
+    // Uses a GPU if RIFFLE_TEST_GPU gives its number.
     let gpu = match std::env::var("RIFFLE_TEST_GPU") {
         Ok(number) => Gpu::open(number.parse().expect("a number"), KernelCache::of_user()).expect("a GPU"),
         Err(_) => Gpu::emulated(options, KernelCache::of_user()).expect("g++ compiles the kernels"),
@@ -61,7 +61,7 @@ fn cases_on_an_emulated_device_are_right_whatever_their_time() {
     }
 }
 
-/// Two prefills, of which one is sparse, and a decode.
+/// Checks two prefills, one of them sparse, and a decode.
 fn check_cases(report: &DeviceReport, has_both_instructions: bool) {
     for rate in &report.rates {
         assert!(rate.relative_error < 2e-3, "{rate:?}");

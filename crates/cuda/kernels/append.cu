@@ -1,4 +1,4 @@
-// New keys and values go into pages, rotated and quantised on the way.
+// Appends new keys and values to pages, after rotation and quantisation.
 #include "pages.cuh"
 #include "stripes.cuh"
 
@@ -54,11 +54,11 @@ __device__ __forceinline__ void encode(Fresh &fresh, u32 token, const float *hea
             fresh.elements[token][i] = format == F16 ? f32_to_f16(head[i]) : f32_to_bf16(head[i]);
         return;
     }
-    // Every lane takes part in the shuffles, those behind a narrow last block with zeros.
+    // All lanes run the shuffles; lanes after a narrow last block hold zeros.
     for (u32 block = 0; block < SCALES; block++) {
         u32 i = block * 32 + lane;
         float value = i < HEAD_DIM ? head[i] : 0.0f, largest = value;
-        // The value of largest magnitude, the first of equals.
+        // The value of largest magnitude; the first of equal ones.
         u32 place = lane;
         for (int mask = 16; mask > 0; mask >>= 1) {
             float other = __shfl_xor_sync(FULL_WARP, largest, mask);

@@ -23,7 +23,7 @@ KERNEL __launch_bounds__(THREADS) column_mass(
         const QueryTile tile = tiles[number];
         if (tile.kv_head != kv_head || block >= tile.start + tile.rows)
             continue;
-        // The run that holds the block.
+        // The run with the block.
         u32 begin = tile.runs, end = tile.runs_end;
         while (begin < end) {
             u32 middle = (begin + end) / 2;
@@ -37,7 +37,7 @@ KERNEL __launch_bounds__(THREADS) column_mass(
         Run run = runs[begin];
         u32 limit = tile.start + tile.rows;
         if (loaded < limit) {
-            // A later tile may see keys that were cut off for an earlier one.
+            // A later tile may see keys that were masked for an earlier one.
             __syncthreads();
             Head head = {key_pages + u64(kv_head) * pages_per_head, nullptr, key_format, 0, page_tokens, limit};
             load_tile<KEY_BF16, KEY_BLOCK, THREADS>(Pitched{keys}, head.keys, key_format, head, block, threadIdx.x);

@@ -1,9 +1,9 @@
 // Attention of few queries over pages, dense or under a `Selection`: split over the keys, then merged.
 //
-// A block takes sixteen packed rows (query p / group, head p % group) of a tile and one part of its keys. Its warps go
-// their own ways, each through every WARPS-th step of sixteen keys with its own double buffer, and meet at the end. A
-// part's result depends on the part alone, so parts may be launched as their pages arrive. Tensor cores carry the
-// products: with the heads of a group packed, the time is that of the reads.
+// A block takes sixteen packed rows (query p / group, head p % group) of a tile and one part of its keys. Each of its
+// warps takes every WARPS-th step of sixteen keys with its own double buffer, and the warps combine their results at
+// the end. A part's result depends only on the part, so parts may be launched as their pages arrive. Tensor cores
+// compute the products: with the heads of a group packed, memory reads determine the time.
 #include "softmax.cuh"
 
 constexpr u32 KEYS = 16, WARPS = HEAD_DIM <= 128 ? 4 : 2, THREADS = WARPS * 32, TILE = KEYS * PITCH;
@@ -50,7 +50,7 @@ KERNEL __launch_bounds__(THREADS) decode(
     clear(rows);
     u32 last = tile.start + tile.rows - 1;
     u32 run = part.runs, at = 0, turn_of = 0;
-    // Goes on to the next step that is this warp's.
+    // Moves to the next step of this warp.
     auto settle = [&](u32 &first, u64 &bits, bool &per_row) {
         for (; run < part.runs_end; run++, at = 0) {
             Run r = runs[run];
@@ -107,7 +107,7 @@ KERNEL __launch_bounds__(THREADS) decode(
     copy_async_wait<0>();
     total_sums(rows.l);
 
-    // The warps meet: [WARPS, 16, 2] and [WARPS, 16, HEAD_DIM] in shared memory.
+    // Combines the warps: [WARPS, 16, 2] and [WARPS, 16, HEAD_DIM] in shared memory.
     __syncthreads();
     float *ml = (float *)memory, *o = ml + WARPS * 16 * 2;
 #pragma unroll

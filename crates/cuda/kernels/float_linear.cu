@@ -18,7 +18,7 @@ KERNEL narrow_rows(u16 *to, const float *from, u64 count) {
 EXPORT(narrow_rows)
 #endif
 
-// A warp is an output; up to ROWS rows in f32.
+// Each warp computes an output, for up to ROWS rows in f32.
 template <int ROWS>
 __device__ __forceinline__ void multiply_few(float *output, const u8 *data, const float *input, u32 rows, u32 outputs,
                                              u32 inputs) {

@@ -1,7 +1,7 @@
-// Attention to the means of blocks of one length that selections name, and its merge with attention to keys.
+// Attention to the block means in selections, for blocks of one length, and its merge with attention to keys.
 //
-// The weight of a mean, + ln n on its logit for a block of n tokens, is the same for all of them: it is added once, in the
-// merge. Means are f32 and become 16-bit numbers on their way to the tensor cores, as keys of pages do.
+// All means of n tokens have the same weight, + ln n on the logit, which the merge adds once. Means are f32 and
+// become 16-bit numbers for the tensor cores, like keys of pages.
 #include "softmax.cuh"
 
 // Means and packed rows of a block; at HEAD_DIM above 128 half of both.
@@ -144,7 +144,7 @@ KERNEL __launch_bounds__(128) merge_means(float *output, u64 output_stride, floa
         }
         *to = sum / l;
     }
-    // Every thread has read it.
+    // Every thread has read it before it is overwritten.
     __syncthreads();
     if (threadIdx.x == 0)
         log_sum_exp[place] = natural_log_sum_exp(m, l);

@@ -1,4 +1,4 @@
-// How keys and values lie in the pages of the device, and how tiles of them come into shared memory.
+// Layout of keys and values in the pages of the device, and loads of their tiles into shared memory.
 //
 // A plane of a page is row-major, which is what ldmatrix and coalesced loads want (the CPU interleaves keys by 16):
 //   f16, bf16  [page_tokens, HEAD_DIM]

@@ -1,5 +1,6 @@
-// Attention of many queries over pages, dense or under a `Selection`, on the tensor cores of every architecture (mma.sync);
-// warpgroup_prefill.cu is the same on those of sm_90. Keys and values are double-buffered in shared memory.
+// Attention of many queries over pages, dense or under a `Selection`, on the tensor cores of every architecture
+// (mma.sync). warpgroup_prefill.cu does the same with the instructions of sm_90. Keys and values are double-buffered
+// in shared memory.
 #include "prefill.cuh"
 
 // 64 keys and eight warps with queries in registers; at HEAD_DIM above 128 half of both, and queries in shared memory.

@@ -1,8 +1,8 @@
-// Shared parts of the prefill kernels: the walk over a tile's keys, its masks, and the layout of results and states.
+// Common parts of the prefill kernels: the walk over a tile's keys, its masks, and the layout of results and states.
 //
-// A block takes packed rows of one KV head, sixteen a warp: row p is query p / group, head p % group, so that all heads of a
-// group share every key. It walks the runs of its tile in ascending order. With a state it goes on where an earlier
-// launch stopped: pages that arrive a group at a time give the bits of one launch over all of them.
+// A block takes packed rows of one KV head, sixteen per warp: row p is query p / group, head p % group, so that all
+// heads of a group share every key. It walks the runs of its tile in ascending order. With a state it continues where
+// an earlier launch stopped: pages that arrive in groups give the same bits as one launch over all of them.
 #pragma once
 #include "softmax.cuh"
 

@@ -43,7 +43,7 @@ __device__ __forceinline__ float half_sum(u32 sums, int half) {
     return float(half == 0 ? int(short(sums & 0xffff)) : int(short(sums >> 16)));
 }
 
-// A warp is an output; lanes take a stretch each.
+// Each warp computes an output; each lane takes a stretch.
 template <int ROWS>
 __device__ __forceinline__ void multiply_few(float *output, const u8 *data, const u8 *quants, const float *scales,
                                              const u32 *sums, u32 rows, u32 outputs, u32 inputs) {
@@ -125,7 +125,7 @@ KERNEL __launch_bounds__(256, 2) multiply_many(float *output, const u8 *data, co
     u32 group = lane_index() / 4, place = lane_index() % 4;
     u32 warp_row = warp_index() / 2 * 32, warp_output = warp_index() % 2 * 32;
     float total[2][4][4] = {};
-    // Each thread brings one stretch of weights and two of activations at each step.
+    // Each thread loads one stretch of weights and two of activations at each step.
     u32 own_step = threadIdx.x % STEP, own = threadIdx.x / STEP;
     for (u32 first = 0; first < stretches; first += STEP) {
         u32 stretch = first + own_step;

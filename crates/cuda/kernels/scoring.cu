@@ -1,10 +1,10 @@
-// The scores that policies choose by. Every sum runs in the order of `riffle-attention` on x86, and products are fused
-// into sums in the same places. Scores and selections are therefore equal to the CPU's to the bit.
+// The scores of policies. Sums run in the order of `riffle-attention` on x86, with fused multiply-add in the same
+// places. Scores and selections therefore equal the CPU's to the bit.
 #include "keys.cuh"
 
-// Takes the keys ranges[kv_head][0]..ranges[kv_head][1] of every KV head into smallest and largest value of each channel of
-// their blocks, bounds [kv_heads, capacity, 2, HEAD_DIM]; a block that begins before them goes on. Block (key block, KV head), a
-// thread a channel.
+// Adds the keys ranges[kv_head][0]..ranges[kv_head][1] of every KV head to the smallest and largest value of each
+// channel of their blocks, bounds [kv_heads, capacity, 2, HEAD_DIM]; a block that begins before them is continued.
+// Block (key block, KV head), a thread a channel.
 KERNEL key_bounds(float *bounds, u32 capacity, const u64 *key_pages, u32 pages_per_head, u32 page_tokens, u32 format,
                   const u32 *ranges, u32 block_tokens) {
     u32 from = ranges[2 * blockIdx.y], to = ranges[2 * blockIdx.y + 1], channel = threadIdx.x;
@@ -25,9 +25,9 @@ KERNEL key_bounds(float *bounds, u32 capacity, const u64 *key_pages, u32 pages_p
 }
 EXPORT(key_bounds)
 
-// Takes the tokens ranges[kv_head][0]..ranges[kv_head][1] of every KV head into the means of their blocks, keys then values:
-// [kv_heads, capacity, 2, HEAD_DIM]. They are summed in order of position; a block that is not whole yet holds its sum, and
-// goes on from there. Block (key block, KV head, keys or values), a thread a channel.
+// Adds the tokens ranges[kv_head][0]..ranges[kv_head][1] of every KV head to the means of their blocks, keys then
+// values: [kv_heads, capacity, 2, HEAD_DIM]. Sums run by position; an incomplete block holds its sum, and is
+// continued later. Block (key block, KV head, keys or values), a thread a channel.
 KERNEL block_means(float *means, u32 capacity, const u64 *key_pages, u32 pages_per_head, u32 page_tokens, u32 key_format,
                    const u64 *value_pages, u32 value_format, const u32 *ranges, u32 block_tokens) {
     u32 from = ranges[2 * blockIdx.y], to = ranges[2 * blockIdx.y + 1], channel = threadIdx.x;
@@ -96,7 +96,7 @@ KERNEL __launch_bounds__(256) long_logits(float *logits, u64 logit_stride, const
     float totals[4][4] = {}, sums[4][4] = {};
     for (u32 k = 0; k < stride * HEAD_DIM; k += DEPTH) {
         u32 part = k / HEAD_DIM, channel = k % HEAD_DIM;
-        // Each thread brings four of 64 × 16 elements of both.
+        // Each thread loads four of 64 × 16 elements of both.
         u32 own = threadIdx.x / 4, at = threadIdx.x % 4 * 4;
         float x[4] = {}, y[4] = {};
         u32 vector = first_vector + own;
@@ -186,7 +186,7 @@ KERNEL __launch_bounds__(256) ordered_weights(float *logits, u64 logit_stride, u
     u32 part = threadIdx.x / 16, lane = threadIdx.x % 16;
     double total = 0;
     for (u32 first = 0; first < whole; first += 16 * together) {
-        // Sixteen parts of 64 vectors at a time, a thread a lane of one.
+        // Sixteen parts of 64 vectors at a time; each thread takes a lane of one.
         float sum = 0;
         u32 begin = first + part * together;
         for (u32 i = begin; i < min(begin + together, whole); i += 16)

@@ -8,7 +8,7 @@
 #include "warpgroup.cuh"
 
 constexpr u32 KEYS = KEY_BLOCK, THREADS = 256, PACKED_ROWS = 128, TILE = KEYS * HEAD_DIM;
-// Tiles that are on their way. Keys of a tile are read in its turn, values in the next one's: so many more stay.
+// Tiles in transit. The keys of a tile are read in its turn and its values in the next turn, so values need one more tile.
 constexpr u32 AHEAD = 2, KEY_TILES = AHEAD + 1, VALUE_TILES = AHEAD + 2;
 
 template <bool VALUE> struct Constant {
@@ -32,7 +32,7 @@ KERNEL __launch_bounds__(THREADS, 1) prefill(
     Lines lines = {diagonals, extra_ends, extras};
     Logits logits = {scale, soft_cap};
 
-    // The queries pass through the room of the tiles into registers.
+    // The queries pass through the tiles' memory into registers.
     u16 *own_queries = keys + warp_index() * 16 * PITCH;
     store_queries(own_queries, packed, queries, query_stride);
     __syncwarp();
@@ -71,7 +71,7 @@ KERNEL __launch_bounds__(THREADS, 1) prefill(
     };
 
     Walk<KEYS> walk = {runs, tile.runs, tile.runs_end, packed.last(PACKED_ROWS), 0, 0};
-    // Tiles from `number` on that are there or on their way.
+    // Tiles from `number` on, loaded or in transit.
     KeyTile coming[AHEAD + 1];
     bool is_coming[AHEAD + 1];
 #pragma unroll
@@ -81,11 +81,12 @@ KERNEL __launch_bounds__(THREADS, 1) prefill(
             load(coming[i], i);
         copy_async_commit();
     }
-    // Takes in the first tile that is coming, and the values of the one before it unless it is the first.
+    // Adds the first tile in transit, and the values of the tile before it unless it is the first.
     auto turn = [&](u32 number, auto is_first) {
         copy_async_wait<AHEAD - 1>();
         publish_shared();
-        // Behind it everyone's part of the tile is there, and no product reads the tiles that are overwritten below.
+        // After it, every thread's part of the tile is loaded, and no product reads the tiles that are overwritten
+        // below.
         __syncthreads();
         warpgroup_arrive();
         multiply_keys(number);

@@ -4,20 +4,20 @@ use riffle_device::DeviceError;
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaError {
-    /// No library of the driver, or a build without it.
+    /// The driver's library is missing, or the build is without it.
     #[error("{reason}; use --device cpu")]
     NoDriver {
-        /// Why there is none.
+        /// The reason.
         reason: String,
     },
-    /// The driver knows fewer devices.
+    /// There are fewer devices.
     #[error(
         "there is no CUDA device {ordinal}: the driver finds {found}; use --device cuda:N with N below that, or --device cpu"
     )]
     NoDevice {
-        /// The device asked for.
+        /// The requested device.
         ordinal: usize,
-        /// Devices there are.
+        /// Number of devices.
         found: usize,
     },
     /// The device is too old.
@@ -35,7 +35,7 @@ pub enum CudaError {
     OutOfMemory {
         /// `device` or `pinned host`.
         place: &'static str,
-        /// Bytes asked for.
+        /// Requested bytes.
         needed_bytes: usize,
         /// Bytes free at that moment.
         free_bytes: usize,
@@ -54,10 +54,10 @@ pub enum CudaError {
         /// First line of the compiler's log.
         line: String,
     },
-    /// The device failed in mid-run; nothing on it can be read any more.
+    /// The device failed during a run; nothing on it can be read any more.
     #[error("the GPU was lost while it did {what}; what is in main memory is intact, start again")]
     DeviceLost {
-        /// The call that found it.
+        /// The call that noticed it.
         what: String,
     },
     /// The driver refused a call.
@@ -65,50 +65,50 @@ pub enum CudaError {
     Driver {
         /// The call.
         what: String,
-        /// The driver's words.
+        /// The driver's message.
         message: String,
     },
-    /// A cache of compiled kernels that cannot be written.
+    /// The cache of compiled kernels is not writable.
     #[error(
         "compiled kernels cannot be kept in {path}: {message}; set RIFFLE_KERNEL_CACHE to a folder that can be written"
     )]
     Cache {
         /// The folder or file.
         path: String,
-        /// The system's words.
+        /// The system's message.
         message: String,
     },
-    /// Less memory for pages than a call needs.
+    /// The memory for pages is smaller than a call needs.
     #[error(
         "the device has {budget_bytes} bytes for KV pages and {least_bytes} are needed: use --kv-device-budget {least_bytes}, a smaller --kv-slots, or --device cpu"
     )]
     PageBudget {
-        /// Bytes there are.
+        /// Budget in bytes.
         budget_bytes: u64,
-        /// Bytes that would do.
+        /// Smallest sufficient budget in bytes.
         least_bytes: u64,
     },
-    /// Two shapes that must agree do not.
+    /// Two shapes that must agree differ.
     #[error("{what}: expected {expected}, found {found}")]
     Mismatch {
-        /// The size that disagrees.
+        /// The size that differs.
         what: &'static str,
         /// Expected size.
         expected: usize,
         /// Size found.
         found: usize,
     },
-    /// Device memory that is shorter than its shape.
+    /// Device memory is shorter than its shape.
     #[error("{what} holds {found_bytes} bytes, {needed_bytes} are needed")]
     Short {
-        /// Which operand.
+        /// The operand.
         what: &'static str,
-        /// Bytes of its shape.
+        /// Bytes of the shape.
         needed_bytes: usize,
-        /// Bytes it has.
+        /// Bytes of the memory.
         found_bytes: usize,
     },
-    /// A variable of the environment with an unknown value, or one that this device cannot serve.
+    /// An environment variable has an unknown value, or one that this device does not support.
     #[error("{variable}={value}: {requirement}")]
     Setting {
         /// The variable.
@@ -118,26 +118,26 @@ pub enum CudaError {
         /// Allowed values.
         requirement: &'static str,
     },
-    /// Two kernels that must give the same do not.
+    /// Two kernels that must agree differ.
     #[error("element {at} of a first case is {found}, expected {expected}")]
     Disagreement {
-        /// Which element.
+        /// Index of the element.
         at: usize,
         /// Value found.
         found: f32,
-        /// Value that it must be near.
+        /// Expected value.
         expected: f32,
     },
-    /// Rows that another kind of device holds.
+    /// The rows are of another kind of device.
     #[error("these rows lie on another device: make them on the queue of this one")]
     OtherDevice,
-    /// A part of a model that no kernel is written for.
+    /// A part of a model without a kernel.
     #[error("{part} is not computed on the GPU; use --device cpu")]
     Part {
         /// The part.
         part: &'static str,
     },
-    /// A size no kernel is written for.
+    /// A size without a kernel.
     #[error("{what} {value} is not supported on the GPU: it must be {requirement}")]
     Unsupported {
         /// Name of the size.

@@ -28,7 +28,7 @@
 //! # Ok::<(), riffle_cuda::CudaError>(())
 //! ```
 
-// Without a driver there is only what the drivers share.
+// A build without a driver has only the drivers' common parts.
 #![cfg_attr(not(any(feature = "cuda", feature = "emulated")), allow(dead_code))]
 
 mod compute;

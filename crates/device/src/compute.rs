@@ -21,59 +21,60 @@ pub trait ComputeDevice: Debug + Send + Sync {
     /// The instructions that attention of a prompt uses for these formats of keys and values, and why these.
     ///
     /// # Errors
-    /// Shapes or formats that no kernel reads, a device that fails.
+    /// Shapes or formats that no kernel reads, a failed device.
     fn prefill_instructions(&self, head_dim: usize, formats: [Format; 2]) -> Result<String, DeviceError>;
 
-    /// Rows of one product up to which a row has the bits that it has alone.
+    /// Most rows of a product for which each row has the same bits as alone.
     fn few_rows(&self) -> usize;
 
     /// Bytes of device memory that are free now.
     ///
     /// # Errors
-    /// A device that fails.
+    /// A failed device.
     fn free_bytes(&self) -> Result<u64, DeviceError>;
 
     /// Bytes of device memory that [`DeviceModel::forward`] takes for batches of up to `batch_tokens` tokens.
     fn forward_bytes(&self, config: &ModelConfig, batch_tokens: usize) -> u64;
 
-    /// Bytes of device memory that a room needs at least: of pages that are read without staying and of pages on their way.
+    /// Fewest bytes of device memory of a room: for pages that are read once and for pages in transit.
     fn least_room_bytes(&self, room: &RoomOptions) -> u64;
 
-    /// Bytes of device memory that hold every page of a context of `tokens` tokens, those on their way included.
+    /// Bytes of device memory for all pages of a context of `tokens` tokens, including pages in transit.
     fn room_bytes_for(&self, room: &RoomOptions, tokens: usize) -> u64;
 
-    /// Bytes beside a room's budget that calls of up to `rows` rows take, and appending up to `added` tokens, in a context of `tokens`
-    /// tokens.
+    /// Bytes beyond a room's budget for calls of up to `rows` rows that append up to `added` tokens, in a context of
+    /// `tokens` tokens.
     fn call_bytes(&self, room: &RoomOptions, rows: usize, added: usize, tokens: usize) -> u64;
 
-    /// Main memory that the device copies from by itself: KV pages lie there.
+    /// Main memory that the device can read directly, for KV pages.
     fn pinned_memory(&self) -> Arc<dyn riffle_kv::Device>;
 
     /// A new queue of work.
     ///
     /// # Errors
-    /// A device that fails.
+    /// A failed device.
     fn queue(&self) -> Result<Arc<dyn DeviceQueue>, DeviceError>;
 }
 
 /// Work of one engine on a device, in order.
 pub trait DeviceQueue: Send + Sync {
-    /// Brings the weights of a model to the device.
+    /// Copies the weights of a model to the device.
     ///
     /// # Errors
-    /// Too little memory, a weight format that no kernel reads, a device that fails.
+    /// Too little memory, a weight format without a kernel, or a failed device.
     fn upload(self: Arc<Self>, decoder: Decoder) -> Result<Box<dyn DeviceModel>, DeviceError>;
 
     /// An empty room for KV pages.
     ///
     /// # Errors
-    /// A budget that is too small, pages that no kernel reads, too little memory, a device that fails.
+    /// A budget that is too small, a page format without a kernel, too little memory, or a failed device.
     fn room(self: Arc<Self>, options: RoomOptions) -> Result<Box<dyn PageRoom>, DeviceError>;
 
-    /// Rows of a layer that were made in main memory: queries `[tokens, heads, head_dim]`, keys and values `[tokens, kv_heads, head_dim]`.
+    /// Copies rows of a layer from main memory: queries `[tokens, heads, head_dim]`, keys and values `[tokens,
+    /// kv_heads, head_dim]`.
     ///
     /// # Errors
-    /// Too little memory, a device that fails.
+    /// Too little memory, or a failed device.
     fn rows(
         self: Arc<Self>,
         tokens: usize,
@@ -85,13 +86,13 @@ pub trait DeviceQueue: Send + Sync {
     /// run.
     ///
     /// # Errors
-    /// A device that fails.
+    /// A failed device.
     fn attended(&self, rows: &dyn DeviceRows, range: Range<usize>) -> Result<Vec<f32>, DeviceError>;
 
     /// A clock of the device, not yet started.
     ///
     /// # Errors
-    /// A device that fails.
+    /// A failed device.
     fn timer(self: Arc<Self>) -> Result<Box<dyn QueueTimer>, DeviceError>;
 }
 
@@ -100,27 +101,27 @@ pub trait QueueTimer: Send + Sync {
     /// Queues the first point.
     ///
     /// # Errors
-    /// A device that fails.
+    /// A failed device.
     fn start(&self) -> Result<(), DeviceError>;
 
     /// Queues the second point.
     ///
     /// # Errors
-    /// A device that fails.
+    /// A failed device.
     fn stop(&self) -> Result<(), DeviceError>;
 
-    /// Waits for both points: milliseconds between them.
+    /// Waits for both points. Returns the milliseconds between them.
     ///
     /// # Errors
-    /// A device that fails.
+    /// A failed device.
     fn elapsed_ms(&self) -> Result<f64, DeviceError>;
 }
 
-/// A model whose weights lie on a device.
+/// A model with its weights on a device.
 pub trait DeviceModel: Send + Sync {
     /// Memory for batches of up to `batch_tokens` tokens.
     ///
     /// # Errors
-    /// Too little memory, a device that fails.
+    /// Too little memory, a failed device.
     fn forward(&self, batch_tokens: usize) -> Result<Box<dyn DeviceForward>, DeviceError>;
 }

@@ -1,4 +1,4 @@
-//! A batch on its way through a model on a device, and what its layers attend with.
+//! A batch in a model on a device, and its rows for attention.
 
 use std::any::Any;
 use std::ops::Range;
@@ -15,54 +15,55 @@ use crate::DeviceError;
 ///    ([`host_rows`](Self::host_rows)),
 /// 3. a call of a [`PageRoom`](crate::PageRoom) writes the result to the rows, or [`send_attended`](Self::send_attended) copies it
 ///    from main memory,
-/// 4. [`Forward::finish`] goes on from the rows.
+/// 4. [`Forward::finish`] continues from the rows.
 pub trait DeviceForward: Forward {
-    /// Queries, keys and values of the layer that was projected last, and what attention returned for it.
+    /// Queries, keys and values of the layer projected last, and its attention output.
     fn rows(&self) -> &dyn DeviceRows;
 
-    /// Projects some rows of a layer, in the order that [`Forward::project`] asks for; false for a recurrent layer, which has nothing
-    /// to attend to.
+    /// Projects some rows of a layer, in the order of [`Forward::project`]. Returns false for a recurrent layer,
+    /// which has no attention.
     ///
     /// # Errors
-    /// [`ModelError::NoSuchLayer`], [`ModelError::RowsOutOfOrder`], a device that fails.
+    /// [`ModelError::NoSuchLayer`], [`ModelError::RowsOutOfOrder`], or a failed device.
     fn project_rows(&mut self, layer: usize, rows: Range<usize>) -> Result<bool, ModelError>;
 
     /// Copies the queries of some rows of the batch to main memory.
     ///
     /// # Errors
-    /// A device that fails.
+    /// A failed device.
     fn bring_queries(&mut self, rows: Range<usize>) -> Result<(), DeviceError>;
 
-    /// The rows projected so far, whose queries were [brought](Self::bring_queries).
+    /// The projected rows, with queries [copied](Self::bring_queries) to main memory.
     fn host_rows(&mut self) -> HostRows<'_>;
 
     /// Copies [`HostRows::attended`] for some rows of the batch to the device.
     ///
     /// # Errors
-    /// A device that fails.
+    /// A failed device.
     fn send_attended(&mut self, rows: Range<usize>) -> Result<(), DeviceError>;
 }
 
-/// Queries, keys and values of a batch of one layer on the device, and what attention returned. A device takes only rows of its own.
+/// Queries, keys, values and attention output of one layer's batch on the device. A device accepts only its own rows.
 pub trait DeviceRows: Any + Send + Sync {
-    /// Rotates the queries of some rows where they lie, as `riffle_attention::rotate_heads` to the bit.
+    /// Rotates the queries of some rows in place, with the same bits as `riffle_attention::rotate_heads`.
     ///
     /// # Errors
-    /// A device that fails.
+    /// A failed device.
     fn rotate_queries(&self, rows: Range<usize>) -> Result<(), DeviceError>;
 
-    /// Rotates what attention returned of rotated values back, for some rows.
+    /// Rotates the attention output of some rows back, for rotated values.
     ///
     /// # Errors
-    /// A device that fails.
+    /// A failed device.
     fn rotate_attended(&self, rows: Range<usize>) -> Result<(), DeviceError>;
 }
 
-/// Copies in main memory of the rows that are projected so far.
+/// Copies of the projected rows in main memory.
 pub struct HostRows<'a> {
     /// `[rows, heads, head_dim]`.
     pub queries: &'a [f32],
-    /// `[rows, heads, head_dim]`: room for an attention result that [`DeviceForward::send_attended`] copies to the device.
+    /// `[rows, heads, head_dim]`: buffer for attention output; [`DeviceForward::send_attended`] copies it to the
+    /// device.
     pub attended: &'a mut [f32],
     /// The same rows on the device.
     pub rows: &'a dyn DeviceRows,
@@ -73,7 +74,7 @@ pub struct HostRows<'a> {
 pub struct BatchRows<'a> {
     /// The rows of the whole batch.
     pub rows: &'a dyn DeviceRows,
-    /// Which of them.
+    /// The selected rows.
     pub range: Range<usize>,
 }
 

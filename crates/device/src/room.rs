@@ -14,9 +14,9 @@ pub struct RoomOptions {
     pub shape: CacheShape,
     /// Query heads.
     pub heads: usize,
-    /// Bytes of device memory for pages, those on their way included: never exceeded.
+    /// Most bytes of device memory for pages, including pages in transit.
     pub budget_bytes: u64,
-    /// Pages that may be on their way at a time.
+    /// Most pages in transit at a time.
     pub slots: usize,
     /// Bytes of device memory beside the budget for estimates over keys ([`PageRoom::scan_keys`]); 0 for none.
     pub estimate_bytes: u64,
@@ -26,18 +26,18 @@ pub struct RoomOptions {
     pub mean_bytes: u64,
 }
 
-/// Names a sequence whose pages may lie in a [`PageRoom`].
+/// Identifies a sequence with pages in a [`PageRoom`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SequenceId(pub u64);
 
-/// A layer of a sequence, with what its pages hold.
+/// A layer of a sequence, with the versions of its pages.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerPages<'a> {
     /// Sequence of the layer.
     pub sequence: SequenceId,
-    /// Its number in the cache.
+    /// Index of the layer in the cache.
     pub layer: usize,
-    /// By KV head the versions of all its pages in order, as [`riffle_kv::KvCache::page_versions`] gives them.
+    /// Versions of all pages in order, by KV head, from [`riffle_kv::KvCache::page_versions`].
     pub versions: &'a [Vec<PageVersion>],
 }
 
@@ -46,11 +46,11 @@ pub struct LayerPages<'a> {
 pub struct AppendedTokens<'a> {
     /// Sequence of the layer.
     pub sequence: SequenceId,
-    /// Its number in the cache.
+    /// Index of the layer in the cache.
     pub layer: usize,
     /// Keys and values of the tokens.
     pub rows: &'a dyn DeviceRows,
-    /// True if keys and values are rotated on the way.
+    /// True if keys (first) or values (second) are rotated before they are stored.
     pub rotated: [bool; 2],
 }
 
@@ -59,24 +59,24 @@ pub struct AppendedTokens<'a> {
 pub struct PagedTile<'a> {
     /// Its KV head.
     pub kv_head: usize,
-    /// Its first row among the queries of the call.
+    /// First row of the tile among the queries of the call.
     pub first_row: usize,
-    /// Rows.
+    /// Number of rows.
     pub rows: usize,
-    /// Position of the first.
+    /// Position of the first row.
     pub start: usize,
     /// Keys that the tile's queries read.
     pub selection: &'a Selection,
 }
 
-/// A KV head whose keys a chunk's queries are compared with.
+/// A KV head whose keys are compared with the queries of a chunk.
 #[derive(Debug, Clone, Copy)]
 pub struct ScannedHead {
     /// The KV head.
     pub kv_head: usize,
     /// Position of the first query.
     pub start: usize,
-    /// Keys there are.
+    /// Number of keys.
     pub tokens: usize,
     /// Factor on q·k.
     pub scale: f32,
@@ -85,67 +85,67 @@ pub struct ScannedHead {
 /// Kind of a block's summary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SummaryKind {
-    /// The smallest and the largest of keys, within [`RoomOptions::bound_bytes`].
+    /// The smallest and the largest value of each key channel, within [`RoomOptions::bound_bytes`].
     Bounds,
-    /// The mean of keys and that of values, within [`RoomOptions::mean_bytes`].
+    /// The means of keys and of values, within [`RoomOptions::mean_bytes`].
     Means,
 }
 
 /// Counts of transfers to the device and back.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TransferCount {
-    /// Pages or parts of pages brought.
+    /// Transferred pages, or parts of pages.
     pub pages: u64,
-    /// Their bytes.
+    /// Bytes of these pages.
     pub bytes: u64,
-    /// Pages among these that were [read ahead](PageRoom::read_ahead) and then asked for.
+    /// Pages among these that were [read ahead](PageRoom::read_ahead) and then used.
     pub pages_ahead: u64,
-    /// Bytes of what calls returned that came to main memory.
+    /// Bytes of results copied to main memory.
     pub returned_bytes: u64,
 }
 
 impl TransferCount {
-    /// Counts pages that were brought, and their bytes.
+    /// Counts transferred pages and their bytes.
     pub fn count(&mut self, pages: usize, bytes: usize) {
         self.pages += pages as u64;
         self.bytes += bytes as u64;
     }
 }
 
-/// The pages of the caches of several sequences on a device, within one budget. The caches lie in main memory whole.
+/// Pages of several sequences' caches on a device, within one budget. Main memory holds the complete caches.
 ///
 /// # Errors
-/// A method that fails reports a lost device, too little memory, or pages without a version. The room has forgotten every page then, and
-/// brings them again when they are asked for.
+/// A lost device, too little memory, or pages without a version. The room then forgets every page, and copies them
+/// again on demand.
 pub trait PageRoom: Send {
-    /// A new sequence, none of whose pages lie here.
+    /// A new sequence without pages on the device.
     fn begin_sequence(&mut self) -> SequenceId;
 
-    /// A new sequence that holds the pages of another: they lie here once for both.
+    /// A new sequence with the pages of another; the device stores shared pages once.
     fn fork(&mut self, sequence: SequenceId) -> SequenceId;
 
-    /// Forgets a sequence; pages that others hold stay.
+    /// Forgets a sequence. Pages of other sequences stay.
     fn end_sequence(&mut self, sequence: SequenceId);
 
-    /// Forgets what lies behind the first `tokens` tokens of a sequence.
+    /// Forgets everything after the first `tokens` tokens of a sequence.
     fn truncate(&mut self, sequence: SequenceId, tokens: usize);
 
-    /// Forgets what lies behind the first `tokens` tokens of a (layer, KV head) of a sequence; with 0, all of it: those in main
-    /// memory have moved.
+    /// Forgets everything after the first `tokens` tokens of a (layer, KV head) of a sequence. With 0 it forgets the
+    /// whole head, because its tokens have moved in main memory.
     fn truncate_head(&mut self, sequence: SequenceId, layer: usize, kv_head: usize, tokens: usize);
 
-    /// Forgets everything that lies here, of all sequences.
+    /// Forgets all pages of all sequences.
     fn clear(&mut self);
 
-    /// Bytes of the pages of a sequence that lie on the device, shared ones included.
+    /// Bytes of a sequence's pages on the device, including shared ones.
     fn resident_bytes_of(&self, sequence: SequenceId) -> u64;
 
-    /// Counts of all transfers so far, for all sequences.
+    /// Counts of all transfers so far, over all sequences.
     fn transferred(&self) -> TransferCount;
 
-    /// Appends tokens `tokens` of a batch to a layer whose KV heads grow by them as `heads` says: to pages that lie here with all
-    /// tokens before them, and to pages that they begin and that find a place. Returns them by KV head as main memory keeps them,
-    /// as [`riffle_kv::KvCache::append_encoded`] takes them.
+    /// Appends tokens `tokens` of a batch to a layer. `heads` gives the new length of each KV head. Tokens go to
+    /// pages on the device that have all earlier tokens, and to new pages while there is space. Returns them by KV
+    /// head as [`riffle_kv::KvCache::append_encoded`] takes them.
     fn append(
         &mut self,
         new: &AppendedTokens<'_>,
@@ -153,7 +153,7 @@ pub trait PageRoom: Send {
         heads: &[HeadGrowth],
     ) -> Result<Vec<PageView<'_>>, DeviceError>;
 
-    /// Begins to attend tiles of a layer's rows to their keys before `end`.
+    /// Starts attention of tiles of a layer's rows over their keys before `end`.
     fn begin<'p>(
         &'p mut self,
         of: LayerPages<'p>,
@@ -172,11 +172,12 @@ pub trait PageRoom: Send {
         partials: &mut [Partial],
     ) -> Result<(), DeviceError>;
 
-    /// Puts the log-sum-exp of all that each row and head of a call read, `[rows, heads]`, in its rows: for calls whose partials
-    /// were [brought](Self::bring_partials) and merged with others.
+    /// Stores the log-sum-exp of all keys read by each row and head of a call, `[rows, heads]`, in its rows. It is
+    /// needed for calls whose partials were [copied](Self::bring_partials) and merged with others.
     fn set_log_sum_exp(&mut self, rows: &BatchRows<'_>, log_sum_exp: &[f32]) -> Result<(), DeviceError>;
 
-    /// Begins to sum the mass that keys before `end` receive from tiles of a layer's rows, whose log-sum-exp lies with them.
+    /// Starts to sum the mass that keys before `end` receive from tiles of a layer's rows. The rows hold their
+    /// log-sum-exp.
     fn begin_mass<'p>(
         &'p mut self,
         of: LayerPages<'p>,
@@ -186,8 +187,9 @@ pub trait PageRoom: Send {
         options: &AttendOptions<'_>,
     ) -> Result<Box<dyn RoomMass + 'p>, DeviceError>;
 
-    /// Brings a layer's pages, shown by KV head, to the device, where each has a free slot to stay in, to lie beside
-    /// `queries`. `None` where pages would have to leave, or estimates have no memory: then keys are looked at where they are.
+    /// Copies all pages of a layer, shown by KV head, to the device for a comparison with `queries`. Returns `None`
+    /// if there are not enough free slots, or no memory for estimates; the caller then scores the keys in main
+    /// memory.
     fn scan_keys<'p>(
         &'p mut self,
         of: LayerPages<'p>,
@@ -198,9 +200,9 @@ pub trait PageRoom: Send {
     /// True if there is room for the summaries of blocks of `block` tokens of a layer with `tokens` tokens.
     fn have_summaries_room(&self, kind: SummaryKind, block: usize, tokens: usize) -> bool;
 
-    /// Makes room for the summaries of blocks of `block` tokens of a layer with `tokens` tokens. Summaries of the least
-    /// recently used sequences may leave for it. Returns by KV head the number of tokens summarised; `None` if there
-    /// [is no room](Self::have_summaries_room).
+    /// Reserves space for the summaries of blocks of `block` tokens of a layer with `tokens` tokens. It may drop
+    /// summaries of the least recently used sequences. Returns the number of summarised tokens by KV head, or `None`
+    /// if there [is no space](Self::have_summaries_room).
     fn summaries_known(
         &mut self,
         kind: SummaryKind,
@@ -209,8 +211,8 @@ pub trait PageRoom: Send {
         tokens: usize,
     ) -> Result<Option<Vec<usize>>, DeviceError>;
 
-    /// Takes the tokens of pages, shown by KV head in order from the one on that holds the first token that is not
-    /// [known](Self::summaries_known), into the summaries of a layer.
+    /// Adds tokens of pages to the summaries of a layer. The pages are shown by KV head in order, from the page of
+    /// the first token that is not yet [summarised](Self::summaries_known).
     fn extend_summaries(
         &mut self,
         kind: SummaryKind,
@@ -218,8 +220,8 @@ pub trait PageRoom: Send {
         shown: &[Vec<PageView<'_>>],
     ) -> Result<(), DeviceError>;
 
-    /// Bound of each block of every KV head's first `tokens` tokens, all of them [known](Self::summaries_known), summed
-    /// over `queries` and the heads of the group; equal to the CPU's to the bit.
+    /// Bound of each block of every KV head's first `tokens` tokens, summed over `queries` and the heads of the
+    /// group, with the same bits as on the CPU. All of the tokens must be [summarised](Self::summaries_known).
     fn bound_scores(
         &mut self,
         of: LayerPages<'_>,
@@ -227,43 +229,43 @@ pub trait PageRoom: Send {
         tokens: &[usize],
     ) -> Result<Vec<Vec<f32>>, DeviceError>;
 
-    /// The first pages, as (KV head, page) in the order of reading, that the next call on a layer is expected to bring.
+    /// The pages that the next call on a layer is expected to load first, as (KV head, page) in reading order.
     fn expected(&self, of: LayerPages<'_>) -> Vec<(usize, usize)>;
 
-    /// Begins to copy pages of a KV head each that the next call, of any sequence, is expected to read, and returns at once. Pages that
-    /// came ahead before and were not read are forgotten.
+    /// Starts to copy pages, of a KV head each, that the next call of any sequence is expected to read. It returns at
+    /// once. Unused pages of an earlier call of this method are forgotten.
     fn read_ahead(&mut self, of: LayerPages<'_>, shown: &[(usize, PageView<'_>)]) -> Result<(), DeviceError>;
 }
 
-/// A call of attention under way.
+/// A running call of attention.
 ///
 /// # Errors
 /// As for [`PageRoom`].
 pub trait RoomCall {
-    /// The call will also read the block means that selections name; those of the layer's tokens are known
+    /// Adds block means to the call, if selections name them. The means of the layer's tokens must be known
     /// ([`PageRoom::extend_summaries`]).
     fn include_means(&mut self);
 
-    /// Takes in pages, shown by KV head, after those of earlier calls in the order of (page, KV head).
+    /// Attends further pages, shown by KV head. The pages of all calls come in the order of (page, KV head).
     fn attend(&mut self, shown: &[Vec<PageView<'_>>]) -> Result<(), DeviceError>;
 
-    /// Queues the reading of the rest: what the call returns lies in its rows when that has run.
+    /// Queues the remaining reads. After they run, the call's rows hold the output.
     fn finish(self: Box<Self>) -> Result<(), DeviceError>;
 }
 
-/// A sum of the softmax mass that keys receive, under way.
+/// A running sum of the softmax mass that keys receive.
 ///
 /// # Errors
 /// As for [`PageRoom`].
 pub trait RoomMass {
-    /// Takes in pages, shown by KV head, after those of earlier calls in the order of (page, KV head).
+    /// Adds further pages, shown by KV head. The pages of all calls come in the order of (page, KV head).
     fn add(&mut self, shown: &[Vec<PageView<'_>>]) -> Result<(), DeviceError>;
 
     /// The masses by KV head, `[keys]` each.
     fn finish(self: Box<Self>) -> Result<Vec<Vec<f32>>, DeviceError>;
 }
 
-/// Queries of a chunk beside the keys of a layer that all lie on the device.
+/// Queries of a chunk, and all keys of a layer on the device.
 ///
 /// # Errors
 /// As for [`PageRoom`].
@@ -273,7 +275,8 @@ pub trait RoomScan {
     fn blocks(&mut self, head: &ScannedHead, stride: usize, block: usize)
     -> Result<Option<Vec<Vec<f32>>>, DeviceError>;
 
-    /// The mass that the last `queries` of the chunk give each column and each distance, `[tokens]` each, summed over them
-    /// and the heads of the group; equal to the CPU's to the bit for keys of 16 bits. `None` where memory is short.
+    /// The mass that the last `queries` of the chunk give to each column and each distance, `[tokens]` each, summed
+    /// over them and the heads of the group. Keys of 16 bits give the same bits as on the CPU. `None` if memory is
+    /// short.
     fn lines(&mut self, head: &ScannedHead, queries: usize) -> Result<Option<[Vec<f32>; 2]>, DeviceError>;
 }

@@ -186,7 +186,7 @@ impl LLMEngine for RiffleWorker {
     }
 }
 
-/// Metrics without the line that ends them: Dynamo's own stand beside them.
+/// Metrics without their last line, because Dynamo adds its own metrics.
 fn without_end(text: String) -> String {
     match text.strip_suffix("# EOF\n") {
         Some(text) => text.to_owned(),

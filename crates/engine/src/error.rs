@@ -186,7 +186,7 @@ pub enum EngineError {
     /// The model makes no vectors of texts.
     #[error("this model gives no vectors of texts: {0}; use a model for embeddings")]
     NoVectors(String),
-    /// The model judges no documents.
+    /// The model cannot score documents.
     #[error("this model gives no scores of documents: {0}; use a model for reranking")]
     NoScores(String),
     /// The model predicts no tokens.

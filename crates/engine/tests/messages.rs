@@ -1,10 +1,10 @@
-//! Messages of the libraries name options by their fields: the flags of a command mean nothing to other programs.
+//! Messages of the libraries name options by their fields, because flags mean nothing to other programs.
 
 use std::fs;
 
 use riffle_testing::source_files;
 
-/// Files whose parts have names that look like flags. They stay as they are, since files hold them.
+/// A file with names that look like flags. Saved files contain the names, so they cannot change.
 const NAMES_IN_FILES: &str = "engine/src/origin.rs";
 
 /// True if a line of code holds a text with a flag, such as `--ctx`, `-b` or `-ub`.

@@ -1,4 +1,4 @@
-//! The order in which a policy is called: that of `riffle_policy::Policy`.
+//! A policy is called in the order that `riffle_policy::Policy` documents.
 
 mod testing;
 
@@ -24,7 +24,7 @@ type Event = (usize, usize, [usize; 2], Call);
 
 static EVENTS: Mutex<Vec<Event>> = Mutex::new(Vec::new());
 
-/// Reads everything and writes down what it is asked.
+/// Selects all keys and records its calls.
 #[derive(Default)]
 struct Recorder {
     head: (usize, usize),
@@ -68,12 +68,12 @@ impl Learn for Recorder {
     }
 
     fn observe(&mut self, mass: &ColumnMass<'_>) {
-        // The policy of decode looks on while the prompt is read, before it is prepared for a chunk of its own.
+        // The decode policy observes the prompt before it prepares a chunk of its own.
         if self.chunk == [0, 0] {
             return;
         }
         assert_eq!([mass.queries.start, mass.queries.end], self.chunk);
-        // Each query and head gives a mass of 1: the chunk has been attended to.
+        // Each query and head adds a mass of 1 once the chunk is attended.
         let total: f32 = mass.mass.iter().sum();
         let given = (mass.queries.len() * mass.group) as f32;
         assert!((total - given).abs() < 1e-3 * given, "{total} of {given}");

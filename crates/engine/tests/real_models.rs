@@ -1,7 +1,7 @@
-//! Models that people run, against what `transformers` computes from the same weights in f32.
+//! Real models, compared with the results of `transformers` for the same weights in f32.
 //!
-//! `scripts/make/real-models DIR smollm2 smollm2-f32` fetches the files; `RIFFLE_REAL_MODELS=DIR` names the folder. Without it each test
-//! says that it was skipped. `fixtures/vectors/smollm2.py` made the vectors.
+//! `scripts/make/real-models DIR smollm2 smollm2-f32` downloads the files, and `RIFFLE_REAL_MODELS=DIR` names the
+//! folder. Without it each test prints that it was skipped. `fixtures/vectors/smollm2.py` makes the vectors.
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -14,10 +14,10 @@ use safetensors::SafeTensors;
 use serde::Deserialize;
 
 const SMOLLM2: &str = "smollm2-135m-instruct-q4_1.gguf";
-/// The same weights in f32.
+/// The same model with f32 weights.
 const SMOLLM2_F32: &str = "smollm2-135m-instruct-f32.gguf";
 
-/// The file of a model; `None`, with a line that says so, where it was not fetched.
+/// The file of a model; `None`, with a note, if it was not downloaded.
 fn real_model(name: &str) -> Option<PathBuf> {
     let Some(folder) = std::env::var_os("RIFFLE_REAL_MODELS") else {
         println!(
@@ -105,7 +105,7 @@ fn logits_of_smollm2_are_those_of_transformers_within_the_rounding_of_activation
         "mean divergence over the {per_position} likeliest tokens: {divergence:.5} nats, {same_first} of {} first choices",
         positions.len()
     );
-    // Quantised weights round activations to 8 bits; llama.cpp, which does so as well, is 2.8e-3 nats away.
+    // Quantised weights round activations to 8 bits. llama.cpp does the same and is 2.8e-3 nats away.
     assert!(divergence.abs() < 5e-3, "{divergence} nats");
     assert!(same_first >= positions.len() - 3, "{same_first} of {}", positions.len());
 }

@@ -1,4 +1,4 @@
-//! Memory that a whole run holds, measured in a process of its own, so that nobody else's is counted.
+//! Resident memory of a whole run, in its own process.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 mod testing;
@@ -7,10 +7,10 @@ use riffle_attention::Format;
 use riffle_engine::{Engine, EngineOptions, Session};
 use testing::{fixture, go_on, prompt};
 
-/// Set in the process that measures.
+/// Set in the measured child process.
 const MEASURES: &str = "RIFFLE_TEST_RESIDENT";
 
-/// Bytes of this process that lie in memory.
+/// Resident bytes of this process.
 fn resident_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages: u64 = text.split_whitespace().nth(1).unwrap().parse().unwrap();
@@ -32,7 +32,7 @@ fn measure(decode: &str) {
     let held = session.sequence().usage().bytes_by_tier.total();
     let full = resident_bytes();
     assert!(full - empty > held * 9 / 10, "{full} after {empty} for {held}");
-    // The pages that the first tokens chose stay, the rest goes.
+    // Pages that the first tokens select stay, and the others are freed.
     for token in 0..40 {
         session.advance(token).unwrap();
     }

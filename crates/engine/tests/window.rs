@@ -1,4 +1,4 @@
-//! Sequences without end: constant memory, positions inside the cache, sessions that go on.
+//! Endless sequences: constant memory, positions within the cache, and sessions that continue.
 
 mod testing;
 
@@ -33,7 +33,7 @@ fn model(folder: &Path, layers: usize, positions: usize) {
     fs::write(folder.join("config.json"), config).unwrap();
 }
 
-/// A safetensors file without the layers from `layers` on.
+/// A safetensors file with only the first `layers` layers.
 fn first_layers(file: &[u8], layers: usize) -> Vec<u8> {
     let header_bytes = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
     let (header, data) = file[8..].split_at(header_bytes);
@@ -68,15 +68,15 @@ fn endless(model: &Path, format: Format) -> Arc<Engine> {
     Engine::load(model, options(format).with_window(WINDOW).unwrap()).unwrap()
 }
 
-/// Tokens that the window's cache holds: the sinks' page, then whole pages up to the latest token.
+/// Tokens in the window's cache: the sinks' page, then whole pages up to the latest token.
 fn held(tokens: &[u32], in_cache: usize) -> Vec<u32> {
     [&tokens[..16], &tokens[tokens.len() - (in_cache - 16)..]].concat()
 }
 
 #[test]
 fn a_window_that_moved_on_sees_its_tokens_as_if_they_were_all_there_had_been() {
-    // In a model of one layer a key depends on its token and position alone, so that the tokens in the cache, read
-    // afresh at their places there, are an oracle. Few positions: the window is turned back several times.
+    // In a model of one layer a key depends only on its token and position. Reading the cached tokens again at their
+    // slots is therefore an oracle. With few positions the window is rotated back several times.
     for (positions, format, tolerance) in [
         (131_072, Format::F32, 2e-4),
         (176, Format::F32, 2e-4),
@@ -159,7 +159,7 @@ fn a_window_goes_back_as_far_as_it_can_and_says_what_it_cannot() {
     let tokens = prompt(400);
     let mut session = Session::new(&engine).unwrap();
     session.prefill(&tokens, &mut go_on).unwrap();
-    // Pages have gone since token 100: all is forgotten and read again.
+    // Pages since token 100 were freed, so everything is read again.
     assert_eq!(session.keep_shared(&tokens[..100]).unwrap(), 0);
     assert_eq!((session.tokens().len(), session.sequence().usage().pages), (0, 0));
     session.prefill(&tokens[..100], &mut go_on).unwrap();
@@ -167,7 +167,7 @@ fn a_window_goes_back_as_far_as_it_can_and_says_what_it_cannot() {
 
     let folder = tempfile::tempdir().unwrap();
     let cache = riffle_kv::PrefixCache::open(folder.path(), 1 << 30).unwrap();
-    // The beginning is not there any more to be kept, and sessions beside it would not move with it.
+    // The beginning is gone, so it cannot be stored, and forks cannot move with the window.
     assert_eq!(store_prefix(session.sequence(), &cache).unwrap().0, 0);
     let message = share_prefix(session.sequence_mut()).unwrap_err().to_string();
     assert!(
@@ -186,7 +186,7 @@ fn a_window_goes_back_as_far_as_it_can_and_says_what_it_cannot() {
     ));
 }
 
-/// Minutes long: `cargo test --release -p riffle-engine --test window -- --ignored --nocapture`.
+/// Takes minutes: `cargo test --release -p riffle-engine --test window -- --ignored --nocapture`.
 #[test]
 #[ignore = "a million positions take minutes"]
 fn a_million_positions_take_constant_memory() {
@@ -215,7 +215,7 @@ fn a_million_positions_take_constant_memory() {
             );
         }
     }
-    // The tokens themselves are the text, four bytes each.
+    // Only the token ids grow, four bytes each.
     let grown = resident_kib().saturating_sub(before);
     assert!(grown < 12 << 10, "{grown} KiB");
     assert!(session.logits().iter().all(|logit| logit.is_finite()));

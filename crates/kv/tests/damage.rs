@@ -1,4 +1,5 @@
-//! Damaged cache files, thousands of them and the same in every run: what comes back is whole, and all else is refused.
+//! Thousands of damaged cache files, the same in every run: a restored cache is complete, and all other files are
+//! refused.
 
 use riffle_testing::damage::{Damage, inputs};
 use riffle_testing::restore;
@@ -18,7 +19,7 @@ fn damaged_cache_files_are_refused() {
     for _ in 0..CASES {
         let bytes = damage.damaged(&inputs);
         match restore(&path, &bytes) {
-            // Right hashes stand only in files that hold what was saved; the last byte is the target's own.
+            // A restored file has right hashes, so its contents are the saved ones.
             Ok(()) => restored += 1,
             Err(error) => {
                 let line = error.to_string();

@@ -1,4 +1,4 @@
-//! Memory that the process holds, measured; alone in its binary, so that no other test's memory is counted.
+//! Resident memory of the process. The test has its own binary, so that no other test's memory counts.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 mod testing;
@@ -24,7 +24,7 @@ fn memory_follows_what_is_held_evicted_and_shared() {
     };
     let mut cache = KvCache::new(shape, None).unwrap();
     let before = resident_bytes();
-    // In turns, so that pages of all layers mix in memory.
+    // The layers alternate, so that their pages mix in memory.
     for _ in 0..64 {
         append_all(&mut cache, 0, 256);
     }
@@ -33,7 +33,7 @@ fn memory_follows_what_is_held_evicted_and_shared() {
     let full = resident_bytes();
     assert!(full - before > payload * 9 / 10, "{full} after {before}");
 
-    // Cut to a quarter: three quarters go back, though they are spread over slabs still in use.
+    // Truncation to a quarter frees three quarters, although they share slabs with used pages.
     cache.truncate(4096);
     let quarter = resident_bytes();
     assert!(full - quarter > payload * 3 / 4 * 8 / 10, "{quarter} after {full}");
@@ -42,7 +42,7 @@ fn memory_follows_what_is_held_evicted_and_shared() {
     assert!(full - empty > payload * 9 / 10, "{empty} after {full}");
     assert_eq!((cache.usage().bytes_by_tier.total(), cache.mapped_bytes()), (0, 0));
 
-    // A tenth of the tokens of every head stays, spread over all pages: the rest goes back.
+    // Keeps a tenth of every head's tokens, spread over all pages, and frees the rest.
     for _ in 0..64 {
         append_all(&mut cache, 0, 256);
     }
@@ -57,7 +57,7 @@ fn memory_follows_what_is_held_evicted_and_shared() {
     assert!(full - evicted > payload * 9 / 10 * 9 / 10, "{evicted} after {full}");
     cache.clear();
 
-    // Three sequences that begin alike hold their beginning once, and it goes when the last of them goes.
+    // Three sequences store their common beginning once, until the last of them is dropped.
     let before = resident_bytes();
     for _ in 0..64 {
         append_all(&mut cache, 0, 256);

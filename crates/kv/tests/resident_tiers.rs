@@ -1,5 +1,5 @@
-//! Memory that the process holds while most pages lie on disk; alone in its binary, so that no other test's memory is
-//! counted.
+//! Resident memory of the process with most pages on disk. The test has its own binary, so that no other test's
+//! memory counts.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 mod testing;
@@ -8,7 +8,7 @@ use riffle_attention::Format;
 use riffle_kv::{CacheShape, DiskTier, KvCache, KvError, KvTiers, LayerShape, LayerShapes, Outlook};
 use testing::append_all;
 
-/// Resident bytes of this process: now, and the most so far.
+/// Resident bytes of this process, now and at the peak.
 fn resident_bytes() -> (u64, u64) {
     let text = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = |name: &str| {
@@ -42,7 +42,7 @@ fn the_process_never_holds_more_than_the_budget_and_gives_it_back() {
         ..KvTiers::memory(Some(budget))
     };
     let mut cache = KvCache::with_tiers(shape, tiers).unwrap();
-    // Memory that appending itself needs is there before the measurement begins.
+    // Allocates the scratch memory of appends before the measurement.
     append_all(&mut cache, 0, 256);
     cache.clear();
     let (before, _) = resident_bytes();
@@ -60,7 +60,7 @@ fn the_process_never_holds_more_than_the_budget_and_gives_it_back() {
     let bytes = cache.usage().bytes_by_tier;
     assert!(bytes.total() > 3 * budget, "{bytes:?}");
     assert!(bytes.ram > budget / 2 && bytes.ram <= budget, "{bytes:?}");
-    // Threads, their stacks and the staging of one page are not pages.
+    // Threads, their stacks and the staging of one page do not count as pages.
     assert!(most <= before + budget + (3 << 20), "{} over {budget}", most - before);
     cache.truncate(256);
     let (now, _) = resident_bytes();

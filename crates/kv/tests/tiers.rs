@@ -1,4 +1,4 @@
-//! Keys and values come back from farther tiers as they were appended, within every budget, whatever the timing.
+//! Keys and values return from farther tiers unchanged, within every budget and with any timing.
 
 mod testing;
 use std::collections::BTreeMap;
@@ -26,7 +26,7 @@ fn read_into(contents: &mut Contents, shape: &CacheShape, kv_head: usize, page: 
     assert!(before.is_none(), "a page is shown once");
 }
 
-/// The contents that are streamed of a layer; checks that pages come in order.
+/// The streamed contents of a layer. Checks the order of pages.
 fn streamed(
     cache: &mut KvCache,
     layer: usize,
@@ -49,7 +49,7 @@ fn streamed(
     Ok(contents)
 }
 
-/// The contents of the wanted pages, by a cache of which everything lies near.
+/// The contents of the wanted pages, from a cache in memory.
 fn expected(cache: &KvCache, layer: usize, wanted: Option<&[Vec<Span>]>) -> Contents {
     let shape = cache.shape();
     let mut contents = Contents::new();
@@ -147,7 +147,7 @@ fn pages_come_back_whole_and_in_order_whatever_the_timing() {
                 resident.truncate(step * 7);
             }
             for layer in 0..shape.layers.count() {
-                // Every head reads other pages than before, and the next layer is not always the one that was told.
+                // Every head reads other pages than before, and the announced next layer may be wrong.
                 let wanted: Vec<Vec<Span>> = (0..shape.layer(0).kv_heads)
                     .map(|head| {
                         vec![
@@ -193,7 +193,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
-    /// Any sequence of steps against a cache of which everything lies near.
+    /// Compares any sequence of steps with a cache in memory.
     #[test]
     fn a_cache_over_tiers_behaves_as_one_in_memory(
         steps in steps(),
@@ -315,7 +315,7 @@ fn values_leave_before_keys_that_are_looked_through() {
     for _ in 0..30 {
         append_all(&mut cache, 0, 32);
     }
-    // Every key can be looked through though no memory is set aside for those that are far: none is.
+    // All keys can be scanned without memory for far keys, because no key is far.
     assert_eq!(cache.with_keys(1, 2, 0, |pages| pages.len()).unwrap(), 30);
     assert!(cache.usage().bytes_by_tier.disk > 0);
 }
@@ -392,10 +392,10 @@ fn a_page_that_changed_on_disk_is_an_error_that_names_it_and_never_shown() {
         append_all(&mut cache, 1, 16);
         append_all(&mut resident, 1, 16);
     }
-    // The files have no names any more; this process still has them open.
+    // The files have no names, and this process has them open.
     let open = std::fs::read_dir("/proc/self/fd").unwrap();
     let ours = folder.path().to_str().unwrap();
-    // All paths before any is opened: a file opened meanwhile would be listed again under its new number.
+    // Lists all paths before opening any, because an open file appears in the list again.
     let paths: Vec<_> = open
         .filter_map(|entry| Some(entry.ok()?.path()))
         .filter(|path| {

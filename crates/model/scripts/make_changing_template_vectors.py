@@ -1,4 +1,4 @@
-"""What jinja2 renders where a template changes lists and maps: tests/vectors/changing_templates.json.
+"""Renders templates that change lists and maps with jinja2: tests/vectors/changing_templates.json.
 
 `transformers` refuses such templates, so that the environment here is jinja2's own with the same settings.
 """

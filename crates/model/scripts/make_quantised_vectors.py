@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 
 OUT = pathlib.Path(__file__).resolve().parent.parent / "tests" / "vectors" / "quantised"
 POSITIONS = 128
-# Where a block's half-precision scales lie, in bytes.
+# Byte offsets of a block's half-precision scales.
 SCALES = {
     Type.Q4_0: [0], Type.Q5_0: [0], Type.Q8_0: [0], Type.Q4_1: [0, 2], Type.Q5_1: [0, 2],
     Type.Q2_K: [80, 82], Type.Q3_K: [108], Type.Q4_K: [0, 2], Type.Q5_K: [0, 2], Type.Q6_K: [208],

@@ -1,4 +1,4 @@
-"""What `transformers` renders for the template features that chat templates use: tests/vectors/templates.json."""
+"""Renders the features of chat templates with `transformers`: tests/vectors/templates.json."""
 
 import json
 import pathlib

@@ -44,7 +44,7 @@ def main():
     defaults = {}
     for name in TYPES:
         config = config_class(name)
-        # Those of the class: an instance also has some that follow from others.
+        # Defaults of the class, because an instance also has derived fields.
         fields = {field.name: field.default for field in dataclasses.fields(config)}
         defaults[name] = {key: value for key, value in fields.items() if is_setting(key, value)}
         theta = getattr(config, "default_theta", 10_000.0)

@@ -171,7 +171,7 @@ pub struct ModelConfig {
     pub predicting_layers: usize,
     /// Bytes of such a layer in memory, as part of `weight_bytes`; 0 if it is not loaded.
     pub predictor_bytes: u64,
-    /// True if a token sees those behind it as well as those before it. Such a model reads whole texts and writes none.
+    /// True if a token sees later tokens too. Such a model reads whole texts and writes none.
     pub is_bidirectional: bool,
     /// True if the model predicts the next token: it reads in one direction and has a head for words.
     pub predicts_tokens: bool,

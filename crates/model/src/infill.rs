@@ -8,7 +8,7 @@ use crate::Tokenizer;
 pub struct InfillTokens {
     /// Before the text in front of the gap.
     pub prefix: u32,
-    /// Before the text behind the gap.
+    /// Mark before the text after the gap.
     pub suffix: u32,
     /// Behind both, where the model begins to write. Without one the text behind the gap comes first, and the model goes on with the
     /// text in front of it.
@@ -25,14 +25,14 @@ pub struct InfillTokens {
 struct Texts {
     prefix: &'static str,
     suffix: &'static str,
-    /// Empty where the model has none.
+    /// Empty if the model has none.
     middle: &'static str,
     repository: &'static str,
     file: &'static str,
     padding: &'static str,
 }
 
-/// A row for each spelling. A model has those of the first row whose prefix, suffix and middle are all in its vocabulary.
+/// A row for each spelling. A model uses the first row whose prefix, suffix and middle are all in its vocabulary.
 const SPELLINGS: &[Texts] = &[
     // Qwen.
     Texts {
@@ -138,11 +138,11 @@ impl InfillTokens {
     /// The tokens of a vocabulary, found by their texts; `None` for a model that was not trained with such.
     pub fn of_vocabulary(tokenizer: &Tokenizer) -> Option<InfillTokens> {
         let found = SPELLINGS.iter().filter_map(|texts| texts.tokens(tokenizer));
-        // Rows of one spelling differ in the tokens beside: the one that knows most of them fits best.
+        // Rows of one spelling differ in their further tokens. The row with most of them in the vocabulary fits best.
         found.rev().max_by_key(InfillTokens::beside)
     }
 
-    /// Number of tokens beside those of the gap.
+    /// Number of further tokens.
     fn beside(&self) -> usize {
         [self.middle, self.repository, self.file, self.padding]
             .iter()

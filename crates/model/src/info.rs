@@ -25,7 +25,7 @@ pub struct ModelInfo {
     pub tokenizer: Option<TokenizerInfo>,
     /// Stop tokens and sampling defaults.
     pub generation: GenerationDefaults,
-    /// Texts of the model's chat templates; empty where it has none.
+    /// Texts of the model's chat templates; may be empty.
     pub chat_templates: Vec<String>,
     /// True if the vocabulary has tokens for filling in the middle of a text.
     pub has_infill_tokens: bool,

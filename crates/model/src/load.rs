@@ -37,7 +37,7 @@ pub struct LoadedModel {
     pub embedding: TextEmbedding,
     /// How a document is judged by a query. The error says why it cannot be.
     pub reranking: Result<Reranking, String>,
-    /// The tokens for filling in the middle, where the model has them.
+    /// The tokens for infill, if the model has them.
     pub infill: Option<InfillTokens>,
     /// The facts of the files.
     pub info: ModelInfo,
@@ -373,7 +373,8 @@ impl Parts {
             .collect()
     }
 
-    /// Takes the head of a model that scores texts, where it has one. A head beside that of a model for words alone is a tensor without a use.
+    /// Takes the head of a model that scores texts, if it has one. In a model for words only, such a head is an unused
+    /// tensor.
     fn score_head(&mut self, config: &ModelConfig) -> Result<Option<PackedMatrix>, ModelError> {
         const NAME: &str = "score.weight";
         if config.predicts_tokens && !self.embedding.ranks {

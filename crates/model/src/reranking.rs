@@ -2,7 +2,7 @@
 
 use crate::{ConversationText, ModelConfig, Tokenizer};
 
-/// The task of a reranker of Qwen3 where a request gives none.
+/// Default task of a Qwen3 reranker.
 const QWEN3_TASK: &str = "Given a web search query, retrieve relevant passages that answer the query";
 
 /// The prompt of Qwen3-Reranker, as its authors give it.

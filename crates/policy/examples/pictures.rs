@@ -16,7 +16,7 @@ const CHUNK: usize = 128;
 const TILE: usize = 16;
 const PAGE: usize = 64;
 const CHANNELS: usize = 32;
-/// Tokens of the prompt where a decode policy is drawn.
+/// Tokens of the prompt in pictures of decode policies.
 const PROMPT: usize = 384;
 /// Tokens that a side of a cell stands for, and its pixels.
 const CELL_TOKENS: usize = 8;
@@ -205,7 +205,7 @@ impl Scene {
         read
     }
 
-    /// The pairs that a policy reads while the end of the text is written token by token behind a prompt that was read whole.
+    /// The pairs that a policy reads while it writes the end of the text token by token, after a dense prompt.
     fn write_answer(&self, policy: &mut Policy) -> BTreeSet<(usize, usize)> {
         let mut read = BTreeSet::new();
         for start in (0..PROMPT).step_by(CHUNK) {
@@ -274,7 +274,7 @@ fn shades(read: &BTreeSet<(usize, usize)>, cells: usize) -> Vec<String> {
     paths
 }
 
-/// A circle for each fact, where it is asked for: full where it is read.
+/// A circle at the query of each fact: filled if the fact is read.
 fn facts(scene: &Scene, read: &BTreeSet<(usize, usize)>) -> String {
     let mut circles = String::new();
     for (place, asked) in &FACTS {

@@ -11,7 +11,7 @@ use riffle_policy::{
 };
 use testing::{Scene, make};
 
-/// A chunk of 64 queries far behind the beginning of a long prompt, with its keys.
+/// A chunk of 64 queries late in a long prompt, with its keys.
 fn far_scene(phase: Phase) -> Scene {
     let mut scene = Scene::new(3, 3000, 64, 1, 64);
     (scene.layer, scene.phase, scene.after) = (3, phase, 9000);

@@ -1,4 +1,4 @@
-//! Arrays of Python as rows of heads. Arrays are read where they lie; what the kernels need is gathered once.
+//! Arrays of Python as rows of heads. Arrays are read in place, and gathered once for the kernels if necessary.
 
 use std::ops::Range;
 

@@ -29,7 +29,7 @@ pub(crate) struct GivenCall {
     scale: Option<f32>,
     soft_cap: Option<f32>,
     causal: bool,
-    /// One for each KV head, or one for all; everything where there is none.
+    /// One for each KV head, or one for all; `None` for full attention.
     selections: Option<Items<Py<PySelection>>>,
 }
 

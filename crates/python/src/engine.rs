@@ -121,7 +121,7 @@ impl PyEngine {
         Ok(Self::wrap(other, Arc::clone(&loaded.threads)))
     }
 
-    /// Frees the model when its sessions are gone, which refuse to go on.
+    /// Frees the model after its sessions are dropped. The sessions refuse further work.
     fn close(&self) {
         let loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(loaded) = loaded {
@@ -212,7 +212,7 @@ impl PyEngine {
         Ok(text.into_text())
     }
 
-    /// The tokens of a conversation up to where the answer begins. Special tokens spelled in messages stay text.
+    /// The tokens of a conversation up to the start of the answer. Special tokens spelled in messages stay text.
     fn conversation_tokens(&self, py: Python<'_>, messages: &str, variables: &str) -> Result<Vec<u32>, Failure> {
         let text = self.conversation(py, messages, variables, true)?;
         // The template writes the special tokens itself.

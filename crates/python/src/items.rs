@@ -8,7 +8,7 @@ use pyo3::types::{PySequence, PyString};
 
 use crate::failure::Failure;
 
-/// The most elements of a sequence, those of the sequences in it included: more than any text has tokens, and little memory.
+/// Most elements of a sequence, including nested ones: more than any text has tokens, and little memory.
 const MOST_ELEMENTS: usize = 1 << 24;
 
 /// A bounded sequence of Python: nothing is allocated for its stated length. A longer one is refused by [`Items::list`], with the
@@ -63,7 +63,7 @@ impl<T> Element for Items<T> {
 }
 
 impl<T> Items<T> {
-    /// The items; an option error where there are more than a sequence may have.
+    /// The items; an option error if there are too many.
     pub(crate) fn list(self, name: &str) -> Result<Vec<T>, Failure> {
         if self.is_too_long {
             Err(Failure::option(format!(

@@ -54,7 +54,7 @@ pub(crate) struct GivenLayer {
     window: Option<usize>,
 }
 
-/// A query beside exact attention: layer, KV head, head, position, kept mass, spans that were read.
+/// A query compared with exact attention: layer, KV head, head, position, kept mass, spans that were read.
 type Audited = (usize, usize, usize, usize, f64, Vec<(usize, usize)>);
 
 /// A cache of one sequence; `riffle.PagedCache` is its face.

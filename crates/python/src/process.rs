@@ -56,7 +56,7 @@ impl<T> Drop for OfProcess<T> {
     }
 }
 
-/// Thread pool of the package, apart from those of torch and other libraries.
+/// Thread pool of the package, separate from torch's and other libraries'.
 pub(crate) struct Threads(OfProcess<ThreadPool>);
 
 /// The threads that arrays and engines without a number of their own share.

@@ -1,4 +1,4 @@
-//! Policies written in Python, beside those of the catalogue: for research, not for speed.
+//! Policies written in Python, in addition to the catalogue: for research, not for speed.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -43,7 +43,7 @@ pub(crate) struct GivenTraits {
     follows_from_keys: bool,
 }
 
-/// Policies that are named beside the catalogue's.
+/// Named policies in addition to the catalogue.
 pub(crate) fn known() -> &'static [PolicyInfo] {
     registry().infos
 }

@@ -33,7 +33,7 @@ impl Watch {
         self.is_stopped.store(true, Ordering::Relaxed);
     }
 
-    /// True if the call goes on.
+    /// True if the call continues.
     pub(crate) fn flow(&self) -> ControlFlow<()> {
         if self.is_stopped.load(Ordering::Relaxed) {
             ControlFlow::Break(())
@@ -42,7 +42,7 @@ impl Watch {
         }
     }
 
-    /// Notes how far the call is; says whether it goes on.
+    /// Records the progress of the call. Returns true if it continues.
     pub(crate) fn note(&self, done: f64, total: usize) -> ControlFlow<()> {
         self.done.store(done.to_bits(), Ordering::Relaxed);
         self.total.store(total, Ordering::Relaxed);

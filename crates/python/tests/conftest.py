@@ -1,4 +1,4 @@
-"""What all tests share: the shipped models and texts, and tiny random models of transformers."""
+"""Fixtures of all tests: the shipped models and texts, and tiny random models of transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-//! State that all requests to one model share.
+//! Common state of all requests to one model.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -18,22 +18,22 @@ use crate::models::unknown_model;
 use crate::speech::Markup;
 use crate::{ServerError, ServerOptions, Worker};
 
-/// A loaded model: its engine, who drives it, and how the server is set up.
+/// A loaded model: its engine, its driver, and the server's settings.
 pub(crate) struct App {
     pub(crate) engine: Arc<Engine>,
     pub(crate) driver: Driver,
     pub(crate) options: ServerOptions,
     pub(crate) log: Log,
     pub(crate) forms: Arc<Forms>,
-    /// How the model writes tool calls and thoughts.
+    /// The model's marks of tool calls and thoughts.
     pub(crate) markup: Markup,
-    /// Items of the latest responses, which all models share.
+    /// Items of the latest responses, common to all models.
     pub(crate) kept_items: Arc<KeptItems>,
-    /// Traits of the chat template for requests without tools and with them, found at the first use.
+    /// Traits of the chat template for requests without tools and with tools, computed at first use.
     pub(crate) traits: [OnceLock<TemplateTraits>; 2],
-    /// True if the model is loaded as long as the server runs.
+    /// True if the model stays loaded as long as the server runs.
     pub(crate) stays_loaded: bool,
-    /// Factors on the adapters for requests that give none.
+    /// Default scales of the adapters.
     pub(crate) adapter_scales: Mutex<AdapterScales>,
 }
 
@@ -64,12 +64,12 @@ impl App {
         })
     }
 
-    /// Factors on the adapters for requests that give none.
+    /// Default scales of the adapters.
     pub(crate) fn adapter_scales(&self) -> AdapterScales {
         *self.adapter_scales.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets them for requests to come.
+    /// Sets them for later requests.
     pub(crate) fn set_adapter_scales(&self, scales: AdapterScales) {
         *self.adapter_scales.lock().unwrap_or_else(PoisonError::into_inner) = scales;
     }
@@ -79,13 +79,13 @@ impl App {
         self.traits[usize::from(has_tools)].get_or_init(|| TemplateTraits::probe(template, has_tools))
     }
 
-    /// Names of the model: the one that answers give, then the others that it is known by.
+    /// Names of the model: the name in answers first, then the others.
     pub(crate) fn model_names(&self) -> impl Iterator<Item = &str> {
         let aliases = self.options.aliases.iter().map(String::as_str);
         std::iter::once(self.options.model_name.as_str()).chain(aliases)
     }
 
-    /// Names of adapters that a request may ask for as its model, each with the adapter's number.
+    /// Names of adapters that a request may use as its model, each with the adapter's index.
     pub(crate) fn adapter_names(&self) -> impl Iterator<Item = (usize, &str)> {
         let names = self.options.adapter_names.iter().map(String::as_str);
         let loaded = names.enumerate().take(self.engine.adapters().len());
@@ -98,8 +98,8 @@ impl App {
         Some(number)
     }
 
-    /// Takes the model's name from a request, where it gives one. Any name is served by the one model, unless the server is strict; then
-    /// another name is refused.
+    /// Takes the model's name from a request, if it has one. The one model answers to every name, unless the server
+    /// is strict.
     pub(crate) fn take_model(&self, fields: &mut Fields) -> Result<Option<String>, Failure> {
         let asked = fields.text("model")?;
         if self.options.has_strict_names {
@@ -108,7 +108,7 @@ impl App {
         Ok(asked)
     }
 
-    /// Refuses a model that is not served. The name may be left out.
+    /// Refuses an unknown model. The name is optional.
     pub(crate) fn find_model(&self, asked: Option<&str>) -> Result<(), Failure> {
         match asked {
             Some(name) if !self.model_names().any(|own| own == name) && self.adapter(name).is_none() => {
@@ -126,12 +126,12 @@ pub(crate) fn unix_seconds() -> u64 {
         .map_or(0, |since| since.as_secs())
 }
 
-/// A name that no other answer has.
+/// A unique id for an answer.
 pub(crate) fn new_id(prefix: &str) -> String {
     format!("{prefix}{:032x}", rand::random::<u128>())
 }
 
-/// Does work that takes long on a thread of its own.
+/// Runs long work on its own thread.
 pub(crate) async fn aside<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
 ) -> Result<T, Failure> {

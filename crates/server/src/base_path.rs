@@ -1,4 +1,4 @@
-//! A server under a path of its own, such as `/riffle`.
+//! A server under a path, such as `/riffle`.
 
 use axum::Router;
 use axum::body::Body;
@@ -11,7 +11,7 @@ use tower::ServiceExt;
 use crate::ServerError;
 use crate::failure::Failure;
 
-/// The routes under `base`, which is empty or as [`check`] takes it.
+/// The routes under `base`, which is empty or accepted by [`check`].
 pub(crate) fn nested(base: &str, routes: Router) -> Router {
     if base.is_empty() {
         return routes;
@@ -25,7 +25,7 @@ pub(crate) fn nested(base: &str, routes: Router) -> Router {
 
 async fn answer(base: &str, routes: Router, mut request: Request) -> Response {
     let path = request.uri().path();
-    // The page's links are relative, so that its address has to end with a slash.
+    // The page's links are relative, so its address must end with a slash.
     if path == base {
         return (StatusCode::PERMANENT_REDIRECT, [(header::LOCATION, format!("{base}/"))]).into_response();
     }
@@ -40,7 +40,7 @@ async fn answer(base: &str, routes: Router, mut request: Request) -> Response {
     }
 }
 
-/// The address behind `base`; `None` if it does not begin with this path.
+/// The address after `base`; `None` if it does not begin with this path.
 fn without(base: &str, uri: &Uri) -> Option<Uri> {
     let rest = uri.path_and_query()?.as_str().strip_prefix(base)?;
     if !rest.starts_with('/') {

@@ -1,4 +1,4 @@
-//! Why a server cannot be started.
+//! Errors of starting a server.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use riffle_engine::EngineError;
 
 use crate::ListenAddress;
 
-/// Why a server cannot be started or go on.
+/// Error of starting or running a server.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     /// The address cannot be listened on.
@@ -34,14 +34,14 @@ pub enum ServerError {
         /// Error of the operating system.
         source: std::io::Error,
     },
-    /// An option makes no sense.
+    /// An option is invalid.
     #[error("`{option}={value}`: {problem}")]
     Option {
         /// The field of the options.
         option: &'static str,
         /// The rejected value.
         value: String,
-        /// The problem, and a value that would be right.
+        /// The problem, and a valid value.
         problem: String,
     },
 }

@@ -10,29 +10,29 @@ use serde_json::{Value, json};
 
 use crate::request_notes::reason_of;
 
-/// Why a request was refused or could not be answered. It is shown as one line.
+/// Error of a request, shown as one line.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Failure {
     pub(crate) status: StatusCode,
     /// The problem and its remedy, in one line.
     pub(crate) message: String,
-    /// The field of the request that is at fault.
+    /// The faulty field of the request.
     pub(crate) param: Option<String>,
-    /// A word for programs, where there is an agreed one.
+    /// A word for programs, if there is a standard one.
     pub(crate) code: Option<&'static str>,
-    /// Seconds after which it is worth trying again.
+    /// Seconds after which to try again.
     pub(crate) retry_after_s: Option<u64>,
 }
 
-/// Why a response refuses its request, for the log and the counters.
+/// Reason of a refusal, for the log and the metrics.
 #[derive(Debug, Clone)]
 pub(crate) struct Refusal {
-    /// One word of a few.
+    /// One of a few words.
     pub(crate) reason: &'static str,
     pub(crate) message: String,
 }
 
-/// The shape that errors have.
+/// Shape of errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shape {
     OpenAi,
@@ -53,7 +53,7 @@ impl Shape {
     }
 }
 
-/// The field of a request that sets an option of the engine.
+/// The field of a request for an option of the engine.
 fn field_of(option: &str) -> Option<&'static str> {
     const FIELDS: [(&str, &str); 10] = [
         ("decode", "riffle.decode"),
@@ -72,8 +72,8 @@ fn field_of(option: &str) -> Option<&'static str> {
 }
 
 impl Failure {
-    /// HTTP status of the failure: 400 for a request that makes no sense, 429 for one too many, 503 when the worker
-    /// ends or has no room, 500 when the engine failed.
+    /// HTTP status of the failure: 400 for an invalid request, 429 for one too many, 503 when the worker ends or has
+    /// no memory, 500 when the engine failed.
     pub fn status(&self) -> u16 {
         self.status.as_u16()
     }
@@ -88,12 +88,12 @@ impl Failure {
         }
     }
 
-    /// A request that makes no sense.
+    /// An invalid request.
     pub(crate) fn bad(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, message)
     }
 
-    /// A field of a request that makes no sense.
+    /// An invalid field of a request.
     pub(crate) fn field(param: impl Into<String>, message: impl Into<String>) -> Self {
         let param = param.into();
         Self {
@@ -103,7 +103,7 @@ impl Failure {
         }
     }
 
-    /// More than the server takes on now.
+    /// Too many requests.
     pub(crate) fn busy(message: impl Into<String>) -> Self {
         Self {
             retry_after_s: Some(5),
@@ -112,7 +112,7 @@ impl Failure {
         }
     }
 
-    /// The server is about to end.
+    /// The server is shutting down.
     pub(crate) fn stopping() -> Self {
         Self {
             retry_after_s: Some(10),
@@ -128,7 +128,7 @@ impl Failure {
         self
     }
 
-    /// Converts an engine's error to the failure that a client sees.
+    /// Converts an engine's error for clients.
     pub(crate) fn from_engine(error: &EngineError) -> Self {
         let failure = match error {
             EngineError::ContextExceeded {
@@ -215,7 +215,7 @@ impl Failure {
         response
     }
 
-    /// A word for counters.
+    /// A word for metrics.
     pub(crate) fn reason(&self) -> &'static str {
         self.code.unwrap_or_else(|| reason_of(self.status))
     }

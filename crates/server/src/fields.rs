@@ -1,4 +1,4 @@
-//! The fields of a request, taken one by one: what nobody takes is refused by name.
+//! The fields of a request, taken one by one; unused fields are refused by name.
 
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,10 +7,10 @@ use serde_json::{Map, Value};
 
 use crate::failure::Failure;
 
-/// Most warnings of one request; further ones are left out.
+/// Most warnings of one request; further ones are dropped.
 const MOST_WARNINGS: usize = 32;
 
-/// An object of a request whose fields are being read.
+/// An object of a request while its fields are read.
 #[derive(Debug)]
 pub(crate) struct Fields {
     fields: Map<String, Value>,
@@ -19,7 +19,7 @@ pub(crate) struct Fields {
     warnings: Warnings,
 }
 
-/// Parts of a request that were left out or cut, a line each, for the client and the log. Copies share one list.
+/// Parts of a request that were ignored or cut, one line each, for the client and the log. Copies share one list.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Warnings(Arc<Mutex<Vec<String>>>);
 
@@ -40,7 +40,7 @@ impl Warnings {
 }
 
 impl Fields {
-    /// The fields of the object that a request is.
+    /// The fields of a request's body, which must be an object.
     pub(crate) fn of_body(body: &[u8]) -> Result<Self, Failure> {
         let value =
             crate::json::parse(body).map_err(|error| Failure::bad(format!("the body is not valid JSON: {error}")))?;
@@ -74,7 +74,7 @@ impl Fields {
         &self.warnings
     }
 
-    /// Takes a field without effect, and says so where it asks for something; `harmless` are the values that ask for nothing.
+    /// Takes a field without effect, with a warning; `harmless` are its values without a warning.
     pub(crate) fn ignore(&mut self, field: &str, harmless: &[Value], reason: &str) {
         if let Some(value) = self.value(field)
             && !harmless.contains(&value)
@@ -83,7 +83,7 @@ impl Fields {
         }
     }
 
-    /// Takes all fields that are left without effect, and says so.
+    /// Takes all remaining fields without effect, with warnings.
     pub(crate) fn ignore_rest(mut self) {
         for (field, value) in std::mem::take(&mut self.fields) {
             if !value.is_null() {
@@ -93,34 +93,34 @@ impl Fields {
         }
     }
 
-    /// As [`ignore_rest`](Self::ignore_rest); fields of these names are taken without a word.
+    /// As [`ignore_rest`](Self::ignore_rest); fields of these names get no warning.
     pub(crate) fn ignore_rest_but(mut self, known: &[&str]) {
         self.pass_over(known);
         self.ignore_rest();
     }
 
-    /// The whole name of a field.
+    /// The full name of a field.
     pub(crate) fn name(&self, field: &str) -> String {
         format!("{}{field}", self.place)
     }
 
-    /// A field's value; one that is null counts as absent.
+    /// A field's value; null counts as absent.
     pub(crate) fn value(&mut self, field: &str) -> Option<Value> {
         self.fields.remove(field).filter(|value| !value.is_null())
     }
 
-    /// A field's value, which stays.
+    /// A field's value, without taking it.
     pub(crate) fn peek(&self, field: &str) -> Option<&Value> {
         self.fields.get(field).filter(|value| !value.is_null())
     }
 
-    /// The text of the field `type`, which stays; empty where there is none.
+    /// The text of the field `type`, without taking it; empty if there is none.
     pub(crate) fn kind(&self) -> String {
         let kind = self.fields.get("type").and_then(Value::as_str);
         kind.unwrap_or("").to_owned()
     }
 
-    /// Gives a field the name that it has elsewhere, which must be free.
+    /// Gives a field its other name, which must be free.
     pub(crate) fn rename(&mut self, from: &str, to: &str) -> Result<(), Failure> {
         let Some(value) = self.value(from) else {
             return Ok(());
@@ -230,19 +230,19 @@ impl Fields {
         }
     }
 
-    /// The fields that are left, as they are.
+    /// The remaining fields, unchanged.
     pub(crate) fn rest(self) -> Map<String, Value> {
         self.fields
     }
 
-    /// Takes fields that change nothing about an answer, such as a client's own notes.
+    /// Takes fields without effect on an answer, such as a client's own notes.
     pub(crate) fn pass_over(&mut self, fields: &[&str]) {
         for field in fields {
             self.fields.remove(*field);
         }
     }
 
-    /// Refuses a field that asks for what the server does not do; `harmless` are the values that ask for nothing.
+    /// Refuses an unsupported field; `harmless` are its values without effect.
     pub(crate) fn refuse(&mut self, field: &str, harmless: &[Value], reason: &str) -> Result<(), Failure> {
         match self.value(field) {
             Some(value) if !harmless.contains(&value) => {
@@ -252,7 +252,7 @@ impl Fields {
         }
     }
 
-    /// Refuses a field that is left.
+    /// Refuses a remaining field.
     pub(crate) fn finish(self) -> Result<(), Failure> {
         self.check_finished()
     }
@@ -272,7 +272,7 @@ impl Fields {
     }
 }
 
-/// The text that a value is.
+/// The value as a text.
 pub(crate) fn text_of(value: Value, place: &str) -> Result<String, Failure> {
     match value {
         Value::String(text) => Ok(text),
@@ -280,7 +280,7 @@ pub(crate) fn text_of(value: Value, place: &str) -> Result<String, Failure> {
     }
 }
 
-/// The whole number that a value is.
+/// The value as a whole number.
 pub(crate) fn integer_of(value: &Value, place: &str, range: RangeInclusive<i64>) -> Result<i64, Failure> {
     // 5.0 is a whole number too.
     let whole = value

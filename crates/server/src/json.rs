@@ -1,4 +1,4 @@
-//! JSON in which no object names a field twice, because a second value would have no clear meaning.
+//! JSON without repeated field names, because a second value has no clear meaning.
 
 use std::fmt;
 use std::ops::Range;
@@ -24,10 +24,10 @@ pub(crate) fn parse(text: &[u8]) -> Result<Value, serde_json::Error> {
     Ok(value)
 }
 
-/// The value of arguments that a model wrote. Integers of more than 64 bits become texts of their digits.
+/// The value of a model's arguments. Integers of more than 64 bits become texts of their digits.
 ///
 /// # Errors
-/// The fault of the text, and its place.
+/// The fault of the text, and its position.
 pub(crate) fn parse_arguments(text: &str) -> Result<Value, serde_json::Error> {
     serde_json::from_slice(&quoted(text.as_bytes(), &long_integers(text.as_bytes())))
 }
@@ -35,7 +35,7 @@ pub(crate) fn parse_arguments(text: &str) -> Result<Value, serde_json::Error> {
 /// Refuses integers of more than 64 bits in valid JSON, which would be rounded to doubles.
 ///
 /// # Errors
-/// The integer and what to do.
+/// The integer and the remedy.
 pub(crate) fn check_integers(text: &[u8]) -> Result<(), String> {
     match long_integers(text).first() {
         Some(integer) => Err(integer.problem(text)),
@@ -46,7 +46,7 @@ pub(crate) fn check_integers(text: &[u8]) -> Result<(), String> {
 /// An integer of more than 64 bits.
 struct LongInteger {
     place: Range<usize>,
-    /// True if it stands in the `input` of a call in `messages`.
+    /// True if it is in the `input` of a call in `messages`.
     is_argument: bool,
 }
 
@@ -64,7 +64,7 @@ impl LongInteger {
 /// Integers of more than 64 bits in valid JSON.
 fn long_integers(text: &[u8]) -> Vec<LongInteger> {
     let mut found = Vec::new();
-    // Names of the objects and lists around a place, in quotation marks; empty in a list.
+    // Quoted names of the objects and lists around a position; empty for a list.
     let (mut names, mut name): (Vec<&[u8]>, &[u8]) = (Vec::new(), &[]);
     let mut at = 0;
     while let Some(first) = text.get(at) {
@@ -115,7 +115,7 @@ fn is_long(number: &[u8]) -> bool {
     number.len() >= SHORTEST && is_integer && number.parse::<i64>().is_err() && number.parse::<u64>().is_err()
 }
 
-/// JSON with integers in quotation marks.
+/// JSON with quoted integers.
 fn quoted(text: &[u8], integers: &[LongInteger]) -> Vec<u8> {
     let (mut quoted, mut at) = (Vec::with_capacity(text.len()), 0);
     for integer in integers {

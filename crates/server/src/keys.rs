@@ -1,4 +1,4 @@
-//! Keys that let requests in.
+//! API keys.
 
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -7,10 +7,10 @@ use subtle::ConstantTimeEq;
 
 use crate::ServerError;
 
-/// A key that lets requests in, and the name that the log gives it.
+/// An API key, and its name in the log.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ApiKey {
-    /// The secret that requests bring.
+    /// The secret in requests.
     pub key: String,
     /// Name of its owner or use, for the log.
     pub name: String,
@@ -33,7 +33,7 @@ impl ApiKey {
         if line.is_empty() || line.starts_with('#') {
             return None;
         }
-        // A sign without a space before it is part of the key.
+        // A # without a space before it is part of the key.
         let comment = line
             .match_indices('#')
             .find(|(at, _)| line[..*at].ends_with(char::is_whitespace));
@@ -93,11 +93,11 @@ impl Keys {
         self.0.read().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    /// The name of the key that was given; `None` if there is no such key.
+    /// The name of a given key; `None` if there is no such key.
     pub(crate) fn name_of(&self, given: &[u8]) -> Option<String> {
         let keys = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let mut found = None;
-        // Every key is compared, so that the time says nothing about any.
+        // Every key is compared, so that the time reveals nothing.
         for key in keys.iter() {
             if bool::from(key.key.as_bytes().ct_eq(given)) {
                 found = Some(&key.name);

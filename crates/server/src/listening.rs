@@ -1,4 +1,4 @@
-//! Addresses and sockets that a server listens on.
+//! Addresses and sockets of a server.
 
 use std::fmt;
 use std::io;
@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 #[cfg(unix)]
 use tokio::net::UnixListener;
 
-/// Begins the text of the address of a UNIX socket.
+/// Prefix of the address of a UNIX socket.
 const UNIX: &str = "unix:";
 
 /// An address to listen on.
@@ -18,7 +18,7 @@ const UNIX: &str = "unix:";
 pub enum ListenAddress {
     /// An IP address and a port. A port of 0 takes a free one.
     Tcp(SocketAddr),
-    /// The file of a UNIX socket. One that nobody listens on any more is replaced.
+    /// The file of a UNIX socket. A file without a listener is replaced.
     Unix(PathBuf),
 }
 
@@ -31,12 +31,12 @@ impl ListenAddress {
         }
     }
 
-    /// True if programs of other machines can reach it.
+    /// True if other machines can reach it.
     pub fn is_open(&self) -> bool {
         self.tcp().is_some_and(|address| !address.ip().is_loopback())
     }
 
-    /// True if only programs of this machine can reach it, web pages in its browsers among them.
+    /// True if only programs of this machine can reach it, including web pages in its browsers.
     pub(crate) fn is_loopback(&self) -> bool {
         self.tcp().is_some_and(|address| address.ip().is_loopback())
     }
@@ -64,7 +64,7 @@ pub(crate) enum Listener {
     Unix(UnixListener, SocketFile),
 }
 
-/// A connection that was accepted.
+/// An accepted connection.
 pub(crate) struct Connection {
     pub(crate) stream: Box<dyn Stream>,
     /// The address of the client; `unix` where it has none.
@@ -88,7 +88,7 @@ impl Listener {
     fn bind_unix(path: &Path) -> io::Result<Self> {
         use std::os::unix::fs::FileTypeExt;
         let is_socket = std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
-        // The file of a server that was killed stays.
+        // The file of a killed server remains.
         if is_socket && std::os::unix::net::UnixStream::connect(path).is_err() {
             std::fs::remove_file(path)?;
         }
@@ -104,7 +104,7 @@ impl Listener {
         ))
     }
 
-    /// The address, with the port that was taken.
+    /// The address, with the chosen port.
     pub(crate) fn address(&self) -> io::Result<ListenAddress> {
         match self {
             Self::Tcp(listener) => listener.local_addr().map(ListenAddress::Tcp),
@@ -135,7 +135,7 @@ impl Listener {
     }
 }
 
-/// The file of a UNIX socket, which is removed with its listener.
+/// The file of a UNIX socket, removed with its listener.
 #[cfg(unix)]
 pub(crate) struct SocketFile(PathBuf);
 

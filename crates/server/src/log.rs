@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::ServerOptions;
 
-/// How lines of the log are written.
+/// Format of the log's lines.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum LogFormat {
     /// `TIME EVENT NAME=VALUE…`; texts of several words are quoted.
@@ -17,7 +17,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// Characters of a field at most: messages quote words of requests.
+/// Most characters of a field, because messages quote words of requests.
 const LONGEST_FIELD: usize = 300;
 
 /// The log of a server: lines on standard error.
@@ -28,7 +28,7 @@ pub struct Log {
     pub(crate) tells_requests: bool,
 }
 
-/// A line that is being made.
+/// A line under construction.
 #[derive(Debug)]
 pub(crate) struct Line {
     event: &'static str,
@@ -48,7 +48,7 @@ impl Log {
         self.write(&Line::new("note").with("message", message));
     }
 
-    /// Writes a line about a model that was loaded or left memory.
+    /// Writes a line about a loaded or unloaded model.
     pub(crate) fn model(self, event: &'static str, name: &str, seconds: f64) {
         self.write(&Line::new(event).with("model", name).with_seconds("total_s", seconds));
     }
@@ -80,7 +80,7 @@ impl Line {
         self
     }
 
-    /// The same with a field that may be absent.
+    /// The same with an optional field.
     pub(crate) fn with_some(self, name: &'static str, value: Option<impl Into<Value>>) -> Self {
         match value {
             Some(value) => self.with(name, value),
@@ -129,7 +129,7 @@ fn shown(value: &Value) -> Value {
     Value::String(letters.take(LONGEST_FIELD).collect())
 }
 
-/// A value as it stands in a line of text: quoted where it has spaces or signs.
+/// A value in a line of text: quoted if it has spaces or signs.
 fn bare(value: &Value) -> String {
     let is_plain = |letter: char| letter.is_alphanumeric() || "._:/@[]-".contains(letter);
     match value {

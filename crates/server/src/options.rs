@@ -1,4 +1,4 @@
-//! How a server is set up.
+//! Options of a server.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -16,77 +16,78 @@ pub struct ServerOptions {
     pub address: ListenAddress,
     /// Path under which the server answers, such as `/riffle`; empty for none.
     pub base_path: String,
-    /// Threads that compute; `None` takes every core.
+    /// Threads for computation; `None` for all cores.
     pub threads: Option<usize>,
-    /// Requests that read or answer at a time; at most as many as the engine has sequences.
+    /// Requests that run at a time; at most the engine's number of sequences.
     pub parallel: usize,
-    /// The name that answers give the model.
+    /// The model's name in answers.
     pub model_name: String,
     /// Further names of the model.
     pub aliases: Vec<String>,
-    /// Names of the engine's adapters (LoRA), in their order; those without a name here are chosen by number alone. A request for a model of
-    /// such a name is computed with that adapter, at its full strength, and no other.
+    /// Names of the engine's adapters (LoRA), in their order; adapters without a name are chosen by index only. A
+    /// request for a model of such a name uses only that adapter, at full strength.
     pub adapter_names: Vec<String>,
-    /// Refuse requests for a model of another name. Otherwise the one model serves every name.
+    /// Refuse requests for other model names. Otherwise the one model answers to every name.
     pub has_strict_names: bool,
-    /// Keys, one of which every request has to bring; empty lets everybody in.
+    /// API keys, one of which every request needs; empty for no keys.
     pub api_keys: Vec<ApiKey>,
-    /// Origins of web pages of others that may use the server (`https://example.org`); empty allows none.
+    /// Origins of other web pages that may use the server (`https://example.org`).
     pub allowed_origins: Vec<String>,
-    /// Names beside those of the loopback that a server on the loopback answers to, such as that of a proxy before it.
+    /// Host names that a server on the loopback accepts besides the loopback's, such as the name of a proxy.
     pub allowed_hosts: Vec<String>,
     /// Upper bounds on the work that the server accepts.
     pub limits: Limits,
-    /// Tokens of an answer whose request does not say how many.
+    /// Most tokens of an answer whose request sets no limit.
     pub default_max_tokens: usize,
-    /// End answers that write the same tokens again and again, where a request does not say otherwise.
+    /// End answers that repeat the same tokens, unless the request allows them.
     pub ends_loops: bool,
-    /// Share of the time that prompts get while answers are written.
+    /// Share of the time for prompts while answers are written.
     pub prompt_share: f64,
-    /// Draft source of requests that name none, if the model can draft.
+    /// Draft source of requests without one, if the model can draft.
     pub draft: DraftSpec,
-    /// Beginnings on disk, which outlive the server.
+    /// Cache of beginnings on disk, which outlives the server.
     pub prefix_cache: Option<PrefixCacheOptions>,
-    /// A store of beginnings that other processes and machines share: looked in behind those on disk.
+    /// Store of beginnings for several processes and machines, searched after the disk.
     pub shared_store: Option<SharedStoreOptions>,
-    /// Folder of named sessions; without one there are none.
+    /// Folder of named sessions; `None` for no sessions.
     pub session_folder: Option<PathBuf>,
-    /// Options for publishing the blocks of text that are held; `None` publishes nothing.
+    /// Options for publishing held blocks; `None` publishes nothing.
     pub kv_events: Option<PublisherOptions>,
-    /// Time that an idle sequence stays in memory after its last use; `None` keeps it until its room is needed.
+    /// Time that an idle sequence stays in memory; `None` until its memory is needed.
     pub keep_alive: Option<Duration>,
-    /// Time that a model of several stays loaded after its last use, where a request does not say; `None` keeps it until its room is needed.
+    /// Time that one of several models stays loaded after its last use, unless a request sets it; `None` until its
+    /// memory is needed.
     pub unload_after: Option<Duration>,
-    /// How long answers under way may go on when the server is to end.
+    /// Time for running answers to finish at shutdown.
     pub grace: Duration,
-    /// Write a line to standard error for every answer and every refused request: counts and times, never a text.
+    /// Log a line for every answer and every refused request: counts and times, never a text.
     pub logs_requests: bool,
-    /// How these lines are written.
+    /// Format of these lines.
     pub log_format: LogFormat,
 }
 
-/// Upper bounds on the work that a server accepts.
+/// Limits on the work that a server accepts.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// Bytes of the body of a request.
+    /// Bytes of a request's body.
     pub body_bytes: usize,
-    /// Bytes of the bodies of all requests that have come in and are not yet answered; further ones wait.
+    /// Bytes of the bodies of all unanswered requests; further ones wait.
     pub bodies_bytes: usize,
-    /// Requests that read, answer or wait; further ones are refused with 429.
+    /// Requests that run or wait; further ones are refused with 429.
     pub requests: usize,
-    /// Connections; further ones wait until one is closed.
+    /// Connections; further ones wait.
     pub connections: usize,
     /// Answers to one request, over its prompts and choices.
     pub answers_per_request: usize,
     /// Time from the arrival of a request to its end.
     pub request_time: Duration,
-    /// Time in which the head of a request has to arrive, and the longest pause in its body.
+    /// Time for the head of a request to arrive, and longest pause in its body.
     pub arrival_time: Duration,
-    /// Time that a request waits at most until its model begins to load, while models in use have the memory.
+    /// Longest wait for a model to begin loading, while models in use have the memory.
     pub room_wait: Duration,
     /// Bytes of a schema, a pattern or a grammar.
     pub form_bytes: usize,
-    /// Time that a schema, a pattern or a grammar may take to be prepared.
+    /// Time for the preparation of a schema, a pattern or a grammar.
     pub form_time: Duration,
 }
 

@@ -13,13 +13,13 @@ use crate::failure::Refusal;
 use crate::log::Line;
 use crate::site::Site;
 
-/// Header with the id of a request: a client's own, or one that the server makes.
+/// Header with the id of a request: the client's own, or a new one.
 const ID_HEADER: &str = "x-request-id";
 
-/// Characters of a client's own id at most.
+/// Most characters of a client's own id.
 const LONGEST_ID: usize = 64;
 
-/// Paths that are asked again and again to see if the server is there. A "no" from them is no refused request.
+/// Paths for checks of the server's state. Their negative answers do not count as refused requests.
 const PROBES: [&str; 2] = ["/health", "/ready"];
 
 tokio::task_local! {
@@ -49,17 +49,17 @@ impl RequestNotes {
         }
     }
 
-    /// The facts about the request that this task answers; `None` if it did not come over HTTP.
+    /// The facts about this task's request; `None` if it did not come over HTTP.
     pub(crate) fn current() -> Option<Arc<Self>> {
         CURRENT.try_with(Arc::clone).ok()
     }
 
-    /// Notes the name of the key that let the request in.
+    /// Records the name of the request's key.
     pub(crate) fn set_key(name: &str) {
         drop(CURRENT.try_with(|notes| notes.key.set(name.to_owned())));
     }
 
-    /// Notes the model that answers.
+    /// Records the model of the answer.
     pub(crate) fn set_model(name: &str) {
         drop(CURRENT.try_with(|notes| notes.model.set(name.to_owned())));
     }
@@ -74,7 +74,7 @@ impl RequestNotes {
     }
 }
 
-/// A line that begins with the facts about a request, where there are any.
+/// A line that begins with the facts about a request, if any.
 pub(crate) fn line_of(notes: Option<&Arc<RequestNotes>>, event: &'static str) -> Line {
     notes.map_or_else(|| Line::new(event), |notes| notes.line(event))
 }
@@ -89,7 +89,7 @@ fn id_of(headers: &HeaderMap) -> String {
     own.filter(is_plain).map_or_else(|| new_id("req_"), str::to_owned)
 }
 
-/// Gives a request its id, and tells and counts it where it is refused.
+/// Gives a request its id, and logs and counts its refusal.
 pub(crate) async fn note_request(State(site): State<Arc<Site>>, request: Request, next: Next) -> Response {
     let notes = Arc::new(RequestNotes::of(&request));
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
@@ -117,7 +117,7 @@ pub(crate) async fn note_request(State(site): State<Arc<Site>>, request: Request
     response
 }
 
-/// A word for a status, where a refusal has none of its own.
+/// A word for a status, for refusals without their own.
 pub(crate) fn reason_of(status: StatusCode) -> &'static str {
     match status.as_u16() {
         400 => "invalid_request",

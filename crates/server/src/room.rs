@@ -1,4 +1,4 @@
-//! Room for many requests: how many tokens all of them may hold together.
+//! Number of tokens that all requests may hold together.
 
 use std::path::Path;
 
@@ -8,8 +8,8 @@ use serde::Serialize;
 
 use crate::tokenising::TOKENISED_AT_ONCE;
 
-/// Bytes that requests take at most beside what the plan of their engine has: `bodies_bytes` of bodies, and texts of a whole context that
-/// are tokenised beside the one that the plan counts.
+/// Most bytes of requests beyond the plan of their engine: `bodies_bytes` of bodies, and texts of a whole context
+/// that are tokenised in addition to the plan's one.
 pub fn requests_bytes(plan: &MemoryPlan, bodies_bytes: u64) -> RequestsBytes {
     let others = TOKENISED_AT_ONCE as u64 - 1;
     RequestsBytes {
@@ -18,13 +18,13 @@ pub fn requests_bytes(plan: &MemoryPlan, bodies_bytes: u64) -> RequestsBytes {
     }
 }
 
-/// Memory that requests take at most beside the engine's.
+/// Most memory of requests beyond the engine's plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct RequestsBytes {
     /// Bytes of all request bodies.
     pub bodies_bytes: u64,
-    /// Bytes of the texts that are tokenised beside the one that the engine's plan counts, while they are.
+    /// Bytes of the tokenisation of texts, in addition to the text in the engine's plan.
     pub tokenising_bytes: u64,
 }
 
@@ -54,12 +54,12 @@ pub fn engine_options(
     Ok(alone.options(contexts))
 }
 
-/// A model with room for the context of one request.
+/// A model with memory for the context of one request.
 pub(crate) struct OneContext {
     pub(crate) info: ModelInfo,
     options: EngineOptions,
     context_tokens: usize,
-    /// The budget as it was given, which [`Self::options`] has less what requests take.
+    /// The given budget. [`Self::options`] has it without the memory of requests.
     memory_budget_bytes: Option<u64>,
 }
 
@@ -77,7 +77,7 @@ impl OneContext {
         let info = options.model.inspect(model)?;
         let memory_budget_bytes = options.machine.memory_budget_bytes;
         let options = options
-            // Running requests, and as many idle ones that later requests go on from.
+            // Running requests, and as many idle ones that later requests may continue.
             .with_sequences(parallel.saturating_mul(2))
             .with_keeps_beginnings(true);
         let alone = plan(&info, &options)?;
@@ -101,7 +101,7 @@ impl OneContext {
         })
     }
 
-    /// The plan with room for `contexts` whole contexts.
+    /// The plan for `contexts` whole contexts.
     fn plan(&self, contexts: usize) -> Result<MemoryPlan, EngineError> {
         plan(&self.info, &self.with_contexts(contexts))
     }
@@ -116,10 +116,10 @@ impl OneContext {
         }
     }
 
-    /// The engine's options with room for `contexts` whole contexts.
+    /// The engine's options for `contexts` whole contexts.
     pub(crate) fn options(&self, contexts: usize) -> EngineOptions {
         let options = self.with_contexts(contexts);
-        // Experts that stay in the file get what requests leave, too.
+        // Experts in the file get the rest of the requests' memory.
         let weights_budget_bytes = match plan(&self.info, &options) {
             Ok(plan) if plan.experts.is_some() => Some(plan.weights_bytes),
             _ => options.machine.weights_budget_bytes,
@@ -130,7 +130,7 @@ impl OneContext {
     }
 }
 
-/// The most whole contexts, up to `most` and at least one, for which every model has room while all of them are in memory.
+/// Most whole contexts, from one to `most`, that every model can have while all models are in memory.
 pub(crate) fn most_contexts(models: &[&OneContext], most: usize) -> usize {
     let fit = |contexts: usize| {
         let plans = models.iter().map(|model| model.plan(contexts));

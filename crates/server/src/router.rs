@@ -1,4 +1,4 @@
-//! Which request goes where, and who is let in.
+//! Routes of requests, and access control.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::models::choice::{delete, get, post};
 use crate::request_notes::{RequestNotes, note_request};
 use crate::site::{BODY_STEP, Site};
 
-/// Paths that take a JSON object by POST and answer it without keeping anything under a name.
+/// Paths with a JSON object by POST that store nothing under a name.
 pub const JSON_PATHS: [&str; 16] = [
     "/v1/completions",
     "/v1/chat/completions",
@@ -40,7 +40,8 @@ pub const JSON_PATHS: [&str; 16] = [
     "/api/embed",
 ];
 
-/// Everything that the server answers. `get`, `post` and `delete` lead to a loaded model, those of `routing` to the server itself.
+/// All routes of the server. `get`, `post` and `delete` lead to a loaded model; those of `routing` lead to the server
+/// itself.
 pub(crate) fn router(site: &Arc<Site>) -> Router {
     let open = Router::new()
         .route("/", routing::get(web::page))
@@ -85,7 +86,7 @@ pub(crate) fn router(site: &Arc<Site>) -> Router {
     base_path::nested(&site.options.base_path, routes)
 }
 
-/// The paths of OpenAI. Some programs are given an address without `/v1` and do not add it.
+/// The paths of OpenAI. Some programs use an address without `/v1` and do not add it.
 fn openai_routes(prefix: &str) -> Router<Arc<Site>> {
     let at = |path: &str| format!("{prefix}{path}");
     Router::new()
@@ -143,7 +144,7 @@ fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
     .into_response()
 }
 
-/// Lets requests in that bring a key, where keys are asked for.
+/// Refuses requests without a valid key, if the server has keys.
 async fn check_key(State(site): State<Arc<Site>>, request: Request, next: Next) -> Response {
     if site.keys.is_empty() {
         return next.run(request).await;
@@ -160,7 +161,7 @@ async fn check_key(State(site): State<Arc<Site>>, request: Request, next: Next) 
     next.run(request).await
 }
 
-/// The key that a request brings.
+/// The key in a request.
 fn given_key(headers: &HeaderMap) -> Option<&[u8]> {
     let bearer = headers
         .get(header::AUTHORIZATION)
@@ -168,7 +169,8 @@ fn given_key(headers: &HeaderMap) -> Option<&[u8]> {
     bearer.or_else(|| headers.get("x-api-key").map(HeaderValue::as_bytes))
 }
 
-/// A server on the loopback answers to names of the loopback alone: a page of a stranger cannot reach it under a name of its own.
+/// Accepts only names of the loopback on a loopback address, so that a foreign web page cannot reach the server under
+/// its own name.
 async fn check_host(State(site): State<Arc<Site>>, request: Request, next: Next) -> Response {
     let options = &site.options;
     let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
@@ -183,13 +185,13 @@ async fn check_host(State(site): State<Arc<Site>>, request: Request, next: Next)
     next.run(request).await
 }
 
-/// Takes a body in once there is room for it, so that many large ones together stay within a limit.
+/// Reads a body after its memory is reserved, so that large bodies together stay within a limit.
 async fn wait_for_room(State(site): State<Arc<Site>>, request: Request, next: Next) -> Response {
     let most = site.options.limits.body_bytes;
     let length = request.headers().get(header::CONTENT_LENGTH);
     let length = length.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
     let has_body = length.is_some_and(|length| length > 0) || request.headers().contains_key(header::TRANSFER_ENCODING);
-    // A body that does not say how long it is may be as long as any.
+    // A body without a length may have any length.
     let steps = length.unwrap_or(most).min(most).div_ceil(BODY_STEP);
     let steps = u32::try_from(if has_body { steps } else { 0 }).unwrap_or(u32::MAX);
     let room = Arc::clone(&site.bodies).acquire_many_owned(steps).await;

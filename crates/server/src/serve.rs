@@ -1,4 +1,4 @@
-//! Connections: accepted, limited, and ended in an orderly way.
+//! Connections: accepting, limiting and closing.
 
 use std::path::Path;
 use std::pin::pin;
@@ -26,7 +26,7 @@ use crate::request_notes::Peer;
 use crate::site::Site;
 use crate::{Keys, KvEventAddresses, ListenAddress, ModelsPlan, ServerError, ServerOptions, base_path, router};
 
-/// How long to wait after a connection could not be accepted, as when all file handles are in use.
+/// Pause after a connection could not be accepted, for example because all file handles are in use.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A server that listens.
@@ -39,24 +39,24 @@ pub struct Server {
     stop: watch::Sender<bool>,
 }
 
-/// Ends a server from elsewhere, such as from a handler of signals.
+/// Stops a server, for example from a signal handler.
 #[derive(Debug, Clone)]
 pub struct Stopper(watch::Sender<bool>);
 
 impl Stopper {
-    /// Tells the server to end. It takes no more requests, lets answers go on for a while and writes held beginnings to
-    /// disk.
+    /// Starts the shutdown. The server refuses new requests, lets answers continue for a while and writes held
+    /// beginnings to disk.
     pub fn stop(&self) {
         self.0.send_replace(true);
     }
 }
 
 impl Server {
-    /// Listens, and starts the thread that computes. Requests are answered once it [runs](Self::run). The model stays loaded.
+    /// Listens, and starts the computing thread. [`run`](Self::run) answers requests. The model stays loaded.
     ///
     /// # Errors
-    /// [`ServerError::Listen`] for an address that is taken; [`ServerError::Engine`] for an engine that cannot serve requests;
-    /// [`ServerError::Option`] for options that make no sense.
+    /// [`ServerError::Listen`] for an address in use; [`ServerError::Engine`] for an engine that cannot serve
+    /// requests; [`ServerError::Option`] for invalid options.
     pub fn bind(engine: &Arc<Engine>, options: ServerOptions) -> Result<Self, ServerError> {
         engine.tokenizer()?;
         Self::listen(options, |options| Models::of_engine(engine, options))
@@ -108,17 +108,17 @@ impl Server {
         })
     }
 
-    /// Address that the server listens on.
+    /// Address of the server.
     pub fn address(&self) -> &ListenAddress {
         &self.address
     }
 
-    /// Log of the server, for notes beside its own.
+    /// Log of the server, for further notes.
     pub fn log(&self) -> Log {
         self.site.log
     }
 
-    /// Keys that let requests in, which may be replaced while the server runs.
+    /// API keys, which may be replaced while the server runs.
     pub fn keys(&self) -> Keys {
         self.site.keys.clone()
     }
@@ -133,13 +133,13 @@ impl Server {
         Stopper(self.stop.clone())
     }
 
-    /// Answers one request without a connection: its status and its body. For tests and fuzzing.
+    /// Answers one request without a connection. Returns its status and its body. For tests and fuzzing.
     pub fn respond(&self, path: &str, body: &[u8]) -> (u16, Vec<u8>) {
         let request = Request::post(path)
             .header(header::CONTENT_TYPE, "application/json")
             .body(Body::from(body.to_vec()));
         let Ok(request) = request else {
-            // A path that is none.
+            // An invalid path.
             return (400, Vec::new());
         };
         let router = router::router(&self.site);
@@ -154,10 +154,10 @@ impl Server {
         })
     }
 
-    /// Serves until it is told to stop, and returns when everything has ended.
+    /// Serves until it is told to stop. Returns after everything has ended.
     ///
     /// # Errors
-    /// None at present: connections that fail end alone.
+    /// None at present: a failed connection ends alone.
     pub fn run(self) -> Result<(), ServerError> {
         let Self {
             runtime,
@@ -176,10 +176,10 @@ impl Server {
                 let ending = Arc::clone(&site);
                 drop(tokio::task::spawn_blocking(move || ending.models.end(grace)).await);
             };
-            // Requests that come meanwhile are refused with a status, which tells them when to come back.
+            // Requests during the shutdown are refused with a status that tells when to try again.
             let open = accept(&listener, &site, router, ended).await;
             drop(listener);
-            // Answers end with the driver. The server waits a second for clients that still receive theirs.
+            // Answers end with the driver. The server waits a second for clients that are still receiving.
             drop(tokio::time::timeout(Duration::from_secs(1), open.shutdown()).await);
         });
         runtime.shutdown_timeout(Duration::from_secs(1));
@@ -220,7 +220,7 @@ fn check(options: &ServerOptions) -> Result<(), ServerError> {
     }
 }
 
-/// Makes a folder of sessions where there is none.
+/// Creates a folder of sessions if it is missing.
 pub(crate) fn make_session_folder(path: &Path) -> Result<(), ServerError> {
     std::fs::create_dir_all(path).map_err(|source| ServerError::Sessions {
         path: path.to_owned(),
@@ -228,7 +228,7 @@ pub(crate) fn make_session_folder(path: &Path) -> Result<(), ServerError> {
     })
 }
 
-/// Accepts connections until the server has ended; returns the open ones.
+/// Accepts connections until the server has ended. Returns the open ones.
 async fn accept(
     listener: &Listener,
     site: &Arc<Site>,
@@ -257,7 +257,7 @@ async fn accept(
     }
 }
 
-/// Serves one connection on a task of its own.
+/// Serves one connection in its own task.
 fn serve(
     Connection { stream, peer }: Connection,
     site: &Arc<Site>,
@@ -277,7 +277,7 @@ fn serve(
     let service = TowerToHyperService::new(router.map_request(with_peer));
     let connection = open.watch(builder.serve_connection(TokioIo::new(stream), service));
     tokio::spawn(async move {
-        // A connection that breaks is its client's affair; the request it carried is taken back.
+        // The server ignores a broken connection; its request is cancelled.
         drop(connection.await);
         drop(place);
     });

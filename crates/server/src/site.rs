@@ -1,4 +1,4 @@
-//! State of the whole server, whatever models it has.
+//! State of the whole server, with one or several models.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -10,10 +10,10 @@ use crate::metrics::Refusals;
 use crate::models::Models;
 use crate::{Keys, ServerError, ServerOptions};
 
-/// Bytes that room for bodies is counted in.
+/// Unit of the memory for bodies, in bytes.
 pub(crate) const BODY_STEP: usize = 64 << 10;
 
-/// The models, and who may ask them.
+/// The models, and the keys for them.
 pub(crate) struct Site {
     pub(crate) models: Models,
     pub(crate) options: ServerOptions,
@@ -21,9 +21,9 @@ pub(crate) struct Site {
     pub(crate) log: Log,
     /// Requests that were answered with an error.
     pub(crate) refusals: Refusals,
-    /// True once the server was told to end.
+    /// True after the server was told to end.
     pub(crate) is_ending: AtomicBool,
-    /// Room for bodies, in steps of [`BODY_STEP`].
+    /// Free memory for bodies, in steps of [`BODY_STEP`].
     pub(crate) bodies: Arc<Semaphore>,
 }
 
@@ -40,7 +40,7 @@ impl Site {
         })
     }
 
-    /// Everything that is counted, as the text that Prometheus reads.
+    /// All metrics, as text for Prometheus.
     pub(crate) fn metrics_text(&self) -> String {
         let models = self.models.entries().iter().map(|entry| entry.metrics.text());
         crate::metrics::merged(models.chain([self.refusals.text()]))

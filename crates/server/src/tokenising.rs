@@ -1,4 +1,4 @@
-//! Tokenises texts of clients: a few at a time, for as long as the client waits, and none that cannot fit.
+//! Tokenises clients' texts: a few at a time, only while the client waits, and none that is surely too long.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -15,31 +15,31 @@ use crate::failure::Failure;
 /// Texts that are tokenised at a time.
 pub(crate) const TOKENISED_AT_ONCE: usize = 2;
 
-/// A text with fewer bytes for each token of the context may fit: tokens are rarely shorter.
+/// A text with fewer bytes per token of the context may fit, because tokens are rarely longer.
 const BYTES_PER_TOKEN: usize = 16;
 
-/// A text with fewer bytes is tokenised whatever memory is left.
+/// A text with fewer bytes is tokenised without a check of the memory.
 const SMALL_BYTES: usize = 1 << 20;
 
-/// A text is given up once it has this many times the tokens of the context. Below that the refusal has their number.
+/// Tokenisation stops at this many times the tokens of the context. Below that the refusal gives their number.
 const GIVEN_UP_CONTEXTS: usize = 2;
 
 static PLACES: Semaphore = Semaphore::const_new(TOKENISED_AT_ONCE);
 
-/// Which texts are tokenised.
+/// Purpose of a tokenisation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// The tokens that the context may hold.
+    /// At most the tokens of the context.
     Prompt,
-    /// All that there is memory for.
+    /// As many tokens as memory allows.
     Count,
 }
 
-/// The client that a text is tokenised for.
+/// The client of a tokenisation.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Client(Arc<AtomicBool>);
 
-/// Tells that the client is gone when it is dropped.
+/// Marks the client as gone when it is dropped.
 struct Waiting(Client);
 
 impl Client {
@@ -54,7 +54,7 @@ impl Drop for Waiting {
     }
 }
 
-/// Does work that tokenises, once there is a place. A client that goes stops it.
+/// Runs tokenising work when there is a place. A client that disconnects stops it.
 pub(crate) async fn tokenise<T: Send + 'static>(
     work: impl FnOnce(&Client) -> Result<T, Failure> + Send + 'static,
 ) -> Result<T, Failure> {
@@ -68,7 +68,7 @@ pub(crate) async fn tokenise<T: Send + 'static>(
     .await
 }
 
-/// The tokens of a text, as long as the client is there.
+/// The tokens of a text, while the client waits.
 pub(crate) fn encode_now(
     engine: &Engine,
     text: &ConversationText,
@@ -95,16 +95,16 @@ pub(crate) fn encode_now(
         }
     };
     match tokenizer.encode_conversation_until(text, add_special, &mut poll) {
-        // Nobody reads it where the client is gone.
+        // The client is gone, so nobody reads the error.
         Err(ModelError::TokenizeInterrupted) => Err(too_long(bytes, most.saturating_add(1), context)),
         encoded => encoded.map_err(|error| Failure::from_engine(&EngineError::from(error))),
     }
 }
 
-/// Refuses a text of `bytes` bytes whose tokens cannot all be in the context, however long they are.
+/// Refuses a text of `bytes` bytes that exceeds the context even with the longest tokens.
 ///
 /// # Errors
-/// How many tokens it has at least and how many the context holds.
+/// The least number of its tokens, and the context.
 fn refuse_too_long(engine: &Engine, bytes: usize) -> Result<(), Failure> {
     let context = engine.plan().context_tokens;
     if bytes / BYTES_PER_TOKEN <= context {
@@ -124,7 +124,7 @@ fn too_long(bytes: usize, least: usize, context: usize) -> Failure {
     .with_code("context_length_exceeded")
 }
 
-/// Refuses a text that would take more memory than is left while it is tokenised.
+/// Refuses a text whose tokenisation needs more than the free memory.
 fn refuse_too_large(engine: &Engine, bytes: usize) -> Result<(), Failure> {
     if bytes < SMALL_BYTES {
         return Ok(());

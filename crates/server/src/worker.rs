@@ -1,4 +1,4 @@
-//! The thread that answers requests, for programs that bring them in by another protocol than HTTP.
+//! The answering thread, for programs with another protocol than HTTP.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,30 +11,30 @@ use crate::forms::{Form, Forms};
 use crate::metrics::Metrics;
 use crate::{ServerError, ServerOptions};
 
-/// An engine that answers requests on a thread of its own. A [`Server`](crate::Server) adds HTTP to it.
+/// An engine that answers requests on its own thread. A [`Server`](crate::Server) adds HTTP to it.
 ///
-/// Only options on limits, drafts and kept pages count here: addresses, keys and the like have no effect.
+/// Only options for limits, drafts and kept pages have an effect here.
 pub struct Worker {
     pub(crate) driver: Driver,
     pub(crate) forms: Arc<Forms>,
     pub(crate) metrics: Arc<Metrics>,
 }
 
-/// An answer under way. Dropping it cancels the request before the next piece of work; pages of its prompt stay.
+/// A running answer. Dropping it cancels the request before the next piece of work; pages of its prompt stay.
 #[derive(Debug)]
 pub struct Answer(DriverAnswer);
 
-/// An event in the life of an answer.
+/// An event of an answer.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum AnswerEvent {
-    /// How likely the next tokens of the prompt were, in their order, from its second token on.
+    /// Probabilities of the next prompt tokens in order, from the second token on.
     PromptProbabilities(Vec<TokenProbabilities>),
     /// A token was written.
     Token {
         /// The token.
         token: u32,
-        /// How likely it was, where the request asks.
+        /// Its probability, if requested.
         probabilities: Option<TokenProbabilities>,
     },
     /// The answer is complete.
@@ -66,17 +66,17 @@ impl Worker {
         })
     }
 
-    /// Asks for an answer; returns once the scheduler has taken the request.
+    /// Requests an answer. Returns after the scheduler has accepted the request.
     ///
     /// # Errors
-    /// For a request that cannot be answered, that is one too many, or that comes when the worker ends.
+    /// For a request that cannot be answered, that is one too many, or that comes during the shutdown.
     pub async fn ask(&self, request: Request) -> Result<Answer, Failure> {
         let mut answer = self.driver.ask(request)?;
         answer.accepted().await?;
         Ok(Answer(answer))
     }
 
-    /// Prepares a form that answers are held to; `place` is the field of the request it came from.
+    /// Prepares a form for answers; `place` is its field in the request.
     ///
     /// # Errors
     /// For a form that is too long, takes too long to prepare, or is not understood.
@@ -84,18 +84,18 @@ impl Worker {
         self.forms.prepare(form, place).await
     }
 
-    /// All counters, as the text that Prometheus reads.
+    /// All metrics, as text for Prometheus.
     pub fn metrics(&self) -> String {
         self.metrics.text()
     }
 
-    /// True if the thread is alive. It ends by itself only where the engine cannot begin anew after it failed.
+    /// True if the thread is alive. It ends by itself only if a failed engine cannot be started again.
     pub fn is_alive(&self) -> bool {
         self.driver.is_alive()
     }
 
-    /// Ends the thread. It refuses waiting requests, lets answers go on for `grace`, and writes held beginnings to the
-    /// prefix cache if there is one. Returns when all is done; a second call does nothing.
+    /// Ends the thread. It refuses waiting requests, lets answers continue for `grace`, and writes held beginnings to
+    /// the prefix cache if there is one. Returns at the end; a second call does nothing.
     pub fn stop(&self, grace: Duration) {
         self.driver.stop(grace);
     }
@@ -105,7 +105,7 @@ impl Answer {
     /// The next event; none comes after [`AnswerEvent::Finished`]. Dropping the future loses no event.
     ///
     /// # Errors
-    /// For an answer that cannot go on.
+    /// For a failed answer.
     pub async fn next(&mut self) -> Result<AnswerEvent, Failure> {
         loop {
             match self.0.next().await {

@@ -1,5 +1,5 @@
-//! Requests that make no sense: each is refused with a 4xx in the shape of its API and one clear message, at once, and the server
-//! goes on.
+//! Invalid requests: the server refuses each with a 4xx in the shape of its API and one clear message, at once, and
+//! stays up.
 
 mod requests;
 
@@ -14,10 +14,10 @@ use riffle_engine::{Engine, EngineOptions};
 use riffle_server::{Limits, Server, ServerOptions, Stopper};
 use serde_json::{Value, json};
 
-/// How long a head may take to arrive, and a body to go on.
+/// Longest arrival of a head, and longest pause of a body.
 const ARRIVAL: Duration = Duration::from_millis(600);
 
-/// No answer may take longer.
+/// Longest time of an answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A server on a port of its own, with the shipped model.
@@ -63,7 +63,7 @@ impl Running {
         }
     }
 
-    /// Checks that a request that makes sense is answered.
+    /// Checks that a valid request is answered.
     fn check_answers(&self) {
         let body = json!({"model": "model", "prompt": "In the beginning", "max_tokens": 2}).to_string();
         let request = requests::post("/v1/completions", &body);
@@ -75,7 +75,7 @@ impl Running {
     fn ask(&self, bytes: &[u8], ending: Ending) -> Result<Answer, String> {
         let mut stream = TcpStream::connect(self.address).map_err(|error| error.to_string())?;
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        // A server that has answered already may close before all has been written.
+        // A server may answer and close before it has read every byte.
         let written = stream.write_all(bytes);
         if ending == Ending::Closed {
             drop(stream.shutdown(Shutdown::Write));
@@ -119,7 +119,7 @@ impl Answer {
         Some(Self { status, body })
     }
 
-    /// The fault of this answer as a refusal; `None` if it has none.
+    /// The fault of this answer as a refusal, or `None` if it is correct.
     fn fault(&self, case: &Case) -> Option<String> {
         if !(400..500).contains(&self.status) {
             return Some(format!("status {}, body {}", self.status, self.body));
@@ -189,7 +189,7 @@ fn who_sends_slowly_or_not_at_all_is_let_go() {
     let body = json!({"model": "model", "prompt": "a", "max_tokens": 1}).to_string();
     let whole = requests::post("/v1/completions", &body);
     let head = whole.windows(4).position(|part| part == b"\r\n\r\n").unwrap() + 4;
-    // Nothing, a part of the head, all of the head, a part of the body.
+    // The client sends nothing, a part of the head, the whole head, or a part of the body.
     for sent in [0, 1, head / 2, head, head + 5] {
         let begun = Instant::now();
         let mut stream = TcpStream::connect(server.address).unwrap();
@@ -202,7 +202,7 @@ fn who_sends_slowly_or_not_at_all_is_let_go() {
             assert!((400..500).contains(&answer.status), "{sent}: {answer:?}");
         }
     }
-    // HTTP/2 has no such limits and is not taken up.
+    // HTTP/2 has no such limits, so the server does not accept it.
     let begun = Instant::now();
     let mut stream = TcpStream::connect(server.address).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -211,7 +211,7 @@ fn who_sends_slowly_or_not_at_all_is_let_go() {
     drop(stream.read_to_end(&mut text));
     assert!(text.is_empty() || text.starts_with(b"HTTP/1.1 4"), "{text:?}");
     assert!(begun.elapsed() < PATIENCE / 2, "HTTP/2 was waited for");
-    // Letter by letter, with a head that never ends.
+    // The client sends single letters of a head without an end.
     let begun = Instant::now();
     let mut stream = TcpStream::connect(server.address).unwrap();
     for letter in whole[..head - 2].iter().cycle() {

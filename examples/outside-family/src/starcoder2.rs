@@ -9,7 +9,7 @@ use riffle_model::{
 };
 
 // ANCHOR: family
-/// What the engine's options take.
+/// The family for the engine's options.
 pub static FAMILIES: [Family; 1] = [Family::new(&["Starcoder2ForCausalLM"], "starcoder2", configure, build)];
 
 const ACTIVATION: &str = "gelu_pytorch_tanh";

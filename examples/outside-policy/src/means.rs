@@ -7,7 +7,7 @@ use riffle_policy::{
 };
 
 // ANCHOR: entry
-/// What the engine and the laboratory know of it: its name, what it is, its parameters, and how to make one.
+/// Registration for the engine and `riffle eval`: name, description, parameters and constructor.
 pub static POLICIES: [PolicyInfo; 1] = [PolicyInfo::outside(
     "means",
     Traits::PLAIN

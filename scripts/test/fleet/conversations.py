@@ -26,7 +26,7 @@ def add_options(parser):
 
 
 def conversations(arguments):
-    """What each conversation is about: a document, by Zipf's law."""
+    """Document of each conversation, by Zipf's law."""
     rng = random.Random(arguments.seed)
     weights = [1 / (rank + 1) for rank in range(arguments.documents)]
     documents = []

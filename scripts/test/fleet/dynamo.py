@@ -64,7 +64,7 @@ class Fleet:
         }
 
     def add_worker(self, extra=()):
-        # Where it says that it is ready, and what it has counted.
+        # Port of its health check and its metrics.
         port = ARGUMENTS.port + 1 + len(self.ports)
         command = [ARGUMENTS.riffle_dynamo, "--model", ARGUMENTS.model, "--alias", "model", "--endpoint-types", "completions"]
         command += ["--page-tokens", 64, *workers.sizes(ARGUMENTS), *extra]
@@ -151,13 +151,13 @@ def from_disk():
 
 
 def refused():
-    """What a client is told that asks for what a worker does not do."""
+    """Checks the error for a request that a worker does not support."""
     status, answer = workers.post(FRONTEND, "/v1/completions", {"model": "model", "prompt": "In the beginning", "max_tokens": 2, "n": 2})
     return f"{status} {answer.get('message', answer)}"
 
 
 def leave_early(running):
-    """Whether a worker takes the request of a client back that leaves after the first text."""
+    """Checks that a worker cancels the request of a client that disconnects after the first text."""
     aborted = lambda: sum(running.requests('finished_reason="abort"'))
     before = aborted()
     connection = http.client.HTTPConnection(workers.HOST, FRONTEND, timeout=60)

@@ -63,7 +63,7 @@ def structures(array_like):
 
 
 class Subscriber:
-    """What a router knows: hashes by (parent, tokens), and where each is held."""
+    """State of a router: hashes by (parent, tokens), and the holders of each."""
 
     def __init__(self, array_like):
         self.decoder = structures(array_like)

@@ -42,7 +42,7 @@ def tries() -> list[dict]:
 
 
 def outcome(schema: object, validator: type, wishes: list[dict]) -> tuple[str, str]:
-    """What came of a schema, and why."""
+    """Outcome of a schema, and its reason."""
     found = "cut", ""
     for wish in wishes:
         body = {"model": MODEL, "prompt": "JSON:", "structured_outputs": {"json": schema}, **wish}

@@ -56,7 +56,7 @@ def check_page(token):
         page.goto(f"{URL}/?models={MODEL}")
         field = page.locator("#chat-input")
         field.wait_for(timeout=60_000)
-        # What is new in this version covers the page at the first visit.
+        # A dialog with release notes covers the page at the first visit.
         page.keyboard.press("Escape")
         field.click()
         page.keyboard.type("What is the capital of France?")

@@ -12,7 +12,7 @@ pub(crate) fn attended(shape: &Shape, pages: &[Page], options: &AttendOptions) -
     partial
 }
 
-/// The output is that of the reference, which computes in f64.
+/// The output equals the reference's, which computes in f64.
 pub(crate) fn equals_the_reference(shape: &Shape, options: &AttendOptions, tolerance: f64) {
     let pages = shape.pages();
     let views: Vec<_> = pages.iter().map(Page::view).collect();
@@ -31,7 +31,7 @@ pub(crate) fn pages_may_come_one_by_one(shape: &Shape, options: &AttendOptions) 
     assert_eq!(attended(shape, &pages, options), paged);
 }
 
-/// Rows before the token `from` have the same bits whatever it and later tokens hold, and where they are not there yet.
+/// Rows before the token `from` have the same bits for any contents of later tokens, and without later tokens.
 /// They have the bits of a single call in a batch too.
 pub(crate) fn later_tokens_change_no_earlier_row(shape: &Shape, options: &AttendOptions, from: usize) {
     let run = |pages: &[Page]| {

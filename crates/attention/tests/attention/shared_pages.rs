@@ -15,7 +15,7 @@ struct Sequences {
     formats: (Format, Format),
     soft_cap: Option<f32>,
     causal: bool,
-    /// Tokens of each page of the document; less than a whole page leaves a gap behind them.
+    /// Tokens of each page of the document; a partial page leaves a gap after them.
     document: Vec<usize>,
     /// The pages, rows and selection of each sequence.
     each: Vec<Sequence>,
@@ -25,7 +25,7 @@ struct Sequences {
 struct Sequence {
     /// Pages that it has of the document, as far as there are so many.
     shared: usize,
-    /// Tokens of its own pages behind them.
+    /// Tokens of its own pages after them.
     own: Vec<usize>,
     rows: usize,
     selection: Selection,

@@ -24,7 +24,7 @@ impl Noise {
     }
 }
 
-/// A plane of poison: nothing that a kernel reads behind the valid tokens may matter.
+/// A plane of poison values: reads after the valid tokens must not affect results.
 pub fn plane(format: Format, tokens: usize, head_dim: usize) -> PlaneBuf {
     PlaneBuf::filled(format, tokens, head_dim, 0xff)
 }
@@ -164,7 +164,7 @@ impl Shape {
     }
 }
 
-/// Widths of values beside keys of `head_dim`: mostly the same, now and then narrower or wider.
+/// Widths of values for keys of `head_dim`: mostly the same, sometimes narrower or wider.
 pub fn value_dim(head_dim: usize) -> impl Strategy<Value = usize> {
     prop_oneof![3 => Just(head_dim), 1 => Just(16usize), 1 => Just(48), 1 => Just(128)]
 }

@@ -1,4 +1,4 @@
-//! `--lora`: an adapter changes answers and plans, and what is wrong with one is a line.
+//! `--lora`: an adapter changes answers and plans, and a fault of it is one line.
 
 use std::fs;
 

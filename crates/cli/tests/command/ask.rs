@@ -1,4 +1,4 @@
-//! Questions about documents: a text, a PDF, an EPUB, a folder; what is kept, shown and refused.
+//! Questions about documents: a text, a PDF, an EPUB, a folder; kept pages, passages and refusals.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -342,7 +342,7 @@ fn files_that_are_no_documents_and_missing_questions_are_one_line() {
         &["/dev/null/x", "--no-keep"],
     );
     assert_refused(&desk.ask(&[]), 2, &["FILE… QUESTION"]);
-    // A cache folder that cannot be used, where nobody asked for one, costs only time.
+    // Without --keep, an unusable cache folder only costs time.
     let mut command = desk.command(&[&text, "Who?", "-n", "1"]);
     let output = command
         .env("XDG_CACHE_HOME", Path::new("/dev/null/x"))

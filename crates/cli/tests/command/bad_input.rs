@@ -271,7 +271,7 @@ fn outputs_that_may_not_be_written_are_refused_before_anything_is_loaded() {
     fs::write(&tokens, "1 2 3").expect("a file");
     let (diary_name, tokens) = (diary.display().to_string(), tokens.display().to_string());
     let inside = folder.path().display().to_string();
-    // A model that is not there would be the next thing to be refused.
+    // Without this refusal, the missing model would be refused next.
     let logits = ["eval", "logits", "--model", "no-model", "--tokens", &*tokens, "--out"];
     let calibrate = ["calibrate", "--model", "no-model", "--file", &*tokens, "--out"];
     let refused = |command: &[&str], out: &str, part: &str| {

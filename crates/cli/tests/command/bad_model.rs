@@ -1,4 +1,4 @@
-//! Models that are damaged, or that this program does not know, get one clear line.
+//! Damaged or unknown models get one clear line.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! Every command that the book, the README and the pages in docs show is one that riffle accepts.
+//! Riffle accepts every command in the book, the README and the pages in docs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ fn pages() -> Vec<PathBuf> {
     pages
 }
 
-/// The lines of the shell that a page shows: those of blocks marked `sh`, and of blocks that are set in. Lines that end with \ are joined.
+/// The shell lines of a page: in blocks marked `sh` and in indented blocks. Lines that end with \ are joined.
 fn shell_lines(text: &str) -> Vec<String> {
     let (mut lines, mut block): (Vec<String>, Option<bool>) = (Vec::new(), None);
     let mut open = String::new();
@@ -48,7 +48,7 @@ fn shell_lines(text: &str) -> Vec<String> {
     lines
 }
 
-/// The words of each command of a line, as a shell cuts them: quotes, comments, pipes.
+/// The words of each command of a line, split like a shell: quotes, comments, pipes.
 fn commands(line: &str) -> Vec<Vec<String>> {
     let mut commands = vec![Vec::new()];
     let (mut word, mut is_word, mut quote) = (String::new(), false, None);
@@ -76,7 +76,7 @@ fn commands(line: &str) -> Vec<Vec<String>> {
     if is_word {
         commands.last_mut().expect("one").push(word);
     }
-    // Words behind > redirect output and are no arguments.
+    // Words after > redirect output and are not arguments.
     for command in &mut commands {
         let end = command.iter().position(|word| word == ">").unwrap_or(command.len());
         command.truncate(end);
@@ -84,7 +84,7 @@ fn commands(line: &str) -> Vec<Vec<String>> {
     commands
 }
 
-/// The words with a path in place of the name of a model, which is looked up among the models of this machine.
+/// The words with a path instead of a model's name, because this machine may not have that model.
 fn with_a_path_for_the_model(mut words: Vec<String>) -> Vec<String> {
     for at in 1..words.len() {
         if words[at - 1] == "--model" && words[at].contains(['/', ':']) && !words[at].ends_with(".gguf") {

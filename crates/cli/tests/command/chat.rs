@@ -1,4 +1,4 @@
-//! Conversations: over a pipe, line by line, and under a terminal where Python can make one.
+//! Conversations: over a pipe, and in a pseudo-terminal if Python can make one.
 
 use std::fs;
 use std::path::Path;
@@ -27,7 +27,7 @@ fn chat(model: &Path, arguments: &[&str], lines: &[&str]) -> Output {
     run_with_input(&mut command, lines.join("\n").as_bytes())
 }
 
-/// The number before `what` in what `/stats` said for the `count`th time.
+/// The number before `what` in the output of the `count`th `/stats`.
 fn stated(notes: &str, count: usize, what: &str) -> usize {
     let lines: Vec<&str> = notes.lines().filter(|line| line.starts_with("last turn")).collect();
     let line = lines[count];
@@ -86,7 +86,7 @@ fn a_file_is_asked_about_and_a_message_may_have_several_lines() {
     );
     assert!(stdout(&output).trim_start().starts_with("40718"), "{}", stdout(&output));
     assert!(stderr(&output).contains("the book.txt: ") && stderr(&output).contains(" tokens read"));
-    // The same by an argument; a line that ends with \ goes on.
+    // The same with an argument; a line that ends with \ continues.
     let question = "What is the pass key for river stone? \\\nThe pass key for river stone is";
     let output = chat(
         &shipped_model(),
@@ -193,7 +193,7 @@ fn nothing_is_coloured_where_nobody_looks() {
     assert!(!stdout(&output).contains("> "), "no prompt: {}", stdout(&output));
 }
 
-/// Types into a pseudo-terminal: see the script. Returns what the terminal showed; `None` where there is no Python.
+/// Types into a pseudo-terminal (see the script). Returns the screen's text, or `None` without Python.
 #[cfg(unix)]
 fn typed(state: &Path, colours: bool, arguments: &[&str], steps: &[(&str, &str)]) -> Option<String> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/testing/terminal.py");
@@ -233,7 +233,7 @@ fn at_a_terminal_control_c_stops_the_answer_and_control_d_leaves() {
     let (model, state) = (talking_model(), tempfile::tempdir().expect("a folder"));
     let model = model.path().to_str().expect("UTF-8");
     let arguments = ["--ctx", "60000", "-n", "-1", "--allow-loops", "--model", model];
-    // Each step waits for a text to appear, then types the other.
+    // Each step waits for the first text, then types the second.
     let steps = [
         ("> ", "And it came to pass\r"),
         ("", "\u{3}"),
@@ -245,7 +245,7 @@ fn at_a_terminal_control_c_stops_the_answer_and_control_d_leaves() {
         ("cut after 4 tokens", ""),
         ("> ", "/stats\r"),
         ("2 turns", ""),
-        // A terminal that is not read by the editor yet would take Ctrl-D for itself.
+        // The terminal handles Ctrl-D itself until the line editor runs.
         ("> ", "\u{4}"),
     ];
     let Some(shown) = typed(state.path(), true, &arguments, &steps) else {
@@ -259,7 +259,7 @@ fn at_a_terminal_control_c_stops_the_answer_and_control_d_leaves() {
     );
     assert!(fs::read_to_string(&history).expect("text").contains("/set tokens 4"));
 
-    // The history comes back with the arrow; NO_COLOR takes the colours away.
+    // The arrow key shows the history; NO_COLOR removes colours.
     let steps = [("> ", "\u{1b}[A"), ("/stats", "\r"), ("0 turns", ""), ("> ", "\u{4}")];
     let shown = typed(state.path(), false, &arguments, &steps).expect("Python");
     assert!(

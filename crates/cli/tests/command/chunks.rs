@@ -1,4 +1,4 @@
-//! Which policies answer the same whatever the chunk length, the page length and the parts that a prompt is read in.
+//! Tests which policies answer the same for every chunk length, page length and split of a prompt.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::testing::{run, run_shipped, stderr, stdout};
 
-/// Parameters under which a policy leaves tokens out of a short text; its defaults elsewhere.
+/// Parameters with which a policy skips tokens of a short text; others have their defaults.
 const PARAMETERS: &[(&str, &str)] = &[
     ("h2o", "budget=128,"),
     ("snapkv", "budget=128,"),
@@ -17,7 +17,7 @@ const PARAMETERS: &[(&str, &str)] = &[
     ("h2o-chunk", "local=16,heavy=8,"),
 ];
 
-/// An answer that is sampled: a difference of some percent in the logits changes one of its tokens.
+/// A sampled answer: it changes if logits differ by some percent.
 fn answer(file: &Path, policy: [&str; 2], more: &[&str]) -> String {
     let file = file.to_str().expect("UTF-8");
     let asked = [

@@ -296,7 +296,7 @@ fn bench_model_reports_every_depth() {
         rates.map(|rate| rate[key].as_u64().expect(key)).collect()
     };
     assert_eq!(found("depth"), [0, 300, 700, 200]);
-    // Each context holds its own tokens and those of the answer, in pages of 256 tokens.
+    // Each context has its own tokens and the answer's, in pages of 256 tokens.
     let page_bytes = found("kv_bytes")[0];
     assert_eq!(found("kv_bytes"), [1, 2, 3, 1].map(|pages| pages * page_bytes));
     for rate in rates.as_array().expect("a list") {
@@ -319,7 +319,7 @@ fn quantised_kv_takes_fewer_bytes_and_still_reads() {
         json(&stdout(&output))["kv"]["ram_bytes"].as_u64().expect("bytes")
     };
     let half = bytes("f16");
-    // One byte a value and two for every 32; half a byte for q4_0.
+    // One byte per value and two for every 32; half a byte per value for q4_0.
     assert_eq!(bytes("q8_0") * 64, half * 34);
     assert_eq!(bytes("q8_0:q4_0") * 128, half * (34 + 18));
 }

@@ -1,4 +1,4 @@
-//! The model of a command without `--model`: that of RIFFLE_MODEL, the one used last, or the only one that is here.
+//! The default model without `--model`: RIFFLE_MODEL, the last used model, or the only model.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use crate::testing::{assert_refused, riffle, shipped_model, stderr, stdout};
 use riffle_testing::hub::{COMMIT, other_home};
 
-/// A made-up user, with folders for models and for the state of programs.
+/// A user with folders for models and for the state of programs.
 struct User {
     home: tempfile::TempDir,
 }
@@ -37,7 +37,7 @@ impl User {
         self.command(arguments).output().expect("the binary runs")
     }
 
-    /// The shipped model, in the hub's cache under this name.
+    /// Puts the shipped model into the hub's cache under this name.
     fn has_model(&self, name: &str) {
         let repository = self.home.path().join("hf/hub/models--owner--".to_owned() + name);
         let snapshot = repository.join("snapshots").join(COMMIT);
@@ -80,7 +80,7 @@ fn without_any_model_one_that_fits_this_machine_is_named() {
 fn the_only_model_is_taken_and_then_the_one_used_last() {
     let user = User::new();
     user.has_model("first");
-    // Files that are no models which Riffle can open do not count.
+    // Files that Riffle cannot open do not count.
     let broken = user.home.path().join(".lmstudio/models/publisher/a-GGUF/a-Q8_0.gguf");
     fs::create_dir_all(broken.parent().expect("a folder")).expect("a folder");
     fs::write(&broken, "no model").expect("a file");
@@ -111,7 +111,7 @@ fn the_only_model_is_taken_and_then_the_one_used_last() {
             stderr(&output)
         );
     }
-    // Only what answers counts as used.
+    // Only a model that answers counts as used.
     stdout(&user.go(&["plan", "--model", "owner/first"]));
     assert_eq!(user.last_model().as_deref(), Some("owner/second\n"));
 }
@@ -130,7 +130,7 @@ fn of_several_models_one_has_to_be_chosen() {
             "owner/second",
         ],
     );
-    // One that is gone is not taken.
+    // A removed model is not the default.
     stdout(&user.go(&[&RUN[..], &["--model", "owner/first"]].concat()));
     fs::remove_dir_all(user.home.path().join("hf/hub/models--owner--first")).expect("removed");
     let output = user.go(&RUN);
@@ -161,7 +161,7 @@ fn models_of_other_programs_count_and_a_variable_names_one_for_every_command() {
         "{}",
         stderr(&output)
     );
-    // A path is kept as one that any folder knows.
+    // A path is stored as absolute.
     assert_eq!(user.last_model().map(|name| name.starts_with('/')), Some(true));
     assert_refused(
         &with(Path::new("owner/none"), &RUN),
@@ -174,13 +174,13 @@ fn models_of_other_programs_count_and_a_variable_names_one_for_every_command() {
         "{}",
         stderr(&output)
     );
-    // What is typed goes before what is set.
+    // A typed model has priority over the variable.
     let typed = [&RUN[..], &["--model", model.to_str().expect("UTF-8")]].concat();
     let output = with(Path::new("owner/none"), &typed);
     stdout(&output);
     assert!(!stderr(&output).contains("RIFFLE_MODEL"), "{}", stderr(&output));
 
-    // Files of other programs that Riffle cannot open are not offered.
+    // Models of other programs that Riffle cannot open are not offered.
     let mut command = user.command(&RUN);
     command
         .env("HOME", made.path())

@@ -1,4 +1,4 @@
-//! `--memory` and `--weights-ram` with mixtures of experts: plans, answers, and what is refused.
+//! `--memory` and `--weights-ram` with mixtures of experts: plans, answers and refusals.
 
 use std::path::Path;
 use std::process::Output;
@@ -47,7 +47,7 @@ fn an_answer_is_the_same_with_experts_in_the_file_and_the_plan_says_what_is_read
     ] {
         assert!(table.contains(part), "{part} is not in {table}");
     }
-    // The weights do not fit beside everything else.
+    // The weights do not fit in addition to everything else.
     let total = whole["total_bytes"].as_u64().expect("bytes");
     let memory = (total - (1 << 20)).to_string();
     let chosen = plan(&["--memory", &memory]);

@@ -1,4 +1,4 @@
-//! Writes beyond the limit on file sizes, and caches that cannot be used: what was asked for stands, and one line says what is wrong.
+//! Writes beyond the file size limit, and unusable caches: the answer is printed, and one line names the fault.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -8,7 +8,7 @@ use std::process::Output;
 
 use crate::testing::{assert_refused, program, run_shipped, shipped_model, stderr, stdout};
 
-/// Runs the command where no file may grow beyond some KiB.
+/// Runs the command with a file size limit of `kib` KiB.
 fn run_limited(kib: u32, folder: &Path, arguments: &[&str]) -> Output {
     program("bash")
         .args(["-c", &format!("ulimit -f {kib} && exec \"$0\" \"$@\"")])
@@ -46,7 +46,7 @@ fn a_session_beyond_the_limit_on_file_sizes_is_refused_and_leaves_nothing() {
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let said = stderr(&output);
     assert!(said.contains("cannot write s") && said.contains("ulimit -f"), "{said}");
-    // The lock stays beside a session for as long as its folder does.
+    // The lock file stays beside a session.
     let left: Vec<String> = files(folder.path())
         .into_iter()
         .filter(|name| name != ".s.lock")
@@ -163,12 +163,13 @@ fn a_plan_for_a_server_has_its_requests_and_their_bodies() {
     assert_refused(&both, 2, &["--parallel", "--question"]);
 }
 
-/// A prefix cache that holds a prompt, and a command that may not write to it: root runs it as another user, who may read everything.
+/// A prefix cache with a prompt, and a command without permission to write to it. Root runs the command as another
+/// user.
 struct Reader {
     folder: tempfile::TempDir,
     binary: PathBuf,
     model: PathBuf,
-    /// Nobody's number where this process is root, whom no permission stops.
+    /// The id of the user `nobody` if this process is root, because permissions do not restrict root.
     user: Option<u32>,
 }
 
@@ -184,7 +185,7 @@ impl Reader {
             folder,
         };
         if fs::metadata("/proc/self").expect("this process").uid() == 0 {
-            // Another user may not be able to reach the checkout.
+            // The other user may not be able to read the checkout.
             let (binary, model) = (reader.folder.path().join("riffle"), reader.folder.path().join("model"));
             fs::copy(&reader.binary, &binary).expect("a copy");
             fs::create_dir(&model).expect("a folder");
@@ -248,7 +249,7 @@ fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("a mode");
 }
 
-/// Tokens that a run says it found in the cache.
+/// Number of cached tokens that a run reports.
 fn found_tokens(output: &Output) -> usize {
     let said = stderr(output);
     let line = said.lines().find(|line| line.starts_with("prefixes"));
@@ -296,7 +297,7 @@ fn a_full_prefix_cache_in_a_folder_that_may_only_be_read_loses_nothing() {
     let reader = Reader::new();
     let prompt = "And it came to pass in those days, that ".repeat(60);
     stdout(&reader.run(None, &["--prompt", &prompt]));
-    // Files of its own: blocks could be forgotten and not removed.
+    // The user owns the files, so the cache could forget blocks but not remove them.
     for name in files(&reader.cache()) {
         let user = reader.user;
         std::os::unix::fs::chown(reader.cache().join(name), user, user).expect("an owner");
@@ -306,7 +307,7 @@ fn a_full_prefix_cache_in_a_folder_that_may_only_be_read_loses_nothing() {
     let contents = reader.contents();
     let blocks = contents.iter().filter(|(name, _)| name.ends_with(".block"));
     let bytes: usize = blocks.map(|(_, bytes)| bytes.len()).sum();
-    // Room for what is there: others would have to take its place.
+    // The budget is almost full: a new block would displace others.
     let budget = (bytes + 1000).to_string();
     let other = "Other words that were never read before. ".repeat(60);
     let found = found_tokens(&reader.run(reader.user, &["--prompt", &prompt]));

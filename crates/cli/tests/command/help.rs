@@ -75,6 +75,8 @@ fn short_help_shows_what_is_common_and_long_help_all_of_it_in_groups() {
         "--rope-scaling",
         "--repeat-penalty",
         "KV cache:",
+        "Longer context:",
+        "Speculative decoding:",
     ] {
         assert!(!short.contains(part) && long.contains(part), "{part}");
     }

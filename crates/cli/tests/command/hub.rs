@@ -1,4 +1,4 @@
-//! Models of the hub by their names, and what the command writes for shells and `man`.
+//! Models of the hub by name, completions, and manual pages.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::testing::{assert_refused, riffle, run, shipped_model, stderr, stdout};
 use riffle_testing::hub::{Fault, Hub, bytes, other_home};
 
-/// The command with a hub and a cache, and neither a token nor another program's models of this machine's.
+/// The command with a hub and a cache, without a token and without other programs' models.
 fn with_hub(hub: &str, cache: &Path) -> Command {
     let mut command = riffle();
     for name in [
@@ -212,7 +212,7 @@ fn folders_of_quantised_safetensors_are_pulled_inspected_and_planned() {
         );
         let inspected: Value = serde_json::from_str(&stdout(&go(&["inspect", "owner/model", "--json"]))).expect("JSON");
         let planned = go(&["plan", "--model", "owner/model", "--json"]);
-        // Heads of some of these small models are no multiple of 16 wide, which no cache holds.
+        // The cache needs head widths that are multiples of 16, which some of these small models do not have.
         if inspected["head_dim"].as_u64().is_none_or(|width| width % 16 != 0) {
             assert_refused(&planned, 1, &["multiple of 16"]);
             continue;
@@ -246,7 +246,7 @@ fn short_names_are_listed_found_and_suggested() {
         stderr(&pulled)
     );
     assert!(stderr(&pulled).contains("next: riffle run --model qwen3-4b"));
-    // The file is no model, and it was found.
+    // The file was found, and it is not a model.
     assert_refused(&go(&["inspect", "qwen3:4b"]), 1, &["m-Q4_K_M.gguf"]);
     assert!(stdout(&go(&["rm", "qwen3-4b"])).contains("removed Qwen/Qwen3-4B-GGUF"));
 }

@@ -1,4 +1,4 @@
-//! `riffle eval`: records, journals, tables, and one clear line for what cannot be measured.
+//! `riffle eval`: records, journals, tables, and one clear line for impossible measurements.
 
 use std::fs;
 use std::path::Path;
@@ -40,7 +40,7 @@ fn a_needle_record_is_kept_printed_and_gone_on_with() {
     assert_eq!(record["model"]["layers"].as_u64().map(|layers| layers > 0), Some(true));
     let kept = fs::read_to_string(folder.path().join("records/tiny.json")).expect("the record");
     assert_eq!(json(&kept), record);
-    // Everything is in the journal: nothing is measured again.
+    // The journal is complete, so nothing is measured again.
     let again = needle(&["--csv"]);
     let rows: Vec<String> = stdout(&again).lines().map(str::to_owned).collect();
     assert_eq!(rows.len(), 7, "{rows:?}");
@@ -48,7 +48,7 @@ fn a_needle_record_is_kept_printed_and_gone_on_with() {
         rows[0].contains("context_tokens") && rows[1].contains("multi-key"),
         "{rows:?}"
     );
-    // Another model's or another setting's journal is not gone on with.
+    // A journal of another model or setting is refused.
     let other = needle(&["--kv-type", "q8_0"]);
     assert_refused(&other, 1, &["begun with other settings", "q8_0", "--resume"]);
 }
@@ -296,7 +296,7 @@ fn a_perplexity_that_was_stopped_and_gone_on_with_is_the_same_to_the_bit() {
     };
     let whole = perplexity(&[]);
     assert_eq!(perplexity(&["--resume", &*path]), whole);
-    // Stopped in the middle: the last cells are not in the journal.
+    // The journal lacks the last cells, as after an interruption.
     let text = fs::read_to_string(&journal).expect("a journal");
     let lines: Vec<&str> = text.split_inclusive('\n').collect();
     assert!(lines.len() > 4, "{text}");

@@ -5,14 +5,14 @@ use std::path::Path;
 
 use crate::testing::{assert_refused, riffle, run, shipped_model, stdout};
 
-/// The screen as someone sees it in a fresh checkout.
+/// The output in a fresh checkout.
 fn screen() -> String {
     let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let output = riffle().current_dir(checkout).output().expect("the binary runs");
     stdout(&output).replace(env!("CARGO_BIN_EXE_riffle"), "target/release/riffle")
 }
 
-/// The share, in percent, at the beginning of the line with this label.
+/// The percentage at the start of the line with this label.
 fn percent(screen: &str, label: &str) -> f64 {
     let lines: Vec<&str> = screen.lines().collect();
     let at = lines
@@ -62,7 +62,7 @@ fn one_screen_says_what_happened_and_what_to_try_next() {
         let command = command.split('#').next().expect("a command").trim();
         let mut words: Vec<&str> = command.split('"').enumerate().flat_map(quoted).collect();
         assert_eq!(words[0], "target/release/riffle", "{command}");
-        // The name of a model that is to be pulled stands for a path here.
+        // A path replaces the name of a model to pull.
         if let Some(at) = words.iter().position(|word| *word == "--model") {
             words[at + 1] = model;
         }
@@ -70,7 +70,7 @@ fn one_screen_says_what_happened_and_what_to_try_next() {
     }
 }
 
-/// The words of a part of a line that was cut at its quotes.
+/// The words of one part of a line that was split at its quotes.
 fn quoted((at, part): (usize, &str)) -> Vec<&str> {
     match at % 2 {
         0 => part.split_whitespace().collect(),

@@ -4,7 +4,7 @@ use std::fs;
 
 use crate::testing::{assert_refused, riffle, shipped_model};
 
-/// Words with `_` for a space and MODEL for the shipped model, also behind `=`; the exit status; parts of the line.
+/// Words with `_` for a space and MODEL for the shipped model, also after `=`; the exit status; parts of the line.
 const MISTAKES: [(&str, i32, &[&str]); 38] = [
     (
         "serve --model a=MODEL --model b=MODEL --alias c",

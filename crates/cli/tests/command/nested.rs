@@ -1,4 +1,4 @@
-//! Commands read files that are nested very deeply. Each command refuses its file in one line and does not overflow the stack.
+//! Very deeply nested files: each command refuses its file in one line and does not overflow the stack.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use crate::testing::{riffle, run_with_input, shipped_model, stderr};
 
 const LEVELS: usize = 200_000;
 
-/// JSON that is nested where a reader expects one thing, another, and nothing.
+/// Deep JSON: in fields of an object, unclosed, as lists, and as objects.
 fn deep_json() -> [String; 4] {
     let lists = format!("{}1{}", "[".repeat(LEVELS), "]".repeat(LEVELS));
     let maps = format!("{}1{}", "{\"a\":".repeat(LEVELS), "}".repeat(LEVELS));
@@ -19,7 +19,7 @@ fn deep_json() -> [String; 4] {
     ]
 }
 
-/// TOML that is nested in each way that it has.
+/// Deep TOML in every form of nesting.
 fn deep_toml() -> [String; 6] {
     let dots = "a.".repeat(LEVELS);
     let tables: String = (1..300)
@@ -44,9 +44,9 @@ fn refused(folder: &Path, words: &str, input: &str) {
     }
     let output = run_with_input(&mut command, input.as_bytes());
     let said = stderr(&output);
-    // A signal gives no status.
+    // A process that a signal ends has no status.
     assert_eq!(output.status.code(), Some(1), "{words}: {said:.500}");
-    // A note on the model may stand before it.
+    // A note about the model may come first.
     let line = said.lines().find(|line| line.contains("deep")).unwrap_or_default();
     assert!((1..600).contains(&line.len()), "{words}: {said:.500}");
 }

@@ -1,6 +1,6 @@
-//! Every number that a command line takes, with values that nobody should give: each ends soon, and well or with one line.
+//! Unusual values for every number of the command line: each run ends soon, with success or with one line.
 //!
-//! Options are found by asking the command itself, so that a new one is tried without being named here.
+//! The options come from the command itself, so new options are tested too.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use crate::testing::{riffle, shipped_model};
 use clap::{Arg, Command};
 
-/// The last is the largest number of tokens that any option takes.
+/// The last one is the largest number of tokens that any option accepts.
 const VALUES: [&str; 9] = [
     "0",
     "1",
@@ -28,7 +28,7 @@ const VALUES: [&str; 9] = [
     "4294967295",
 ];
 
-/// Value names of options that take no numbers.
+/// Value names of options without numbers.
 const NOT_NUMBERS: [&str; 29] = [
     "ADDRESS",
     "MODEL",
@@ -61,7 +61,7 @@ const NOT_NUMBERS: [&str; 29] = [
     "SHELL",
 ];
 
-/// A case may take as long; a refusal or a tiny run takes a fraction.
+/// Longest time of a case. A refusal or a tiny run takes a fraction of it.
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// Files of the cases, in a temporary folder.
@@ -105,7 +105,7 @@ impl CaseFiles {
         Some(match command {
             "run" => vec![model, given("--prompt", "In the beginning"), given("--tokens", "1")],
             "plan" | "tokenize" => vec![model],
-            // Without a line on standard input it ends once the model is loaded.
+            // Without standard input it ends after the model is loaded.
             "chat" => vec![model],
             // Two words: a document and the question.
             "ask" => vec![
@@ -114,7 +114,7 @@ impl CaseFiles {
                 given("--tokens", "1"),
                 ("--keep", file("kept")),
             ],
-            // An address that no machine has: the server ends once everything else has been looked at.
+            // This machine does not have the address, so the server ends after all other checks.
             "serve" => vec![model, given("--host", "192.0.2.1")],
             "policies" => Vec::new(),
             "quantize" => vec![(self.model.as_str(), file("small.gguf")), given("--check-tokens", "64")],
@@ -197,7 +197,7 @@ impl CaseFiles {
         })
     }
 
-    /// Arguments that an option requires beside it.
+    /// Further arguments that an option requires.
     fn beside(&self, command: &str, option: &str) -> Vec<(&str, String)> {
         match (command, option) {
             (_, "--sink-tokens") => vec![("--window-size", "64".to_owned())],
@@ -207,7 +207,7 @@ impl CaseFiles {
             }
             (_, "--ablate-local") => vec![("--ablate-heavy", "8".to_owned())],
             (_, "--ablate-heavy") => vec![("--ablate-local", "8".to_owned())],
-            // An answer without end is as long as the context.
+            // An endless answer fills the context.
             ("run" | "ask", "--tokens") => vec![("--ctx", "64".to_owned())],
             _ => Vec::new(),
         }
@@ -227,7 +227,7 @@ fn takes_numbers(option: &Arg) -> bool {
     takes_values && names.iter().all(|name| !NOT_NUMBERS.contains(&name.as_str()))
 }
 
-/// Calls `take` with every command that does something and its name, such as `bench kv`.
+/// Calls `take` with every command without subcommands, and with its name, such as `bench kv`.
 fn each_command(command: &Command, name: &str, take: &mut dyn FnMut(&str, &Command)) {
     if !command.has_subcommands() {
         take(name, command);
@@ -253,7 +253,7 @@ fn cases(place: &CaseFiles) -> Vec<Case> {
             let quick = place.quick(way);
             let quick = quick.unwrap_or_else(|| panic!("{command} takes numbers: give it a quick case here"));
             let others = quick.into_iter().chain(place.beside(command, &option));
-            // A window decides the context.
+            // A window replaces the context.
             let is_of_window = ["--window-size", "--sink-tokens"].contains(&&*option);
             let is_fitting = |name: &str| name != option && !(is_of_window && name == "--ctx");
             let others: Vec<(&str, String)> = others.filter(|(name, _)| is_fitting(name)).collect();
@@ -276,13 +276,13 @@ fn cases(place: &CaseFiles) -> Vec<Case> {
     cases
 }
 
-/// Options that mean the same in every command: they are carried out by run and plan, in the others with one value.
+/// True for options with the same meaning in every command: run and plan test all values, the others one value.
 fn is_carried_out_elsewhere(case: &Case, of_engine: &BTreeSet<String>) -> bool {
     let others = !["run", "plan"].contains(&case.command.as_str()) && of_engine.contains(&case.option);
     others && case.words.last().is_none_or(|value| value != "1")
 }
 
-/// Runs a case to its end; returns its fault, if it has one.
+/// Runs a case to its end. Returns its fault, if any.
 fn fault(case: &Case, folder: &Path) -> Option<String> {
     let mut child = riffle()
         .args(&case.words)

@@ -1,4 +1,4 @@
-//! Standard output and standard error that cannot be written to.
+//! Standard output and standard error that fail.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Read;
@@ -10,7 +10,7 @@ fn full() -> File {
     OpenOptions::new().write(true).open("/dev/full").expect("a full device")
 }
 
-/// A quick case of commands that print.
+/// A quick run of each command that prints.
 fn commands() -> Vec<Vec<String>> {
     let model = shipped_model().display().to_string();
     let model = model.as_str();
@@ -144,7 +144,7 @@ fn an_error_behind_text_of_an_answer_stands_on_a_line_of_its_own() {
     let mut answer = child.stdout.take().expect("a pipe");
     let mut text = vec![0; 8];
     answer.read_exact(&mut text).expect("text is streamed");
-    // The session has no place to be saved to any more.
+    // The folder of the session is gone.
     fs::remove_dir_all(&place).expect("removed");
     let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
     assert!(sent.expect("kill runs").success());

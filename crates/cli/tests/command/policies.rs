@@ -1,4 +1,4 @@
-//! How policies are chosen on the command line, and what a run says about them.
+//! Policies on the command line, and their names in reports.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! An operator's day with `riffle serve`: a file of options, keys that come and go, the log, the end.
+//! Operation of `riffle serve`: a file of options, changing keys, the log, the end.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -119,7 +119,7 @@ fn a_day_from_a_file_of_options_to_the_end_of_the_server() {
         (&json!(401), &json!("invalid_api_key"))
     );
 
-    // A key is added and one taken away, and then the file is damaged.
+    // One key is added and one removed. Then the file is damaged.
     write(&keys, "sk-b # build server\n");
     server.signal("-HUP");
     server.line_with("were read again: 1");

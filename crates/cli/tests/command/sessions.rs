@@ -38,7 +38,7 @@ fn an_answer_goes_on_in_the_next_process_as_if_it_had_never_stopped() {
         first["kv"]["tokens"].as_u64()
     );
 
-    // The same prompt again: nearly nothing is read, and the answer is the same.
+    // The same prompt again: almost nothing is read, and the answer is the same.
     let again = report(&[&["--prompt", &prompt, "-n", "30"][..], &session, &common].concat());
     assert_eq!(again["text"], whole["text"]);
     assert_eq!(
@@ -131,7 +131,7 @@ fn several_questions_about_a_text_are_answered_as_each_alone_and_share_its_pages
         assert_eq!(answer["prompt_tokens"], alone["prompt_tokens"]);
         let reused = answer["reused_tokens"].as_u64().expect("a number");
         let tokens = answer["prompt_tokens"].as_u64().expect("a number");
-        // All of the text: only the question is read.
+        // The whole text is cached, and only the question is read.
         assert!(
             if number == 0 { reused == 0 } else { reused + 32 > tokens },
             "{reused} of {tokens}"
@@ -146,7 +146,7 @@ fn a_disk_that_fills_in_the_middle_of_a_run_says_so_and_leaves_nothing() {
     let (disk, session) = (folder.path().join("pages"), folder.path().join("session"));
     std::fs::create_dir(&disk).expect("a folder");
     let prompt = "In the beginning God created the heaven and the earth. ".repeat(150);
-    // A limit on the size of files stands for a full disk.
+    // A limit on file sizes simulates a full disk.
     let run = |prompt: &str, blocks: &str| {
         let mut command = crate::testing::program("sh");
         command.args(["-c", "trap '' XFSZ; ulimit -f \"$0\"; exec \"$@\"", blocks]);
@@ -187,7 +187,7 @@ fn a_disk_that_fills_in_the_middle_of_a_run_says_so_and_leaves_nothing() {
         "the earlier session is still there"
     );
     assert_eq!(std::fs::read_dir(&disk).expect("a folder").count(), 0);
-    // With room, the same run goes on from it.
+    // Without the limit, the same run continues from the session.
     let report: Value = serde_json::from_str(&stdout(&run(&prompt, "unlimited"))).expect("JSON");
     assert!(report["kv"]["disk_bytes"].as_u64() > Some(0), "{saved_text}");
     assert!(report["reused_tokens"].as_u64() > Some(100));
@@ -209,7 +209,7 @@ fn a_second_question_about_a_text_starts_at_once_in_another_process() {
     let tokens = second["prompt_tokens"].as_u64().expect("tokens");
     let found = second["prefix_cache"]["found_tokens"].as_u64().expect("tokens");
     assert!(found + 32 > tokens, "{found} of {tokens}");
-    // The same question again is found to the token before its last.
+    // Of the same question only the last token is read.
     let again = ask("What was the name of the king?", true);
     assert_eq!(again["prefix_cache"]["found_tokens"], tokens - 1);
     assert_eq!(again["text"], second["text"]);
@@ -264,7 +264,7 @@ fn a_compressed_session_answers_a_question_that_came_later() {
     let question = "What is the pass key for river stone? The pass key for river stone is";
     let prompt = format!("{document}{question}");
     let answer = report(&[&["--prompt", &prompt, "-n", "8"][..], &session].concat());
-    // The text's last line break may be another token before a question.
+    // The last line break of the text may be tokenised differently before a question.
     let (reused, held) = (answer["reused_tokens"].as_u64(), read["prompt_tokens"].as_u64());
     assert!(reused >= held.map(|held| held - 2), "{reused:?} of {held:?}");
     let found = answer["text"].as_str().expect("text");

@@ -1,4 +1,4 @@
-//! Documents that one command has read are found read by the others: ask, chat and the server.
+//! Documents that one command has read are cached for the others: ask, chat and the server.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::testing::{ModelCopy, riffle, run_with_input, shipped_model, stderr, stdout};
 
-/// Leaves the question at the end, as the shipped model needs it.
+/// A template with the question at the end, as the shipped model needs it.
 const TEMPLATE: &str = "{% for m in messages %}{{ m.content }}{% if not loop.last %}\n{% endif %}{% endfor %}";
 const QUESTION: &str = "What is the pass key for river stone? The pass key for river stone is";
 
@@ -52,7 +52,7 @@ impl Desk {
         command
     }
 
-    /// The folder that ask and chat keep documents in.
+    /// The folder of kept documents of ask and chat.
     fn kept(&self) -> PathBuf {
         self.folder.path().join("caches/riffle/documents")
     }
@@ -102,7 +102,7 @@ fn a_document_is_read_once_for_ask_and_chat() {
         let asked = &desk.ask()["answers"][0];
         assert!(number(asked, "found_tokens") + 64 > read, "{asked}");
 
-        // The other way round, and with nothing kept.
+        // The opposite order, and without kept pages.
         let other = Desk::new(has_template);
         let alone = &other.ask()["answers"][0];
         assert_eq!((number(alone, "found_tokens"), &alone["text"]), (0, &asked["text"]));
@@ -129,7 +129,7 @@ fn the_folder_of_chat_is_chosen_and_refused_as_that_of_ask() {
     let output = desk.chat(&["--keep", "/dev/null/x"]);
     assert!(!output.status.success(), "{}", stderr(&output));
     assert!(stderr(&output).contains("--no-keep"), "{}", stderr(&output));
-    // A folder that nobody asked for and that cannot be used costs only time.
+    // The default folder is unusable, which only costs time.
     let mut command = desk.command(&["chat", "--ctx", "4096", "-n", "4"]);
     command.arg(desk.document()).env("XDG_CACHE_HOME", "/dev/null/x");
     let output = run_with_input(&mut command, QUESTION.as_bytes());
@@ -174,7 +174,7 @@ impl Served {
             .nth(1)
             .and_then(|rest| rest.split([' ', '/']).next());
         let address = address.expect("an address").to_owned();
-        // What it writes later would stop it once the pipe is full.
+        // Later output must be read, because a full pipe would block the server.
         std::thread::spawn(move || lines.for_each(drop));
         Self { child, address }
     }
@@ -206,7 +206,7 @@ impl Drop for Served {
 
 #[test]
 fn a_server_on_the_same_folder_finds_what_was_read_and_the_others_find_what_it_read() {
-    // The request of the page: the document as `framing.js` writes it, and the question.
+    // The request of the web page: the document in the form of `framing.js`, and the question.
     let request = |desk: &Desk| {
         let text = fs::read_to_string(desk.document()).expect("a text");
         let content = framed("book.txt", &text, true) + QUESTION;
@@ -225,7 +225,7 @@ fn a_server_on_the_same_folder_finds_what_was_read_and_the_others_find_what_it_r
     fs::create_dir_all(desk.kept()).expect("a folder");
     let server = Served::start(&desk);
     server.post("/v1/chat/completions", &request(&desk));
-    // The server goes on meanwhile.
+    // The server still runs.
     let asked = &desk.ask()["answers"][0];
     assert!(number(asked, "found_tokens") + 64 > read, "{read}: {asked}");
     drop(server);

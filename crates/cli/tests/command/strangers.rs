@@ -1,11 +1,11 @@
-//! Model files by unknown authors: their templates can be stopped, their texts do not steer the terminal.
+//! Model files of unknown authors: their templates can be stopped, and their texts do not control the terminal.
 
 use std::fs;
 
 use crate::testing::{ModelCopy, assert_refused, riffle, stderr, stdout};
 use serde_json::Value;
 
-/// Sets the title, colours, moves the cursor; with C1, a changed direction and a zero-width character.
+/// Control characters: title, colours, cursor, C1 codes, text direction and a zero-width character.
 const STEERING: &str = "\u{1b}]0;title\u{7}\u{1b}[31m\u{9b}2J\u{202e}\u{200b}\r\u{7f}";
 
 #[track_caller]
@@ -23,7 +23,7 @@ fn with_template(template: &str) -> ModelCopy {
     copy
 }
 
-// Only Linux lists a process's threads and the signals it listens for in /proc.
+// Only Linux lists the threads and handled signals of a process in /proc.
 #[cfg(target_os = "linux")]
 mod interruption {
     use std::fs;
@@ -34,21 +34,21 @@ mod interruption {
     use super::with_template;
     use crate::testing::{ModelCopy, assert_refused, riffle};
 
-    /// A model with a template that is as slow as the limits allow: many steps, each of them cheap.
+    /// A model with the slowest template that the limits allow: many cheap steps.
     fn slow_model() -> ModelCopy {
         with_template(
             "{% for a in range(25) %}{% for b in range(100000) %}{% set x = a * b + a * b - a %}{% endfor %}{% endfor %}",
         )
     }
 
-    /// True if the process has asked to be told of signal 15.
+    /// True if the process handles signal 15.
     fn listens_for_sigterm(id: u32) -> bool {
         let status = fs::read_to_string(format!("/proc/{id}/status")).unwrap_or_default();
         let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
         caught.is_some_and(|mask| u64::from_str_radix(mask.trim(), 16).expect("a mask") & (1 << 14) != 0)
     }
 
-    /// The thread that compiles or renders a template.
+    /// The name of the thread that compiles or renders a template.
     fn template_thread(id: u32) -> Option<String> {
         let threads = fs::read_dir(format!("/proc/{id}/task")).ok()?.flatten();
         let mut names = threads.map(|thread| (thread.file_name(), fs::read_to_string(thread.path().join("comm"))));
@@ -56,7 +56,7 @@ mod interruption {
         thread.into_string().ok()
     }
 
-    /// Sends SIGTERM once `is_ready`, and waits for the end.
+    /// Sends SIGTERM after `is_ready` returns true, and waits for the end.
     #[track_caller]
     fn terminated(command: &mut Command, is_ready: impl Fn(u32) -> bool) -> Output {
         let mut child: Child = command
@@ -93,7 +93,7 @@ mod interruption {
     #[test]
     fn the_first_sigterm_ends_a_measurement_whose_template_runs_on() {
         let copy = slow_model();
-        // Loading compiles the template on a short-lived thread; rendering keeps one.
+        // Loading compiles the template on a short-lived thread; rendering has a lasting one.
         let renders = |id: u32| {
             let before = template_thread(id);
             thread::sleep(Duration::from_millis(50));
@@ -182,7 +182,7 @@ fn names_of_tensors_do_not_steer_the_terminal() {
     let run = copy.run();
     assert_eq!(run.status.code(), Some(1));
     assert_plain(&run.stderr);
-    // The weight file's reader refuses control characters, and names what it refuses.
+    // The reader of the weight file refuses control characters and names them.
     let copy = ModelCopy::new();
     rename_tensor(&copy, "model.norm.weight", &format!("model.{STEERING}"));
     let refused = inspect(&copy, &[]);

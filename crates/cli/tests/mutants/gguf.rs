@@ -1,4 +1,4 @@
-//! Damage to GGUF files: their parts are taken apart, changed one at a time, and written again.
+//! Damage to GGUF files: one of their parts is changed, and the file is written again.
 
 use super::mutation::{Harm, Mutated, any_bytes, cut, havoc};
 use riffle_testing::damage::{Damage, NUMBERS};
@@ -8,8 +8,8 @@ const ALIGNMENT: usize = 32;
 const FLOAT: u32 = 6;
 const TEXT: u32 = 8;
 const LIST: u32 = 9;
-/// Types of tensors whose elements take the same room, so that one in place of the other makes another legal file:
-/// f32 and i32; f16, bf16 and i16; q4_0, q4_k, iq4_nl and nvfp4; q5_0 and q5_k; q3_k and iq3_s; iq2_xxs and tq2_0.
+/// Tensor types with elements of equal size, so that swapping them gives another legal file: f32 and i32; f16, bf16
+/// and i16; q4_0, q4_k, iq4_nl and nvfp4; q5_0 and q5_k; q3_k and iq3_s; iq2_xxs and tq2_0.
 const EQUALLY_LARGE: [&[u32]; 6] = [&[0, 26], &[1, 30, 25], &[2, 12, 20, 40], &[6, 13], &[11, 21], &[16, 35]];
 
 /// The parts of a GGUF file.
@@ -99,7 +99,7 @@ impl Parts {
         bytes
     }
 
-    /// Changes one part; says what that may do to the file's meaning, and what was done.
+    /// Changes one part. Returns the possible harm and a description.
     fn change(&mut self, damage: &mut Damage) -> (Harm, String) {
         match damage.below(9) {
             0 => {
@@ -122,7 +122,7 @@ impl Parts {
             5 => {
                 let gone = self.entries.remove(damage.below(self.entries.len()));
                 self.entry_count -= 1;
-                // A value that is absent has a default.
+                // A missing value has a default.
                 (Harm::Content, format!("{} left out", shown(&gone.key)))
             }
             6 => {
@@ -145,13 +145,13 @@ impl Parts {
         let (kind, value) = match damage.below(4) {
             0 => (FLOAT, f32::NAN.to_le_bytes().to_vec()),
             1 => (TEXT, [&3_u64.to_le_bytes()[..], b"abc"].concat()),
-            // A truth value.
+            // A Boolean value.
             2 => (7, vec![1]),
-            // A list of no bytes.
+            // An empty list.
             _ => (LIST, [&0_u32.to_le_bytes()[..], &0_u64.to_le_bytes()].concat()),
         };
         let what = format!("{} retyped from {} to {kind}", shown(&entry.key), entry.kind);
-        // A text in place of a text is another text, and an empty list may be as legal as a full one.
+        // Another text instead of a text is legal, and an empty list may be legal.
         let harm = if kind == entry.kind && kind != FLOAT {
             Harm::Content
         } else {

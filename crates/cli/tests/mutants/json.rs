@@ -16,7 +16,7 @@ pub(crate) fn damaged(damage: &mut Damage, text: &[u8]) -> Mutated {
     }
 }
 
-/// Puts a deep list or object in the place of a value.
+/// Replaces a value by a deep list or object.
 fn nested(damage: &mut Damage, text: &[u8]) -> Mutated {
     let depth = damage.choose(&[100, 1000, 200_000]);
     let (open, close) = damage.choose(&[("[", "]"), ("{\"a\":", "}")]);
@@ -45,8 +45,8 @@ fn changed_value(damage: &mut Damage, text: &[u8]) -> Mutated {
     }
 }
 
-/// Another value for `old`, and whether a reader can tell that it is wrong: by its type it can. A null stands for a value
-/// that is absent, and a list or object of other values may be as legal as the old one.
+/// Another value for `old`, and the harm. A reader can detect another type. A null counts as a missing value, and a
+/// list or object with other values may be legal.
 fn other_value(damage: &mut Damage, old: &Value) -> (Value, Harm) {
     let numbers = [
         json!(-1),
@@ -75,13 +75,13 @@ fn type_harm(old: &Value, new: &str) -> Harm {
         Value::Number(_) => "number",
         Value::String(_) => "string",
         Value::Bool(_) => "boolean",
-        // A null or a container may legally become several other types.
+        // Several types may legally replace a null or a container.
         Value::Null | Value::Array(_) | Value::Object(_) => return Harm::Content,
     };
     if known == new { Harm::Content } else { Harm::Structure }
 }
 
-/// A JSON pointer to some value; values near the top are as likely as those far down.
+/// A random JSON pointer; values near the root are as likely as deep ones.
 fn some_path(damage: &mut Damage, value: &Value) -> String {
     let mut path = String::new();
     let mut here = value;

@@ -30,12 +30,12 @@ use riffle_testing::damage::Damage;
 use subject::Subject;
 use verdict::{Outcome, Verdict};
 
-/// Mutants unless RIFFLE_MUTANTS says otherwise.
+/// Default number of mutants; RIFFLE_MUTANTS changes it.
 const MUTANTS: usize = 500;
-/// Commands at a time.
+/// Commands that run at a time.
 const WORKERS: usize = 2;
 
-/// How many mutants of one subject ended how.
+/// Number of mutants of one subject by outcome.
 #[derive(Default)]
 struct Tally {
     same: usize,
@@ -77,14 +77,14 @@ fn no_damaged_file_hangs_panics_takes_memory_or_changes_an_answer_in_silence() {
     report(verdicts.into_inner().expect("no worker panicked"), numbers.len());
 }
 
-/// Damages a copy of `subject` in `place`, runs its command and judges what it did. The damage follows from `number`.
+/// Damages a copy of `subject` in `place`, runs its command and judges the result. `number` determines the damage.
 fn judge(subject: &Subject, number: usize, place: &Path) -> Verdict {
     let mut damage = Damage::new(number as u64);
     let mutant = subject.mutant(&mut damage, place);
     verdict::judge(subject, number, &mutant)
 }
 
-/// Prints a table of what became of the mutants; fails where one broke a promise, or where damage never or always shows.
+/// Prints a table of the outcomes. Fails if a mutant broke a promise, or if damage is never or always noticed.
 fn report(verdicts: Vec<(String, Verdict)>, mutants: usize) {
     let mut tallies: BTreeMap<String, Tally> = BTreeMap::new();
     let mut broken = Vec::new();

@@ -5,9 +5,9 @@ use riffle_testing::damage::Damage;
 /// Effect of damage on a file's meaning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Harm {
-    /// It breaks what the format promises: the answer may not change in silence.
+    /// It breaks a guarantee of the format: the answer may not change silently.
     Structure,
-    /// It may leave a legal file that says something else: the answer is not compared.
+    /// The result may be a legal file with other contents, so answers are not compared.
     Content,
 }
 
@@ -20,7 +20,7 @@ pub(crate) struct Mutated {
     pub(crate) what: String,
 }
 
-/// Damages bytes without regard to their meaning. `harm` says what that does to a file of this format.
+/// Damages bytes without regard to their meaning. `harm` is the effect on a file of this format.
 pub(crate) fn any_bytes(damage: &mut Damage, bytes: &[u8], harm: Harm) -> Mutated {
     let mut hurt = bytes.to_vec();
     let at = damage.below(bytes.len());
@@ -57,7 +57,7 @@ pub(crate) fn any_bytes(damage: &mut Damage, bytes: &[u8], harm: Harm) -> Mutate
     }
 }
 
-/// Several kinds of damage at once, as a fuzzer does it.
+/// Several kinds of damage at once, like a fuzzer.
 pub(crate) fn havoc(damage: &mut Damage, bytes: &[u8], harm: Harm) -> Mutated {
     Mutated {
         bytes: damage.damaged(&[bytes.to_vec()]),
@@ -66,7 +66,7 @@ pub(crate) fn havoc(damage: &mut Damage, bytes: &[u8], harm: Harm) -> Mutated {
     }
 }
 
-/// Cuts the end off: no format here has files that end early.
+/// Truncates the file; no format here allows that.
 pub(crate) fn cut(damage: &mut Damage, bytes: &[u8]) -> Mutated {
     let length = damage.below(bytes.len());
     Mutated {

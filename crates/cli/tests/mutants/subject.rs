@@ -50,13 +50,13 @@ enum Format {
     Gguf,
     Safetensors,
     Json,
-    /// A file that Riffle writes for itself: every byte is checked.
+    /// A file with checksums that only Riffle writes: every byte is checked.
     Own,
     Template,
     Text,
 }
 
-/// Place of a command's answer.
+/// Location of a command's answer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Answer {
     Stdout,
@@ -70,14 +70,14 @@ pub(crate) struct Subject {
     format: Format,
     /// The folder with the intact files; the command's paths are relative to it.
     intact: PathBuf,
-    /// The file to damage, or a folder of which one file is damaged.
+    /// The file to damage, or a folder with one file to damage.
     target: &'static str,
     arguments: Vec<String>,
     answer: Answer,
     expected: Vec<u8>,
 }
 
-/// A damaged file in a folder of its own, ready for the command.
+/// A damaged file in its own folder, ready for the command.
 pub(crate) struct Mutant {
     pub(crate) folder: PathBuf,
     /// The damaged file's name.
@@ -87,7 +87,7 @@ pub(crate) struct Mutant {
 }
 
 impl Subject {
-    /// Every subject, with intact files in folders under `root` and the answers they give.
+    /// All subjects, with intact files in folders under `root` and with their answers.
     pub(crate) fn all(root: &Path) -> Vec<Subject> {
         let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let mut subjects = Vec::new();
@@ -132,7 +132,7 @@ impl Subject {
         subjects
     }
 
-    /// Folders of the quantisations that others make, of which the weights or the settings are damaged.
+    /// Folders with quantisations of other programs; weights or settings are damaged.
     fn quantised(root: &Path, vectors: &Path) -> Vec<Subject> {
         let whole = [
             "awq",
@@ -163,7 +163,7 @@ impl Subject {
         subjects.collect()
     }
 
-    /// A model with an adapter, which is damaged.
+    /// A model with an adapter; the adapter is damaged.
     fn adapters(root: &Path, vectors: &Path) -> Vec<Subject> {
         let mut subjects = Vec::new();
         for (file, format) in [
@@ -187,12 +187,12 @@ impl Subject {
         self.answer
     }
 
-    /// The answer that the intact files give.
+    /// The answer for the intact files.
     pub(crate) fn expected(&self) -> &[u8] {
         &self.expected
     }
 
-    /// True if the command goes on without a file that it refuses, and says so: a report is made of the other records.
+    /// True if the command refuses the file with a note and continues without it: a report uses the other records.
     pub(crate) fn goes_on_without(&self) -> bool {
         self.target == "records"
     }
@@ -215,7 +215,7 @@ impl Subject {
         }
     }
 
-    /// The logits of a model in a folder, of which one file is damaged, or one of its adapter, for which `more` asks.
+    /// Logits of a model in a folder with one damaged file, or with the damaged adapter in `more`.
     fn of_logits(
         root: &Path,
         name: &str,
@@ -237,7 +237,7 @@ impl Subject {
         subject
     }
 
-    /// An importance matrix that a file is quantised by.
+    /// An importance matrix for a quantisation.
     fn importance(root: &Path) -> Subject {
         let arguments = [
             "quantize",
@@ -262,7 +262,7 @@ impl Subject {
         subject
     }
 
-    /// A GGUF file: its answer to a prompt where it has a tokenizer, its logits otherwise.
+    /// A GGUF file: its answer to a prompt if it has a tokenizer, its logits otherwise.
     fn gguf(root: &Path, name: &str, file: &Path) -> Subject {
         let logits = [&LOGITS[..], &["--model", "model.gguf"]].concat();
         let mut run = vec![
@@ -286,7 +286,7 @@ impl Subject {
         subject
     }
 
-    /// `riffle run` on the shipped model with a chat template and a profile, and whatever `more` names.
+    /// `riffle run` on the shipped model with a chat template, a profile and the arguments in `more`.
     fn of_run(root: &Path, target: &'static str, format: Format, more: &[&str]) -> Subject {
         let mut arguments = vec!["run", "--model", "model", "--file", "prompt.txt", "--ctx", "512"];
         arguments.extend(RUN);
@@ -300,7 +300,7 @@ impl Subject {
         fs::write(subject.intact.join("profile.toml"), PROFILE).expect("a file");
         fs::write(subject.intact.join("prompt.txt"), book(600)).expect("a file");
         if !more.is_empty() {
-            // The session or the cache of a first run, which read less.
+            // The session or the cache of a first run over a shorter text.
             fs::write(subject.intact.join("first.txt"), book(400)).expect("a file");
             let first = subject.arguments.iter().map(|argument| match argument.as_str() {
                 "prompt.txt" => "first.txt",
@@ -316,7 +316,7 @@ impl Subject {
         subject
     }
 
-    /// A perplexity that goes on with a journal in which most cells are done.
+    /// A perplexity measurement that continues from an almost complete journal.
     fn journal(root: &Path) -> Subject {
         let arguments = [
             "eval",
@@ -352,7 +352,7 @@ impl Subject {
         subject
     }
 
-    /// A record that a report is made of.
+    /// A record for a report.
     fn record(root: &Path) -> Subject {
         let arguments = ["eval", "report", "records", "--markdown"];
         let subject = Subject::new(root, "record", Format::Json, "records", &arguments);
@@ -380,7 +380,7 @@ impl Subject {
         fs::remove_dir_all(place).expect("the folder is ours");
     }
 
-    /// A damaged copy in `place`, whose earlier contents are removed.
+    /// A damaged copy in `place`; earlier contents are removed.
     pub(crate) fn mutant(&self, damage: &mut Damage, place: &Path) -> Mutant {
         _ = fs::remove_dir_all(place);
         copy_folder(&self.intact, place);
@@ -391,7 +391,7 @@ impl Subject {
         }
         let bytes = fs::read(&path).expect("an intact file");
         let mutated = self.damaged(damage, &bytes);
-        // The intact folder holds the same file by another name: it is replaced, not written into.
+        // The file is a hard link to the intact one, so it is replaced and not overwritten.
         fs::remove_file(&path).expect("the copy is ours");
         fs::write(&path, &mutated.bytes).expect("a file");
         let file = path.strip_prefix(place).expect("the file is in its place").display();
@@ -415,7 +415,7 @@ impl Subject {
                 _ => any_bytes(damage, bytes, Harm::Structure),
             },
             Format::Template => template(damage, bytes),
-            // A text that ends early may be as legal as the whole one.
+            // A truncated text may be legal.
             Format::Text => Mutated {
                 harm: Harm::Content,
                 ..match damage.below(2) {
@@ -427,8 +427,8 @@ impl Subject {
     }
 }
 
-/// Damages the header of a safetensors file, its length, or the file's end. Tensors lie where the header says or nowhere,
-/// so that nothing in it may change alone.
+/// Damages the header of a safetensors file, its length, or the file's end. The header fixes the place of every
+/// tensor, so no change of it alone is legal.
 fn safetensors(damage: &mut Damage, bytes: &[u8]) -> Mutated {
     let length = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
     let (header, data) = bytes[8..].split_at(length);
@@ -492,7 +492,7 @@ fn template(damage: &mut Damage, bytes: &[u8]) -> Mutated {
         };
     }
     let piece = &pieces[damage.below(pieces.len())];
-    // Between statements more often than within them.
+    // More often between statements than within them.
     let at = match damage.below(4) {
         0 => damage.below(bytes.len()),
         1 => bytes.len(),
@@ -521,7 +521,7 @@ fn copy_model(folder: &Path) {
     }
 }
 
-/// Copies a folder and the folders in it. Files of a model are linked, since no command writes to them.
+/// Copies a folder with its subfolders. Model files are linked, because no command writes to them.
 fn copy_folder(from: &Path, to: &Path) {
     fs::create_dir_all(to).expect("a folder");
     for entry in fs::read_dir(from).expect("a folder") {

@@ -1,4 +1,4 @@
-//! Runs the command on a damaged file and judges what it did.
+//! Runs the command on a damaged file and judges the result.
 
 use std::fs;
 use std::io::Read;
@@ -15,23 +15,23 @@ use super::mutation::Harm;
 use super::subject::{Answer, Mutant, Subject};
 use super::testing::riffle;
 
-/// The longest a command may take.
+/// Longest time of a command.
 const TIME: Duration = Duration::from_secs(10);
-/// `--memory` of every command that takes it, and the memory beyond it that a process may take.
+/// `--memory` of every command with this option, and the allowed memory beyond it.
 const PLANNED_BYTES: u64 = 48 << 20;
 const SLACK_BYTES: u64 = 64 << 20;
-/// The longest line of error: a message is cut at 1,000 characters, and its length said.
+/// Longest line of error: messages are cut at 1,000 characters, followed by their length.
 const LINE_CHARACTERS: usize = 1100;
 
 /// Reaction of a command to a damaged file.
 pub(crate) enum Outcome {
-    /// It gave the answer of the intact file.
+    /// The answer for the intact file.
     SameAnswer,
-    /// It refused the file with one line, or left it out and said so.
+    /// A refusal in one line, or a note that the file is skipped.
     Refused,
-    /// The damage made another legal file, and the answer is that file's.
+    /// The correct answer for the other legal file that the damage made.
     OtherFile,
-    /// It broke a promise.
+    /// A broken promise.
     Broken(String),
 }
 
@@ -41,9 +41,9 @@ pub(crate) struct Verdict {
     pub(crate) outcome: Outcome,
 }
 
-/// How a command ended.
+/// The end of a command.
 pub(crate) struct Run {
-    /// The exit status; none where a signal ended the command.
+    /// The exit status; `None` if a signal ended the command.
     pub(crate) status: Option<i32>,
     pub(crate) signal: Option<i32>,
     pub(crate) timed_out: bool,
@@ -107,7 +107,7 @@ pub(crate) fn judge(subject: &Subject, number: usize, mutant: &Mutant) -> Verdic
     Verdict { number, outcome }
 }
 
-/// The promise that a run broke, whatever its answer.
+/// The promise that a run broke, independent of its answer.
 fn broken_promise(run: &Run) -> Option<String> {
     let stderr: String = run.stderr.chars().take(2 * LINE_CHARACTERS).collect();
     if run.timed_out {

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 pub const LAYERS: usize = 5;
 pub const HEADS: usize = 4;
 pub const KV_HEADS: usize = 2;
-/// Bytes of its keys and values of a token: two halves for each of 64 channels.
+/// Bytes of keys and values per token: two halves for each of 64 channels.
 pub const TOKEN_BYTES: usize = LAYERS * KV_HEADS * 64 * 2 * 2;
 
 /// The shipped model's folder.
@@ -26,7 +26,7 @@ pub fn riffle() -> Command {
     program(env!("CARGO_BIN_EXE_riffle"))
 }
 
-/// The command, or a program that starts it: it keeps nothing in the folders of the user who tests.
+/// The command, or a program that starts it. It writes nothing to the folders of the real user.
 pub fn program(path: &str) -> Command {
     let mut command = Command::new(path);
     let folders = Path::new(env!("CARGO_TARGET_TMPDIR")).join("user");
@@ -38,7 +38,7 @@ pub fn program(path: &str) -> Command {
     command
 }
 
-/// Runs to the end.
+/// Runs the command to its end.
 pub fn run(arguments: &[&str]) -> Output {
     riffle().args(arguments).output().expect("the binary runs")
 }

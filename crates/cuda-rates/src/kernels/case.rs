@@ -12,14 +12,14 @@ use riffle_kv::KvCache;
 
 use super::time;
 
-/// A case on the device, with everything that its kernels read and write.
+/// A case on the device, with all inputs and outputs of its kernels.
 pub(super) struct DeviceCase<'a> {
     stream: &'a Stream,
     case: &'a AttentionCase,
     cache: &'a KvCache,
     pub(super) tiles: CaseTiles<'a>,
     pages: DevicePages,
-    /// The tiles' selections as kernels take them.
+    /// The tiles' selections, flattened for kernels.
     reads: Reads,
     // [rows, heads, head_dim]
     queries: Vec<f32>,
@@ -145,7 +145,7 @@ fn last_row(output: &DeviceBuffer, rows: usize, width: usize) -> Region<'_> {
     output.region(4 * (rows - 1) * width..4 * rows * width)
 }
 
-/// The last query of all heads and what the device made of it.
+/// The last query of all heads and its output on the device.
 struct Last<'a> {
     queries: &'a [f32],
     output: Vec<f32>,
@@ -183,7 +183,7 @@ impl Last<'_> {
     }
 }
 
-/// The pages of a cache on a device, and the tables kernels find them by.
+/// The pages of a cache on a device, and the kernels' page tables.
 struct DevicePages {
     _planes: DeviceBuffer,
     keys: DeviceBuffer,

@@ -1,4 +1,4 @@
-//! Rates of the device's attention kernels beside what the device could do, by events, measured in the same run.
+//! Rates of the device's attention kernels and the device's ceilings, timed by events in one run.
 
 mod case;
 
@@ -15,7 +15,7 @@ use riffle_linear::WeightFormat;
 use crate::layer::{ahead, failed, median, offload, policy};
 use case::{DeviceCase, Found};
 
-/// Sizes of what is measured beside the cases.
+/// Sizes of the ceilings' measurements.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DeviceCeilings {
     /// Rows, inputs and outputs of the product.
@@ -24,9 +24,9 @@ pub struct DeviceCeilings {
     pub copy_bytes: usize,
     /// Repetitions of each measurement; the median counts.
     pub repeats: usize,
-    /// Keys of calls whose pages come from main memory, and of those under policies; 0 for none.
+    /// Keys of calls with pages in main memory, and of calls under policies; 0 for none.
     pub offload_tokens: usize,
-    /// Queries of those that are chunks of a prompt.
+    /// Queries of prompt chunks among these calls.
     pub chunk_rows: usize,
 }
 
@@ -89,14 +89,14 @@ pub fn measure_device(
     Ok(report)
 }
 
-/// Policies that are measured with their selection included, and the queries of the call: one, or a chunk of a prompt.
+/// Policies measured with their selection, each with the queries of the call: one, or a chunk of a prompt.
 const POLICIES: &[(&str, usize)] = &[
     ("vertical-slash:from=0,budget=0", 0),
     ("xattention:from=0", 0),
     ("quest:from=0,dense_layers=0,threshold=0", 1),
 ];
 
-/// Sets each sparse rate beside that of the dense case of its shape.
+/// Relates each sparse rate to the dense case of the same shape.
 fn compare_with_dense(rates: &mut [DeviceRate], cases: &[AttentionCase]) {
     let dense: Vec<Option<f64>> = cases
         .iter()
@@ -111,7 +111,7 @@ fn compare_with_dense(rates: &mut [DeviceRate], cases: &[AttentionCase]) {
     }
 }
 
-/// Median milliseconds of what `queue` queues, by events.
+/// Median milliseconds of the work that `queue` queues, by events.
 fn time(stream: &Stream, repeats: usize, mut queue: impl FnMut() -> Result<(), CudaError>) -> Result<f64, CudaError> {
     let (start, end) = (stream.gpu().event()?, stream.gpu().event()?);
     queue()?;

@@ -1,4 +1,4 @@
-//! Pages that are brought to the device while it is at work on something else.
+//! Pages that are loaded while the device computes something else.
 
 use std::sync::Arc;
 
@@ -8,13 +8,13 @@ use riffle_policy::PolicySpec;
 
 use super::{LAYERS, MadeLayer, Pages, SLOTS, elapsed_ms, failed, median};
 
-/// Work of the device between two calls: a copy.
+/// The device's work between two calls: a copy.
 struct Work {
     from: DeviceBuffer,
     to: DeviceBuffer,
 }
 
-/// Calls on the layers in turn.
+/// Alternating calls on the layers.
 struct Turns {
     median_ms: f64,
     /// By layer.
@@ -22,7 +22,7 @@ struct Turns {
     transferred: TransferCount,
 }
 
-/// Dense calls on two layers in turn with pages in pinned main memory, with and without reading ahead.
+/// Alternating dense calls on two layers with pages in pinned main memory, with and without reading ahead.
 pub(crate) fn ahead(
     stream: &Arc<Stream>,
     case: &AttentionCase,
@@ -30,7 +30,7 @@ pub(crate) fn ahead(
     copy_gigabytes_per_s: f64,
     upload_gigabytes_per_s: f64,
 ) -> Result<AheadRate, EvalError> {
-    // Short enough that what comes ahead is a good part of what is read.
+    // The context is short, so that the pages read ahead are a large part of all.
     let shape = case.cache_shape();
     let most = 4 * SLOTS.div_ceil(case.kv_heads) * shape.page_tokens;
     let tokens = case.tokens.min(most);
@@ -40,7 +40,7 @@ pub(crate) fn ahead(
         ..*case
     };
     let layer = MadeLayer::new(stream, &case, repeats)?;
-    // About as long as the copies that may pass behind it; a copy reads and writes.
+    // About as long as the page copies that can hide behind it. A copy reads and writes.
     let page = shape.key_format.plane_bytes(shape.page_tokens, case.head_dim)
         + shape.value_format.plane_bytes(shape.page_tokens, case.head_dim);
     let bytes = ((SLOTS * page) as f64 * copy_gigabytes_per_s / upload_gigabytes_per_s / 2.0).clamp(1.0, 1e9) as usize;

@@ -1,5 +1,5 @@
-//! One layer in a room for pages on a device: what the engine's attention costs by where its pages lie, and under policies with their
-//! selection included.
+//! One layer with a device page cache: the time of the engine's attention by the location of pages, and under
+//! policies with their selection.
 
 mod ahead;
 mod offload;
@@ -19,18 +19,18 @@ pub(crate) use ahead::ahead;
 pub(crate) use offload::offload;
 pub(crate) use policy::policy;
 
-/// Layers that are read in turn, alike.
+/// Number of equal layers, read alternately.
 const LAYERS: usize = 2;
 
-/// Pages that may be on their way at a time.
+/// Most pages in transit.
 const SLOTS: usize = 64;
 
-/// Memory that holds the pages of a call.
+/// Location of a call's pages.
 #[derive(Debug, Clone, Copy)]
 enum Pages {
     /// All on the device.
     OnDevice,
-    /// All in pinned main memory, but for those on their way.
+    /// All in pinned main memory, except pages in transit.
     InMemory,
 }
 
@@ -103,8 +103,8 @@ impl MadeLayer {
         Ok(attention.chunk(self.case.rows, queries, keys, values)?)
     }
 
-    /// Goes back to before a prompt's chunk. An answer goes on, as its next token finds the page on the device that the one before was
-    /// appended to.
+    /// Truncates to before a prompt's chunk. An answer continues instead, because its next token needs the page with
+    /// the token before.
     fn go_back(&self, attention: &mut LayerAttention) {
         match self.phase() {
             Phase::Prefill => attention.truncate(self.held),
@@ -120,7 +120,8 @@ impl MadeLayer {
     }
 }
 
-/// Keys of every twentieth block or so stand out to all queries, by logits of about six: few blocks hold nearly all mass.
+/// Keys of about every twentieth block get logits of about six from all queries, so that few blocks hold most of the
+/// mass.
 fn keys_and_values(case: &AttentionCase, start: usize, tokens: usize) -> (Vec<f32>, Vec<f32>) {
     const BLOCK: usize = 128;
     let width = case.kv_heads * case.head_dim;
@@ -140,7 +141,7 @@ pub(crate) fn failed(error: CudaError) -> EvalError {
     EngineError::from(DeviceError::from(error)).into()
 }
 
-/// Milliseconds of what `queue` queues, by events around it.
+/// Milliseconds of the work that `queue` queues, by events around it.
 fn elapsed_ms(stream: &Stream, queue: impl FnOnce() -> Result<(), EvalError>) -> Result<f64, EvalError> {
     let event = || stream.gpu().event().map_err(failed);
     let (start, end) = (event()?, event()?);
@@ -151,9 +152,9 @@ fn elapsed_ms(stream: &Stream, queue: impl FnOnce() -> Result<(), EvalError>) ->
     Ok(f64::from(end.elapsed_ms_since(&start).map_err(failed)?))
 }
 
-/// The middle of some times.
+/// The median of some times.
 pub(crate) fn median(mut times: Vec<f64>) -> f64 {
     times.sort_by(f64::total_cmp);
-    // A clock too coarse for the work must not divide by zero.
+    // A coarse clock may give zero, which must not be a divisor.
     times[times.len() / 2].max(1e-6)
 }

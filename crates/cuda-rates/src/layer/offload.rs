@@ -1,4 +1,4 @@
-//! Pages that come from main memory, beside pages that lie on the device.
+//! Pages loaded from main memory, compared with pages on the device.
 
 use std::sync::Arc;
 
@@ -8,11 +8,11 @@ use riffle_policy::PolicySpec;
 
 use super::{MadeLayer, Pages, median};
 
-/// A call with pages in one place.
+/// A call with all pages in one location.
 struct Call {
     median_ms: f64,
     output: Vec<f32>,
-    /// Bytes of pages that came.
+    /// Bytes of loaded pages.
     bytes: f64,
 }
 

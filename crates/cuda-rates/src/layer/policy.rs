@@ -1,4 +1,4 @@
-//! A call under a policy beside dense attention, by where pages lie.
+//! A call under a policy compared with dense attention, by the location of pages.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,16 +10,16 @@ use riffle_policy::PolicySpec;
 
 use super::{MadeLayer, Pages, median};
 
-/// Calls under one policy with pages in one place.
+/// Calls under one policy with all pages in one location.
 struct Calls {
     median_ms: f64,
     select_ms: f64,
-    /// Pairs that the last call read.
+    /// Pairs read by the last call.
     pairs: PairCount,
     output: Vec<f32>,
 }
 
-/// A policy on the last `case.rows` queries, beside dense attention.
+/// A policy on the last `case.rows` queries, compared with dense attention.
 pub(crate) fn policy(
     stream: &Arc<Stream>,
     case: &AttentionCase,

@@ -1,4 +1,4 @@
-//! Pages that are read ahead of the call that asks for them, while their memory changes hands.
+//! Pages that are read ahead of their call, while their memory is freed or reused.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ const SHAPE: CacheShape = CacheShape {
     value_format: Format::Q8_0,
 };
 
-/// Two layers in main memory of the device's, and a room in which no page stays.
+/// Two layers in the device's main memory, and a device page cache without slots.
 struct Bench {
     stream: Arc<Stream>,
     room: DeviceRoom,
@@ -57,12 +57,12 @@ impl Bench {
         }
     }
 
-    /// Attention output of the token behind the first `tokens` of a layer.
+    /// Attention output of the token after the first `tokens` of a layer.
     fn attend(&mut self, cache: &KvCache, layer: usize) -> Vec<f32> {
         self.attend_as(cache, layer, &cache.page_versions(layer))
     }
 
-    /// As [`attend`](Self::attend), of pages that have these versions.
+    /// As [`attend`](Self::attend), for pages with these versions.
     fn attend_as(&mut self, cache: &KvCache, layer: usize, versions: &[Vec<PageVersion>]) -> Vec<f32> {
         let end = cache.tokens(layer);
         let everything = Selection::full(end);
@@ -106,7 +106,7 @@ impl Bench {
         }
     }
 
-    /// Begins to copy what the layer is expected to read; how many pages that is.
+    /// Starts to copy the pages that the layer is expected to read. Returns their number.
     fn read_ahead(&mut self, cache: &KvCache, layer: usize) -> usize {
         let reader = cache.read();
         let versions = reader.page_versions(layer);
@@ -128,7 +128,7 @@ fn append(cache: &mut KvCache, tokens: usize, seed: usize) {
     }
 }
 
-/// A cache of the same tokens for the same seed.
+/// A cache whose tokens depend only on the seed.
 fn cache(gpu: &Gpu, seed: usize) -> KvCache {
     let tiers = KvTiers {
         device: Arc::new(PinnedMemory::new(gpu)),
@@ -139,7 +139,7 @@ fn cache(gpu: &Gpu, seed: usize) -> KvCache {
     cache
 }
 
-/// Streams run in another order for each seed.
+/// Each seed gives another order of the streams.
 fn on_devices_of_several_orders(body: impl Fn(&Gpu)) {
     on_every_device(|gpu, _| body(gpu));
     for seed in 2..6 {
@@ -170,7 +170,7 @@ fn calls_whose_pages_were_read_ahead_give_the_bits_of_calls_that_bring_them() {
             let found = bench.room.transferred();
             assert_eq!(found.pages_ahead, ahead as u64, "{slots} slots");
             assert_eq!(ahead, 6 * (slots / slots.min(2) * slots.min(2)));
-            // None came twice.
+            // No page was loaded twice.
             assert_eq!(found.pages, 4 * before);
         }
     });
@@ -182,7 +182,7 @@ fn a_guess_that_is_wrong_costs_no_bit() {
         let cache = cache(gpu, 1);
         let mut bench = Bench::new(gpu, 4);
         let expected = [0, 1].map(|layer| bench.attend(&cache, layer));
-        // The other layer is read, or the same twice.
+        // The guess names the other layer, or the same layer twice.
         for (guess, layer) in [(0, 1), (1, 0), (1, 1), (0, 0), (0, 1)] {
             bench.read_ahead(&cache, guess);
             assert_eq!(bench.attend(&cache, layer), expected[layer]);
@@ -204,7 +204,7 @@ fn memory_that_is_read_ahead_changes_or_goes_only_when_it_has_been_copied() {
                 bench.attend(&here, layer);
                 assert!(bench.read_ahead(&here, layer) > 0);
                 let versions = here.page_versions(layer);
-                // As pages do that move to another tier: others take their memory, what they held is elsewhere.
+                // As if the pages moved to another tier: others take their memory, and their contents are elsewhere.
                 if goes {
                     drop(here);
                 } else {
@@ -230,11 +230,11 @@ fn pages_that_were_forgotten_are_not_read_where_they_came_ahead() {
         append(&mut here, TOKENS - 2 * PAGE_TOKENS, 7);
         let found = bench.attend(&here, 1);
         assert_ne!(found, old);
-        // Pages before the truncation must still have come ahead.
+        // Pages before the truncation must still be used from reading ahead.
         let ahead = bench.room.transferred().pages_ahead;
         assert_eq!(ahead, 4);
         assert_eq!(found, Bench::new(gpu, 8).attend(&here, 1));
-        // The first page of both heads is written over, and nobody says so.
+        // The first page of both heads is overwritten without a notice.
         bench.read_ahead(&here, 1);
         let keys = noise(PAGE_TOKENS * SHAPE.layer(0).kv_heads * SHAPE.layer(0).key_width, 99);
         here.replace_keys(1, 0, &keys).unwrap();

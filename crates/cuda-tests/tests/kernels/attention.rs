@@ -1,4 +1,4 @@
-//! Prefill and decode over pages against the reference in f64.
+//! Prefill and decode over pages, compared with the reference in f64.
 
 use riffle_attention::{AttendOptions, Format, KvView, QueryTile, Selection, Span, reference};
 use riffle_cuda::ops::{
@@ -11,7 +11,7 @@ use riffle_cuda::{DeviceBuffer, EmulatedOptions, Gpu, Stream};
 use crate::paged::Cache;
 use crate::testing::{assert_near, emulated, noise, on_every_device};
 
-/// A chunk of queries at the end of the cache, and what each tile reads.
+/// A chunk of queries at the end of the cache, with the selection of each tile.
 struct Case<'a> {
     cache: &'a Cache,
     group: usize,
@@ -102,7 +102,7 @@ impl Case<'_> {
         (outputs, sums)
     }
 
-    /// Queries beside what `reads` names of the cache.
+    /// A call with queries and the selected keys of the cache.
     fn call<'c>(
         &'c self,
         queries: &Queries<'c>,
@@ -117,7 +117,7 @@ impl Case<'_> {
         }
     }
 
-    /// Checks `run` against the reference.
+    /// Compares `run` with the reference.
     fn check(
         &self,
         gpu: &Gpu,
@@ -151,7 +151,7 @@ impl Case<'_> {
         };
         run(&target, &source, &mut reads, &options);
         let found: Vec<f32> = gpu.download(out.all(), stream).unwrap();
-        // Queries, keys and weights are 16-bit numbers in the products.
+        // Products use 16-bit queries, keys and weights.
         let bf16 = self.cache.formats.contains(&Format::Bf16);
         assert_near(&found, &outputs, if bf16 { 2e-2 } else { 3e-3 }, what);
         let found_sums: Vec<f32> = gpu.download(lse.all(), stream).unwrap();
@@ -163,7 +163,7 @@ impl Case<'_> {
         found
     }
 
-    /// Every way there is to carry out a prefill of this width.
+    /// All instructions for a prefill of this width.
     fn instructions(&self, gpu: &Gpu) -> Vec<PrefillInstructions> {
         let mut all = PrefillInstructions::ALL.to_vec();
         all.retain(|instructions| instructions.are_on(gpu, self.cache.head_dim));
@@ -239,7 +239,7 @@ fn planes_go_to_the_device_and_back_unchanged() {
 fn prefill_equals_the_reference_in_every_format_and_under_every_kind_of_selection() {
     on_every_device(|gpu, stream| {
         for (number, formats) in FORMATS.into_iter().enumerate() {
-            // Pages of 48 tokens cut blocks of 64 anywhere.
+            // Page boundaries of 48 tokens fall anywhere within blocks of 64.
             let cache = Cache::new(gpu, 64, 2, 190, [48, 64, 16, 256, 80, 32][number], formats);
             let (rows, tile_rows) = ([70, 1, 33, 90, 45, 64][number], [32, 1, 33, 40, 9, 64][number]);
             let group = [3, 4, 1, 2, 2, 5][number];
@@ -439,7 +439,7 @@ const PLAIN: AttentionOptions<'static> = AttentionOptions {
     sinks: None,
 };
 
-/// A row of queries, and of outputs in the same place.
+/// A row of queries, and a row of outputs in the same memory.
 fn one_row(data: &DeviceBuffer, head_dim: usize) -> (Outputs<'_>, Queries<'_>) {
     let (data, row_stride) = (data.all(), head_dim);
     let outputs = Outputs {

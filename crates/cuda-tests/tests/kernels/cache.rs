@@ -27,7 +27,7 @@ fn appended_tokens_are_written_as_the_cpu_writes_them_to_the_bit() {
     });
 }
 
-/// Tokens for two KV heads, the second of which holds a few already, and whose second page is away.
+/// Tokens for two KV heads. The second head already has some, and its second page is absent.
 struct Appended {
     formats: [Format; 2],
     head_dim: usize,
@@ -43,7 +43,7 @@ const KV_HEADS: usize = 2;
 const PAGE_TOKENS: usize = 32;
 const PAGES: usize = 3;
 const TOKENS: usize = 70;
-/// Tokens that each head holds before.
+/// Tokens of each head before the append.
 const BEFORE: [usize; KV_HEADS] = [0, 21];
 
 fn is_away(head: usize, page: usize) -> bool {
@@ -74,7 +74,7 @@ impl Appended {
         }
     }
 
-    /// Keys or values that the CPU writes, from place 0 of the head on; places before the first token are zero.
+    /// Keys or values written by the CPU, from slot 0 of the head. Slots before the first token are zero.
     fn expected(&self, kind: usize, head: usize) -> Vec<u16> {
         let (head_dim, before) = (self.head_dim, BEFORE[head]);
         let mut rows = vec![0.0; TOKENS * head_dim];
@@ -94,7 +94,7 @@ impl Appended {
         bytes
     }
 
-    /// For each head the place of its token `first`, and the addresses of the planes from there on.
+    /// For each head, the slot of its token `first` and the addresses of the planes from that page.
     fn targets(&self, first: usize) -> Vec<u64> {
         let mut list = Vec::new();
         for (head, before) in BEFORE.into_iter().enumerate() {
@@ -111,7 +111,7 @@ impl Appended {
         list
     }
 
-    /// Appends tokens `first..first + rows` and gives the stripes that the device wrote for the CPU.
+    /// Appends tokens `first..first + rows`. Returns the stripes that the device writes for the CPU.
     fn append(&self, gpu: &Gpu, stream: &Stream, first: usize, rows: usize) -> Vec<u8> {
         let sources = self.sources.each_ref().map(|source| gpu.upload(source).unwrap());
         let [keys, values] = sources.each_ref().map(|source| HeadRows {
@@ -184,7 +184,7 @@ impl Appended {
 
 fn append_in_pieces(gpu: &Gpu, stream: &Stream, formats: [Format; 2], head_dim: usize, rotated: [bool; 2]) {
     let appended = Appended::new(gpu, formats, head_dim, rotated);
-    // Pages, stripes and planes are begun and gone on with; nothing is written behind the last.
+    // The appends begin and continue pages, stripes and planes. Nothing is written after the last token.
     for (first, rows) in [(0, 37), (37, 1), (38, 32)] {
         let stripes = appended.append(gpu, stream, first, rows);
         appended.check_stripes(&stripes, first, rows);
@@ -192,7 +192,7 @@ fn append_in_pieces(gpu: &Gpu, stream: &Stream, formats: [Format; 2], head_dim: 
     appended.check_planes(gpu, stream);
 }
 
-/// Bits of some tokens of a plane of the CPU's.
+/// Bits of some tokens in a plane of the CPU.
 fn read(format: Format, kind: usize, head_dim: usize, plane: &[u16], tokens: Range<usize>) -> Vec<u32> {
     let (plane, mut out) = (
         Plane::from_bytes(format, bytemuck::cast_slice(plane)),
@@ -233,7 +233,7 @@ fn heads_rotate_as_on_the_cpu_to_the_bit() {
     });
 }
 
-/// Queries at the end of a cache, by tiles.
+/// Queries at the end of a cache, in tiles.
 struct MassCase<'a> {
     cache: &'a Cache,
     group: usize,

@@ -1,4 +1,4 @@
-//! Gated DeltaNet against the recurrence in f64.
+//! Gated DeltaNet, compared with the recurrence in f64.
 
 use riffle_cuda::ops::{
     DeltaGates, DeltaShape, DeltaTokens, Rows, convolve, delta_gates, delta_rule, delta_scratch_bytes,
@@ -108,7 +108,7 @@ impl Case {
         }
     }
 
-    /// Reads `[rows, value_heads, value_dim]` and memories `[value_heads, key_dim, value_dim]`.
+    /// Outputs `[rows, value_heads, value_dim]` and memories `[value_heads, key_dim, value_dim]`.
     fn reference(&self) -> (Vec<f64>, Vec<f64>) {
         let DeltaShape {
             key_heads,

@@ -95,7 +95,7 @@ fn a_device_that_is_too_old_is_refused_with_what_it_has_and_what_is_needed() {
 
 #[test]
 fn a_missing_device_is_one_clear_line() {
-    // Whatever the machine: device 999 is not there.
+    // No machine has a device 999.
     let error = Gpu::open(999, KernelCache::of_user()).unwrap_err().to_string();
     assert!(error.contains("--device cpu") && !error.contains('\n'), "{error}");
 }

@@ -1,4 +1,4 @@
-//! Estimates over pages that a room brings to the device.
+//! Estimates over pages that a device page cache loads.
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ fn estimates_are_the_same_in_pieces_and_are_left_to_the_cpu_without_room() {
         assert_eq!(whole.0.iter().map(Vec::len).collect::<Vec<_>>(), [9, 10, 11, 12, 13]);
         let mass: f32 = whole.1[0].iter().sum();
         assert!((mass - 20.0 * group as f32).abs() < 1e-3, "{mass}");
-        // Room for one block of queries, or for some rows.
+        // Memory for one block of queries, or for some rows.
         assert_eq!(run(40_000, RoomOptions::bytes_for), Some(whole));
         assert_eq!(run(500, RoomOptions::bytes_for), None);
         assert_eq!(run(1 << 20, |options, _| options.least_bytes()), None);
@@ -54,7 +54,7 @@ fn estimates_are_the_same_in_pieces_and_are_left_to_the_cpu_without_room() {
 fn bounds_and_masses_are_the_same_where_more_pages_visit_than_have_a_place() {
     on_every_device(|gpu, _| {
         let stream = Arc::new(gpu.stream().unwrap());
-        // More than eight pages of each head come.
+        // Each head loads more than eight pages.
         let (head_dim, kv_heads, group, tokens, rows) = (32, 2, 2, 64 * 11 + 5, 3);
         let cache = Cache::new(gpu, head_dim, kv_heads, tokens, 64, [Format::Q8_0, Format::F16]);
         let shown: Vec<_> = (0..kv_heads).map(|head| cache.views(head)).collect();

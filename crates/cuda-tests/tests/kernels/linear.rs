@@ -3,7 +3,7 @@ use riffle_linear::{PackedMatrix, WeightFormat};
 
 use crate::testing::{assert_near, noise, on_every_device};
 
-/// Blocks with random bits and scales of a fair size.
+/// Blocks with random bits and moderate scales.
 fn weights(format: WeightFormat, outputs: usize, inputs: usize) -> Vec<u8> {
     let half = |x: f32| riffle_attention::f32_to_f16(x).to_le_bytes();
     let count = outputs * inputs / format.block_weights();
@@ -55,7 +55,7 @@ fn products_equal_those_of_the_cpu_in_every_format() {
                 let (x, y) = (gpu.upload(&input).unwrap(), gpu.allocate(4 * rows * outputs).unwrap());
                 let scratch = gpu.allocate(matrix.scratch_bytes(rows)).unwrap();
                 matrix.multiply(stream, y.all(), x.all(), rows, scratch.all()).unwrap();
-                // Many rows of float formats are rounded to the type of the weights.
+                // With many rows, activations are rounded to the type of float weights.
                 let tolerance = match (rows > 8, format) {
                     (true, WeightFormat::F16) => 1e-3,
                     (true, WeightFormat::Bf16) => 8e-3,

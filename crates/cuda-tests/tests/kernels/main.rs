@@ -1,4 +1,4 @@
-//! Kernels against references in f64 and against the CPU's crates, on every device there is.
+//! Kernels compared with references in f64 and with the CPU's crates, on every available device.
 
 mod ahead;
 mod attention;

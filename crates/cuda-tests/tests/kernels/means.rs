@@ -1,4 +1,4 @@
-//! Means of blocks, and attention to them.
+//! Block means and attention to them.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use riffle_cuda::{CallRows, DeviceRoom, Gpu, PagedTile, RoomBytes, RoomOptions, 
 use crate::paged::Cache;
 use crate::testing::{assert_near, noise, on_every_device};
 
-/// The whole blocks of a KV head with the means of their keys and values, summed in f32 in order of position as the engine does
-/// on a CPU.
+/// The whole blocks of a KV head with the means of their keys and values. Sums in f32 run by position, as in the
+/// engine on a CPU.
 fn means_of(cache: &Cache, head: usize, block: usize) -> Vec<ReferenceSummary> {
     let (head_dim, tokens) = (cache.head_dim, cache.tokens);
     let (mut keys, mut values) = (vec![0.0f32; tokens * head_dim], vec![0.0f32; tokens * head_dim]);
@@ -56,7 +56,7 @@ fn means_equal_the_cpus_to_the_bit_however_tokens_come() {
                 capacity,
                 block_tokens: block,
             };
-            // Within a page, within a block, to an end of both, and nothing for a head.
+            // Ends within a page, within a block, at the end of both, and no tokens for one head.
             for ranges in [
                 [0, 30, 0, 0],
                 [30, 31, 0, 150],
@@ -79,7 +79,7 @@ fn means_equal_the_cpus_to_the_bit_however_tokens_come() {
     });
 }
 
-/// Queries at the end of a cache, under selections that name means.
+/// Queries at the end of a cache, with selections of means.
 struct Case {
     cache: Cache,
     group: usize,
@@ -102,7 +102,7 @@ impl Case {
         AttendOptions::new(1.0 / (self.cache.head_dim as f32).sqrt()).with_soft_cap(self.soft_cap)
     }
 
-    /// Selections of every kind with means, the last without.
+    /// Selections of every kind with means; the last has none.
     fn selections(&self) -> Vec<Selection> {
         let block = self.block;
         let blocks = |numbers: &mut dyn Iterator<Item = usize>| -> Vec<Span> {
@@ -124,7 +124,7 @@ impl Case {
         ]
     }
 
-    /// Takes the tokens into means, some of them twice: back to within a block, and on.
+    /// Adds the tokens to the means. Some are added twice, after a truncation within a block.
     fn extend_means(&self, room: &mut DeviceRoom, sequence: SequenceId, shown: &[Vec<PageView<'_>>]) {
         let (cache, of) = (&self.cache, self.cache.layer(sequence));
         let known = |room: &mut DeviceRoom, tokens: usize| {
@@ -171,7 +171,7 @@ impl Case {
         let tiles: Vec<_> = self.tiles(&selections).collect();
         let mut call = room.begin(of, &tiles, rows, cache.tokens, &self.options()).unwrap();
         call.include_means();
-        // As an engine does: pages of which something is read.
+        // The pages with at least one selected token, as in the engine.
         let is_read = |kv_head: usize, page: &PageView<'_>| {
             let page = Span::new(page.start, page.start + page.tokens);
             let of_head = tiles.iter().filter(|tile| tile.kv_head == kv_head);
@@ -246,12 +246,12 @@ impl Case {
 fn attention_to_means_equals_the_reference_wherever_pages_lie() {
     on_every_device(|gpu, _| {
         for (head_dim, group, rows, tile_rows, block, formats, soft_cap) in [
-            // Many rows: one part; the last has blocks longer than a tile and a page.
+            // Many rows are one part. In the last case blocks are longer than a tile and a page.
             (32, 2, 70, 16, 4, [Format::F16, Format::F16], None),
             (64, 3, 40, 40, 16, [Format::Bf16, Format::Bf16], None),
             (256, 1, 33, 16, 5, [Format::Q8_0, Format::F16], Some(5.0)),
             (128, 4, 20, 20, 100, [Format::Q4_0, Format::Q8_0], None),
-            // Few: several parts, and one.
+            // Few rows: several parts, and one.
             (128, 4, 1, 1, 3, [Format::F16, Format::Q8_0], None),
             (256, 2, 3, 2, 2, [Format::Bf16, Format::F16], None),
             (80, 16, 1, 1, 32, [Format::Q8_0, Format::Q4_0], Some(3.0)),

@@ -1,4 +1,4 @@
-//! A cache that lies on a device and in main memory.
+//! A cache on a device and in main memory.
 
 use riffle_attention::{Format, PageView, Plane, PlaneMut, write_keys, write_values};
 use riffle_cuda::ops::{Pages, PlaneKind, plane_to_device};
@@ -7,7 +7,7 @@ use riffle_kv::{CacheShape, LayerShape, LayerShapes, PageVersion};
 
 use crate::testing::noise;
 
-/// A cache of some tokens for every KV head, on both sides.
+/// A cache of some tokens for every KV head, on the CPU and on the device.
 pub(crate) struct Cache {
     pub(crate) head_dim: usize,
     pub(crate) kv_heads: usize,
@@ -38,7 +38,7 @@ impl Cache {
                 for page in 0..pages {
                     let (first, bytes) = (page * page_tokens, format.plane_bytes(page_tokens, head_dim));
                     let count = page_tokens.min(tokens - first);
-                    // Bits behind the last token are NaN, so a kernel that reads them shows.
+                    // Bits after the last token are NaN, which reveals a kernel that reads them.
                     let mut data = vec![0xffffu16; bytes.div_ceil(2)];
                     let rows = &source[first * head_dim..];
                     let mut target = PlaneMut::from_bytes(format, bytemuck::cast_slice_mut(&mut data));
@@ -79,7 +79,7 @@ impl Cache {
         }
     }
 
-    /// A plane of the CPU's.
+    /// A plane of the CPU.
     fn bytes(&self, plane: usize) -> &[u8] {
         bytemuck::cast_slice(&self.planes[plane])
     }
@@ -93,7 +93,7 @@ impl Cache {
         }
     }
 
-    /// A room for its layer under `group` query heads a KV head, with no memory yet.
+    /// Options of a page cache for its layer with `group` query heads per KV head, without memory.
     pub(crate) fn room_options(&self, group: usize) -> RoomOptions {
         RoomOptions {
             shape: CacheShape {

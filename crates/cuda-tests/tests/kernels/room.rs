@@ -1,4 +1,4 @@
-//! Several sequences in one room: each reads what it would read alone, and pages come once.
+//! Several sequences in one device page cache: each reads the same as alone, and pages are loaded once.
 
 use std::sync::Arc;
 
@@ -22,12 +22,12 @@ const SHAPE: CacheShape = CacheShape {
     value_format: Format::Q8_0,
 };
 const WIDTH: usize = HEADS * LAYER.key_width;
-/// Rows of a batch; calls take some of them.
+/// Rows of a batch; each call uses some of them.
 const BATCH: usize = 40;
-/// Pages of one token row of pages: of all layers and KV heads.
+/// Pages of one row of pages: one for each layer and KV head.
 const ROW: u64 = (LAYERS * LAYER.kv_heads) as u64;
 
-/// A room with rows of a batch beside it.
+/// A page cache with the rows of a batch.
 struct Bench {
     stream: Arc<Stream>,
     room: DeviceRoom,
@@ -38,7 +38,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// A room in which so many pages may stay.
+    /// A page cache with slots for `pages` pages.
     fn new(gpu: &Gpu, pages: u64) -> Self {
         let stream = Arc::new(gpu.stream().unwrap());
         let mut options = RoomOptions {
@@ -62,7 +62,7 @@ impl Bench {
         }
     }
 
-    /// For each KV head the tokens whose bounds are known and, once all are, the scores of their blocks under the first
+    /// For each KV head the number of summarised tokens; once all are, also the scores of their blocks for the first
     /// row.
     fn bound_scores(&mut self, cache: &KvCache, of: LayerPages<'_>) -> (Vec<usize>, Vec<Vec<f32>>) {
         let (reader, tokens) = (cache.read(), cache.tokens(of.layer));
@@ -82,7 +82,7 @@ impl Bench {
         (known, found)
     }
 
-    /// Attention output of rows `rows` of the batch, the last of a sequence, in a layer.
+    /// Attention output of the batch's rows `rows`, which are the last of a sequence, in a layer.
     fn attend(
         &mut self,
         sequence: SequenceId,
@@ -132,7 +132,7 @@ impl Bench {
         self.stream.gpu().download(call_rows.attended, &self.stream).unwrap()
     }
 
-    /// A token of every layer, as if nothing had been read before.
+    /// Attention of a token in every layer, without earlier reads.
     fn alone(gpu: &Gpu, cache: &KvCache) -> Vec<Vec<f32>> {
         let mut bench = Self::new(gpu, 0);
         let sequence = bench.room.begin_sequence();
@@ -178,7 +178,7 @@ fn sequences_that_take_turns_layer_by_layer_read_what_each_reads_alone_and_pages
     on_every_device(|gpu, _| {
         let mut bench = Bench::new(gpu, 20 * ROW);
         let pools = [pool(gpu), pool(gpu)];
-        // Two of one pool of main memory, one of another.
+        // Two caches of one pool of main memory, and one of another.
         let mut caches = [pools[0].cache(), pools[0].cache(), pools[1].cache()];
         let sequences = [(); 3].map(|()| bench.room.begin_sequence());
         for (number, cache) in caches.iter_mut().enumerate() {
@@ -217,12 +217,12 @@ fn forks_hold_pages_on_the_device_once_and_what_one_writes_the_other_does_not_re
         bench.check(gpu, fork, &answer, "the fork");
         assert_eq!((bench.room.resident_bytes(), bench.pages()), (bytes, came));
         assert_eq!(bench.room.resident_bytes_of(fork), bytes);
-        // One that says nothing of where it comes from finds the pages as well.
+        // A sequence without a known origin also finds the pages.
         let other = bench.room.begin_sequence();
         bench.check(gpu, other, &book, "beside");
         assert_eq!(bench.pages(), came);
         bench.room.end_sequence(other);
-        // The last page is copied when it is written to.
+        // The last page is copied before a write.
         append(&mut answer, 3, 5);
         bench.check(gpu, fork, &answer, "an answer");
         append(&mut book, 4, 6);
@@ -295,7 +295,7 @@ fn a_window_that_moves_by_whole_pages_brings_none_again() {
 #[test]
 fn bounds_are_of_one_sequence_and_are_made_again_when_another_took_their_room() {
     on_every_device(|gpu, _| {
-        // Room for 128 blocks of each layer of one sequence: both have room until they are long.
+        // Memory for 128 blocks of each layer of one sequence. Both sequences fit while they are short.
         let mut bench = Bench::new(gpu, 20 * ROW);
         let kept = pool(gpu);
         let mut caches = [kept.cache(), kept.cache()];
@@ -316,14 +316,14 @@ fn bounds_are_of_one_sequence_and_are_made_again_when_another_took_their_room() 
                         layer,
                         versions: &versions,
                     };
-                    // Bounds of the other sequence leave once both sequences are long.
+                    // Once both sequences are long, each displaces the other's bounds.
                     let (known, found) = bench.bound_scores(cache, of);
                     let at = number * SHAPE.layers.count() + layer;
                     if pass == 0 {
                         scores.push(found);
                         continue;
                     }
-                    // Blocks scored in an earlier pass must score alike.
+                    // Blocks scored in an earlier pass have the same scores.
                     for (now, before) in found.iter().zip(&scores[at]) {
                         assert_eq!(now[..before.len()], before[..], "{pass} {at}");
                     }
@@ -355,7 +355,7 @@ fn rows_that_begin_within_a_batch_read_what_they_read_at_its_beginning() {
         let mut cache = pool(gpu).cache();
         append(&mut cache, 150, 1);
         let rows: Vec<f32> = noise(BATCH * WIDTH, 3);
-        // Few rows and many: parts of a decode, and a prefill that goes on from its state.
+        // Few rows and many rows: parts of a decode, and a prefill that resumes its state.
         for (first, count) in [(7, 1), (3, 2), (11, 29)] {
             for pages in [0, 20 * ROW] {
                 let mut bench = Bench::new(gpu, pages);

@@ -1,4 +1,4 @@
-//! Scores and summaries against `riffle-policy`: what is chosen by them is equal to the bit.
+//! Scores and summaries compared with `riffle-policy`: selections have the same bits.
 
 use std::ops::Range;
 
@@ -41,14 +41,14 @@ fn context<'a>(phase: Phase, start: usize, tokens: usize, scale: f32, pages: &'a
     }
 }
 
-/// Places in the order of scores, ties by index.
+/// Indices by descending score; ties by index.
 fn order(scores: &[f32]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..scores.len()).collect();
     order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b)));
     order
 }
 
-/// The forced places and the best others, ascending: as `riffle-policy` ranks.
+/// The forced indices and the best others, ascending, with the ranking of `riffle-policy`.
 fn top_count(scores: &[f32], count: usize, forced: impl Fn(usize) -> bool) -> Vec<usize> {
     let mut chosen: Vec<usize> = (0..scores.len()).filter(|at| forced(*at)).collect();
     let more = count.saturating_sub(chosen.len());
@@ -79,7 +79,8 @@ fn selection_of(blocks: &[usize], block: usize, tokens: usize) -> Selection {
 
 const FORMATS: [Format; 4] = [Format::F16, Format::Bf16, Format::Q8_0, Format::Q4_0];
 
-/// Bounds of 1000 tokens in memory for 70 blocks. First most keys come, then the rest: the block between is taken in again.
+/// Bounds of 1000 tokens in memory for 70 blocks. Most keys are added first, then the rest; the block between them is
+/// computed again.
 fn bounds_in_pieces<'d>(
     gpu: &Gpu,
     stream: &Stream,
@@ -227,7 +228,7 @@ fn xattention_chooses_the_blocks_the_cpu_chooses() {
     });
 }
 
-/// The mass of columns and of distances under the `last` queries of an estimate, in two pieces: sums go on where they were.
+/// The mass of columns and of distances for the `last` queries of an estimate, in two pieces whose sums continue.
 fn lines_on_device(gpu: &Gpu, stream: &Stream, whole: &Estimate<'_>, last: usize) -> [Vec<f32>; 2] {
     let (rows, width, tokens) = (whole.queries.rows, whole.queries.row_stride, whole.tokens);
     let scratch = line_mass_scratch_bytes(last, tokens, whole.group);
@@ -306,7 +307,7 @@ fn vertical_slash_chooses_the_lines_the_cpu_chooses() {
     });
 }
 
-/// True if this machine's vector kernels fuse product and sum, as a device does.
+/// True if this machine's vector kernels use fused multiply-add, like a device.
 fn is_fused() -> bool {
     cfg!(target_arch = "x86_64") && riffle_attention::ceiling::instructions() != "scalar"
 }

@@ -1,4 +1,4 @@
-//! A policy's choice from pages in main memory.
+//! A policy's selection from pages in main memory.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ const TOKENS: usize = 3200;
 #[test]
 fn a_choice_of_more_spans_than_there_are_pages_is_read_from_main_memory_with_the_same_bits() {
     on_every_device(|gpu, stream| {
-        // Some keys of most pages: more pages than may visit the device together, and some between that nobody reads.
+        // Some keys of most pages: more pages than the device can load at a time, and unread pages between them.
         let policy: PolicySpec = "quest:from=0,dense_layers=0,threshold=0,block=16,topk=60"
             .parse()
             .unwrap();
@@ -28,7 +28,7 @@ fn a_choice_of_more_spans_than_there_are_pages_is_read_from_main_memory_with_the
     });
 }
 
-/// Attention of one query after many, within a budget for pages on the device.
+/// Attention of one query after many, within a budget of device pages.
 fn answer(gpu: &Gpu, stream: &Arc<Stream>, policy: &PolicySpec, budget: impl Fn(&RoomOptions) -> u64) -> Vec<f32> {
     let shape = CacheShape {
         layers: LayerShapes::alike(1, LayerShape::new(HEADS, 64)),

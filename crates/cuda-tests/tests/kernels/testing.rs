@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use riffle_cuda::{EmulatedOptions, Gpu, KernelCache, Stream, has_compiler};
 
-/// Runs `body` on each device there is, and says which there is not. The emulated one has the instructions of all.
+/// Runs `body` on each available device, and prints which ones are missing. The emulated device has all instructions.
 pub(crate) fn on_every_device(body: impl Fn(&Gpu, &Stream)) {
     let cache = KernelCache::new(cache_folder());
     if has_compiler() {
@@ -36,7 +36,7 @@ fn cache_folder() -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("kernels")
 }
 
-/// Numbers from -1 to 1 that look random.
+/// Pseudo-random numbers from -1 to 1.
 pub(crate) fn noise(count: usize, seed: usize) -> Vec<f32> {
     (0..count)
         .map(|i| {
@@ -49,7 +49,7 @@ pub(crate) fn noise(count: usize, seed: usize) -> Vec<f32> {
         .collect()
 }
 
-/// Asserts that numbers are as near as `tolerance` times the largest expected.
+/// Asserts that differences are at most `tolerance` times the largest expected number.
 #[track_caller]
 pub(crate) fn assert_near(found: &[f32], expected: &[f64], tolerance: f64, what: &str) {
     assert_eq!(found.len(), expected.len(), "{what}");

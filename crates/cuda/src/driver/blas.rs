@@ -11,7 +11,7 @@ use cudarc::cublaslt::sys;
 use super::Product16;
 use crate::CudaError;
 
-/// A handle of the library, and the algorithm it chose for each shape; `None` for shapes it does not multiply.
+/// A handle of the library, and its algorithm for each shape; `None` for unsupported shapes.
 pub(super) struct Blas {
     handle: sys::cublasLtHandle_t,
     algorithms: Mutex<HashMap<Product16, Option<sys::cublasLtMatmulAlgo_t>>>,
@@ -32,7 +32,7 @@ struct Description {
 }
 
 impl Blas {
-    /// Opens the library; the error says why there is none.
+    /// Opens the library. The error gives the reason if it is missing.
     pub(super) fn open() -> Result<Self, String> {
         // SAFETY: the call only tries to load the library.
         if !unsafe { sys::is_culib_present() } {

@@ -6,14 +6,14 @@ use twox_hash::XxHash3_128;
 
 use crate::CudaError;
 
-/// A folder of compiled kernels, each under a hash of all that it was made from.
+/// A folder of compiled kernels. The file name is a hash of the source and all options.
 #[derive(Debug, Clone)]
 pub struct KernelCache {
     folder: PathBuf,
 }
 
 impl KernelCache {
-    /// A cache in this folder, made when the first kernel is compiled.
+    /// A cache in this folder, which the first compilation creates.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         let folder = folder.into();
         Self { folder }

@@ -9,7 +9,7 @@ use super::{DeviceBuffer, DeviceInfo, Driver, Event, Kernel, KernelCache, Module
 use crate::CudaError;
 use crate::ops::PrefillChoice;
 
-/// A device, shared by everything that lives on it.
+/// A device, shared by its memory, streams and kernels.
 #[derive(Clone)]
 pub struct Gpu {
     inner: Arc<Inner>,
@@ -19,7 +19,7 @@ struct Inner {
     driver: Box<dyn Driver>,
     /// Functions by module and name; modules under the empty name.
     handles: Mutex<HashMap<(ModuleSource, &'static str), u64>>,
-    /// For copies that the caller waits for.
+    /// Stream of copies that the caller waits for.
     own_stream: Mutex<Option<u64>>,
     guarded: Mutex<GuardedBuffers>,
     /// Choice of prefill instructions for each kernel.
@@ -30,7 +30,7 @@ impl Gpu {
     /// The NVIDIA device of this number.
     ///
     /// # Errors
-    /// No driver (or a build without the feature `cuda`), no such device, one that is too old.
+    /// No driver (or a build without the feature `cuda`), no such device, or a device that is too old.
     #[cfg(feature = "cuda")]
     pub fn open(ordinal: usize, cache: KernelCache) -> Result<Self, CudaError> {
         Ok(Self::new(Box::new(super::nvidia::NvidiaDriver::open(ordinal, cache)?)))
@@ -88,7 +88,7 @@ impl Gpu {
         self.driver().blas().is_ok()
     }
 
-    /// Bytes of device memory that are free now.
+    /// Free bytes of device memory.
     ///
     /// # Errors
     /// A lost device.
@@ -96,15 +96,15 @@ impl Gpu {
         self.driver().free_bytes()
     }
 
-    /// Device memory that holds anything.
+    /// Uninitialised device memory.
     ///
     /// # Errors
-    /// Too little memory; the error says how much is free.
+    /// Too little memory; the error gives the free bytes.
     pub fn allocate(&self, bytes: usize) -> Result<DeviceBuffer, CudaError> {
         DeviceBuffer::new(self.clone(), bytes)
     }
 
-    /// Main memory that copies read and write without the CPU, filled with zeros.
+    /// Pinned main memory, filled with zeros, that copies access without the CPU.
     ///
     /// # Errors
     /// Too little memory.
@@ -112,7 +112,7 @@ impl Gpu {
         PinnedBuffer::new(self.clone(), bytes)
     }
 
-    /// Device memory that holds these elements; returns when they are there.
+    /// Device memory with these elements. Returns after the copy.
     ///
     /// # Errors
     /// Too little memory, a lost device.
@@ -129,10 +129,10 @@ impl Gpu {
         Ok(buffer)
     }
 
-    /// The elements of a region, when everything queued on `after` has run.
+    /// The elements of a region, after everything queued on `after` has run.
     ///
     /// # Errors
-    /// A lost device; bytes that are no whole number of elements.
+    /// A lost device; bytes that are not a whole number of elements.
     pub fn download<T: bytemuck::Pod>(&self, region: Region<'_>, after: &Stream) -> Result<Vec<T>, CudaError> {
         let mut host = self.allocate_host(region.bytes())?;
         after.from_device(&mut host, 0, region)?;
@@ -185,7 +185,7 @@ impl Gpu {
         Ok(Kernel::new(function, name))
     }
 
-    /// The choice made for a kernel, by `choose` where there is none yet.
+    /// The stored choice for a kernel, or the result of `choose`, which is then stored.
     pub(crate) fn prefill_choice(
         &self,
         kernel: &ModuleSource,

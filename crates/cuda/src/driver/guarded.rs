@@ -1,4 +1,5 @@
-//! Main memory that copies may read when nobody borrows it any more: its owner waits for them before it changes or goes.
+//! Main memory that copies may read after the borrow ends: its owner waits for them before it changes or frees the
+//! memory.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,21 +8,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::{Event, Gpu, PinnedBuffer};
 use crate::CudaError;
 
-/// Pinned memory whose slices [`Stream::upload_behind`](super::Stream::upload_behind) copies after it has returned.
+/// Pinned memory. [`Stream::upload_behind`](super::Stream::upload_behind) reads its slices after it has returned.
 pub(crate) struct GuardedBuffer {
     memory: PinnedBuffer,
     readers: Arc<Readers>,
     gpu: Gpu,
 }
 
-/// The copies under way from one buffer.
+/// Running copies from one buffer.
 #[derive(Default)]
 pub(super) struct Readers {
     are_any: AtomicBool,
     done: Mutex<Vec<Arc<Event>>>,
 }
 
-/// The guarded buffers of a device by their addresses: bytes, and who reads them.
+/// The guarded buffers of a device by address, each with its bytes and readers.
 #[derive(Default)]
 pub(super) struct GuardedBuffers(BTreeMap<u64, (u64, Arc<Readers>)>);
 
@@ -55,13 +56,13 @@ impl GuardedBuffer {
 
 impl Drop for GuardedBuffer {
     fn drop(&mut self) {
-        // The memory itself is freed when everything queued has run.
+        // The memory is freed after everything queued has run.
         self.gpu.guarded().0.remove(&self.memory.address());
     }
 }
 
 impl GuardedBuffers {
-    /// Readers of the buffer that a slice lies in, if it lies in one.
+    /// Readers of the buffer that contains a slice, if any.
     pub(super) fn readers_of(&self, slice: &[u8]) -> Option<Arc<Readers>> {
         let first = slice.as_ptr() as u64;
         let (start, (bytes, readers)) = self.0.range(..=first).next_back()?;
@@ -70,8 +71,8 @@ impl GuardedBuffers {
 }
 
 impl Readers {
-    /// Notes copies that have run when `done` has passed. The memory is borrowed until this returns, so that nobody writes to it
-    /// in between.
+    /// Records copies that are finished when `done` has passed. The memory stays borrowed until this returns, so that
+    /// nobody writes to it in between.
     pub(super) fn add(&self, done: &Arc<Event>) {
         let mut all = self.lock();
         if !all.iter().any(|event| Arc::ptr_eq(event, done)) {
@@ -83,7 +84,7 @@ impl Readers {
     fn wait(&self) {
         if self.are_any.load(Ordering::Acquire) {
             for event in self.lock().drain(..) {
-                // A device that is lost copies no more.
+                // A lost device does not copy any more.
                 event.synchronize().ok();
             }
             self.are_any.store(false, Ordering::Release);

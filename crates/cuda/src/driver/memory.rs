@@ -18,25 +18,25 @@ impl DeviceBuffer {
         Ok(Self { gpu, address, bytes })
     }
 
-    /// Bytes it holds.
+    /// Size in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// All of it.
+    /// The whole buffer.
     pub fn all(&self) -> Region<'_> {
         self.region(0..self.bytes)
     }
 
-    /// A part of it.
+    /// A part of the buffer.
     ///
     /// # Panics
-    /// When the range does not lie within.
+    /// If the range is outside the buffer.
     pub fn region(&self, bytes: Range<usize>) -> Region<'_> {
         self.all_region().part(bytes)
     }
 
-    /// The device it is on.
+    /// The device of this memory.
     pub fn gpu(&self) -> &Gpu {
         &self.gpu
     }
@@ -65,7 +65,7 @@ impl fmt::Debug for DeviceBuffer {
     }
 }
 
-/// Part of a [`DeviceBuffer`]. Kernels may write to it: like a cell, it is shared.
+/// Part of a [`DeviceBuffer`]. It is shared like a cell: kernels may write to it.
 #[derive(Debug, Clone, Copy)]
 pub struct Region<'a> {
     address: u64,
@@ -84,10 +84,10 @@ impl<'a> Region<'a> {
         self.address
     }
 
-    /// A part of it.
+    /// A part of the region.
     ///
     /// # Panics
-    /// When the range does not lie within.
+    /// If the range is outside the region.
     pub fn part(&self, bytes: Range<usize>) -> Region<'a> {
         assert!(
             bytes.start <= bytes.end && bytes.end <= self.bytes,
@@ -102,7 +102,7 @@ impl<'a> Region<'a> {
     }
 }
 
-/// Main memory that copies to and from the device read and write by themselves, while the CPU does other things.
+/// Pinned main memory: copies to and from the device access it without the CPU.
 ///
 /// A caller that writes to it, or reads bytes copied into it, first waits for the queued copies.
 pub struct PinnedBuffer {

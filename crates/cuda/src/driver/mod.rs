@@ -35,14 +35,15 @@ pub struct DeviceInfo {
     pub capability: (u32, u32),
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
-    /// Bytes of shared memory one block can ask for.
+    /// Largest shared memory of a block, in bytes.
     pub shared_bytes_per_block: usize,
     /// Bytes of memory.
     pub memory_bytes: usize,
 }
 
 impl DeviceInfo {
-    /// Refuses what kernels are not compiled for: their asynchronous copies and matrix instructions came with 8.0.
+    /// Refuses devices below compute capability 8.0, which lack asynchronous copies and the kernels' matrix
+    /// instructions.
     pub(crate) fn check(&self) -> Result<(), CudaError> {
         if self.capability >= (8, 0) {
             Ok(())
@@ -130,7 +131,7 @@ pub(crate) trait Driver: Debug + Send + Sync {
     /// The range is live until the fill has run.
     unsafe fn fill(&self, stream: u64, to: u64, byte: u8, bytes: usize) -> Result<(), CudaError>;
 
-    /// A library that multiplies 16-bit matrices, by name; the error says why there is none.
+    /// The name of a library for products of 16-bit matrices. The error gives the reason if it is missing.
     fn blas(&self) -> Result<&'static str, &str>;
     /// Queues a product by that library; false where it has none for the shape.
     ///
@@ -147,7 +148,7 @@ pub(crate) trait Driver: Debug + Send + Sync {
 
     /// Compiles (or finds compiled) and loads; the module stays for the driver's life.
     fn load(&self, source: &ModuleSource) -> Result<u64, CudaError>;
-    /// A function of a loaded module, allowed to ask for all shared memory of a block.
+    /// A function of a loaded module, which may use all shared memory of a block.
     fn function(&self, module: u64, name: &'static str) -> Result<u64, CudaError>;
     /// Queues a launch.
     ///

@@ -51,7 +51,7 @@ pub(super) fn compile(
     let options = [
         format!("--gpu-architecture={}", source.architecture(capability)),
         "--std=c++17".to_owned(),
-        // NVRTC 13.0 takes a generic lambda of a kernel for a function of the host without it.
+        // Without this option NVRTC 13.0 compiles a generic lambda of a kernel for the host.
         "--device-as-default-execution-space".to_owned(),
     ];
     let version = format!("nvrtc {major}.{minor}");
@@ -167,7 +167,7 @@ impl NvidiaDriver {
         })
     }
 
-    /// Makes the context the thread's own.
+    /// Makes the context current in this thread.
     fn enter(&self) -> Result<(), CudaError> {
         // SAFETY: the context is retained as long as the driver lives.
         unsafe { result::ctx::set_current(self.context) }.map_err(|error| failed("entering the context", error))
@@ -178,7 +178,7 @@ impl Drop for NvidiaDriver {
     fn drop(&mut self) {
         #[cfg(feature = "cublaslt")]
         {
-            // Before the context it was made in.
+            // The library's handle is destroyed before its context.
             self.blas = Err(String::new());
         }
         // SAFETY: nothing outlives the driver; modules, streams and events go with the context.

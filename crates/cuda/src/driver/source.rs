@@ -1,4 +1,4 @@
-//! The CUDA C++ of every kernel, and the variants it is compiled in.
+//! The CUDA C++ of every kernel, and its compiled variants.
 
 use std::fmt::Write as _;
 
@@ -16,7 +16,7 @@ impl ModuleSource {
         Self { file, defines }
     }
 
-    /// The module of this [`name`](Self::name); `None` where no file has it.
+    /// The module with this [`name`](Self::name); `None` if no file has it.
     pub fn parse(name: &'static str) -> Option<Self> {
         let mut parts = name.split_whitespace();
         let file = parts.next().filter(|file| find(file).is_some())?;
@@ -28,7 +28,7 @@ impl ModuleSource {
         Some(Self { file, defines })
     }
 
-    /// `decode.cu HEAD_DIM=128`: as errors and `kernels/variants.txt` name it.
+    /// The name in errors and in `kernels/variants.txt`, such as `decode.cu HEAD_DIM=128`.
     pub fn name(&self) -> String {
         let mut name = self.file.to_owned();
         for (key, value) in &self.defines {
@@ -55,7 +55,7 @@ impl ModuleSource {
     }
 }
 
-/// Every variant that is compiled ahead to check registers and spills, in the words of [`ModuleSource::name`].
+/// Every variant that is compiled ahead to check registers and spills, by [`ModuleSource::name`].
 pub fn variants() -> impl Iterator<Item = &'static str> {
     include_str!("../../kernels/variants.txt")
         .lines()
@@ -72,7 +72,7 @@ fn include(file: &str, included: &mut Vec<String>, text: &mut String) {
     for line in source.lines() {
         let quoted = line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"'));
         match quoted {
-            // Whichever branch of device.cuh is off includes nothing: a file counts as included only where it is read.
+            // The inactive branch of device.cuh includes nothing, so a file counts as included only when it is read.
             Some(name) => include(&format!("{folder}{name}"), included, text),
             None if line.starts_with("#pragma once") => {}
             None => {

@@ -5,7 +5,7 @@ use super::guarded::Readers;
 use super::{Direction, Gpu, PinnedBuffer, Product16, Region};
 use crate::CudaError;
 
-/// A queue of work. Work of one stream runs in order, beside the work of other streams.
+/// A queue of work. Work of one stream runs in order, concurrently with other streams.
 pub struct Stream {
     gpu: Gpu,
     handle: u64,
@@ -24,7 +24,7 @@ impl Stream {
         Self { gpu, handle, owned }
     }
 
-    /// The device it is on.
+    /// The device of this stream.
     pub fn gpu(&self) -> &Gpu {
         &self.gpu
     }
@@ -67,17 +67,17 @@ impl Stream {
         unsafe { self.copy(Direction::Upload, to.address(), source, to.bytes()) }
     }
 
-    /// Copies slices of main memory to regions of their size and returns when they are there. Slices of pinned memory are
-    /// read by the device itself, one after the other without a pause.
+    /// Copies slices of main memory to regions of the same size, and returns after the copies. The device reads
+    /// slices of pinned memory itself, one after another without a pause.
     ///
     /// # Errors
-    /// Sizes that differ, a lost device.
+    /// Different sizes, a lost device.
     pub fn upload_all(&self, copies: &[(Region<'_>, &[u8])]) -> Result<(), CudaError> {
         for (to, from) in copies {
             check_bytes(to.bytes(), from.len())?;
         }
         let queued = copies.iter().try_for_each(|(to, from)| {
-            // SAFETY: the sizes agree, and neither side is let go of before the copies have run or failed.
+            // SAFETY: the sizes agree, and neither side is freed before the copies have run or failed.
             unsafe { self.copy(Direction::Upload, to.address(), from.as_ptr() as u64, from.len()) }
         });
         let run = self.synchronize();
@@ -105,7 +105,7 @@ impl Stream {
         let marked = queued.and_then(|()| self.record(done));
         match &marked {
             Ok(()) => readers.iter().for_each(|readers| readers.add(done)),
-            // A device that is lost copies no more.
+            // A lost device does not copy any more.
             Err(_) => drop(self.synchronize()),
         }
         marked.map(|()| true)
@@ -230,7 +230,7 @@ fn check_host(buffer: &PinnedBuffer, offset: usize, bytes: usize) -> Result<(), 
     Ok(())
 }
 
-/// A mark in a stream.
+/// A point in a stream.
 pub struct Event {
     gpu: Gpu,
     handle: u64,
@@ -299,7 +299,7 @@ impl Kernel {
 pub struct Grid {
     /// Blocks in x, y and z.
     pub blocks: [u32; 3],
-    /// Threads of a block in x, y and z: a multiple of 32 in all.
+    /// Threads of a block in x, y and z; their product is a multiple of 32.
     pub threads: [u32; 3],
     /// Bytes of dynamic shared memory.
     pub shared_bytes: u32,
@@ -330,7 +330,7 @@ impl Grid {
 /// An argument of a kernel, by value.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Argument {
-    /// A device address; zero where the kernel allows none.
+    /// A device address; zero if the kernel allows none.
     Address(u64),
     /// A 64-bit number.
     U64(u64),

@@ -1,12 +1,11 @@
-//! The memory that a batch takes on a device and beside it, of known size.
+//! The memory of a batch on a device and in main memory, with known sizes.
 
 use riffle_model::ModelConfig;
 
 use super::recurrence::Recurrence;
 use crate::{CudaError, DeviceBuffer, Gpu, PinnedBuffer, Region};
 
-/// Rows whose linear work is done at a time: enough to read each weight once for many, few enough that scratch stays
-/// small.
+/// Rows of a block of linear work: enough to share each read of a weight, and few enough for a small scratch.
 pub(super) const ROW_BLOCK: usize = 1024;
 
 /// f32 unless said otherwise.
@@ -33,7 +32,7 @@ pub(super) struct Buffers {
     pub(super) scratch: DeviceBuffer,
 }
 
-/// Main memory that copies read and write by themselves.
+/// Pinned main memory for copies.
 pub(super) struct HostBuffers {
     pub(super) ids: PinnedBuffer,
     pub(super) queries: PinnedBuffer,
@@ -44,10 +43,10 @@ pub(super) struct HostBuffers {
     pub(super) logits: PinnedBuffer,
 }
 
-/// Rows of logits that are computed at a time.
+/// Rows of logits computed at a time.
 pub(super) const LOGIT_ROWS: usize = 64;
 
-/// Bytes of device memory a batch takes, with the scratch of products.
+/// Bytes of device memory of a batch, including the scratch of products.
 pub fn forward_bytes(config: &ModelConfig, batch_tokens: usize) -> u64 {
     let sizes = Sizes::new(config, batch_tokens);
     let widest = config.hidden_size.max(config.intermediate_size).max(sizes.query_width);
@@ -88,7 +87,7 @@ impl Sizes {
     }
 
     pub(super) fn floats(&self) -> usize {
-        // Queries and what attention returned, with its log-sum-exp.
+        // Queries and attention output, with its log-sum-exp.
         let rows = 2 * self.query_width + 2 * self.kv_width + self.heads;
         let per_token = 1 + self.hidden + rows + self.rotary * self.rotations;
         let per_row = 2 * self.hidden + 2 * self.inner + self.query_width;
@@ -131,7 +130,7 @@ impl HostBuffers {
     }
 }
 
-/// `count` floats of a buffer from number `first` on.
+/// `count` floats of a buffer, from index `first`.
 pub(super) fn floats(buffer: &DeviceBuffer, first: usize, count: usize) -> Region<'_> {
     buffer.region(4 * first..4 * (first + count))
 }

@@ -1,4 +1,4 @@
-//! A batch on its way through a decoder in a device's memory.
+//! A batch in a decoder in a device's memory.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,35 +27,34 @@ const CUT_GRID: CutGrid = CutGrid::Rows(ROW_BLOCK);
 ///    ([`host_rows`](Self::host_rows)),
 /// 3. the result is written to the rows by a [call](DeviceRows::call), or to main memory and
 ///    [copied](Self::send_attended) from there,
-/// 4. [`Forward::finish`] goes on from the rows.
+/// 4. [`Forward::finish`] continues from the rows.
 ///
-/// Products round otherwise by their number of rows. Linear work is therefore always done in the same blocks of up to 1024 rows, and
-/// [`Forward::row_blocks`] are some of these blocks side by side: `most` is raised to the longest of them, and a batch of up
-/// to 1024 rows is one block.
+/// The rounding of a product depends on its number of rows. Linear work therefore always uses the same blocks of up to
+/// 1024 rows, and [`Forward::row_blocks`] are adjacent ones of these blocks: `most` is raised to the longest of them, and
+/// a batch of up to 1024 rows is one block.
 ///
-/// For the same reason tokens that are verified at once have the bits of tokens generated one by one where their batch has up to
-/// eight rows, those of other segments included. In a longer one they differ by rounding.
+/// For the same reason verified drafts have the bits of single tokens only in batches of up to eight rows, over all
+/// segments. In longer batches they differ by rounding.
 pub struct DeviceForward {
     model: Arc<DeviceModel>,
     stream: Arc<Stream>,
     batch_tokens: usize,
     batch: Option<Batch>,
-    /// The blocks of rows that linear work is done in.
+    /// The blocks of rows of linear work.
     blocks: Vec<Range<usize>>,
     progress: LayerProgress,
     rows: DeviceRows,
     buffers: Buffers,
     host: HostBuffers,
     recurrence: Option<Recurrence>,
-    /// For each rotation whether its table holds the positions of the batch.
+    /// For each rotation, true if its table has the positions of the batch.
     turned: Vec<bool>,
-    /// The layer is attended in main memory, and its rows are copied from there when they are finished.
+    /// True if the layer's attention runs in main memory; its rows are copied from there when they are finished.
     attended_in_memory: bool,
 }
 
 impl DeviceForward {
-    /// Memory for batches of up to `batch_tokens` tokens; work is queued on
-    /// `stream`.
+    /// Memory for batches of up to `batch_tokens` tokens. Work is queued on `stream`.
     ///
     /// # Errors
     /// [`CudaError::OutOfMemory`], a lost device.
@@ -82,17 +81,17 @@ impl DeviceForward {
         })
     }
 
-    /// Queries, keys and values of the layer that was projected last, and what attention returned for it.
+    /// Queries, keys and values of the layer projected last, and its attention output.
     pub fn rows(&self) -> &DeviceRows {
         &self.rows
     }
 
-    /// Projects some rows of a layer, in the order that [`Forward::project`] asks for, into the [`rows`](Self::rows); false for a
-    /// recurrent layer, which has nothing to attend to. The caller attends into the rows, or [copies](Self::send_attended) the
-    /// result there.
+    /// Projects some rows of a layer into the [`rows`](Self::rows), in the order of [`Forward::project`]. Returns
+    /// false for a recurrent layer, which has no attention. The caller writes the attention output to the rows, or
+    /// [copies](Self::send_attended) it there.
     ///
     /// # Errors
-    /// [`ModelError::NoSuchLayer`], [`ModelError::RowsOutOfOrder`], a device that fails.
+    /// [`ModelError::NoSuchLayer`], [`ModelError::RowsOutOfOrder`], a failed device.
     pub fn project_rows(&mut self, layer: usize, rows: Range<usize>) -> Result<bool, ModelError> {
         let model = Arc::clone(&self.model);
         let own = layer_of(&model, layer)?;
@@ -117,7 +116,7 @@ impl DeviceForward {
         self.stream.synchronize()
     }
 
-    /// The rows projected so far, whose queries were [brought](Self::bring_queries).
+    /// The projected rows, with queries [copied](Self::bring_queries) to main memory.
     pub fn host_rows(&mut self) -> HostRows<'_> {
         let projected = self.progress.under_way().map_or(0, |(_, rows)| rows);
         let count = projected * self.rows.heads * self.rows.head_dim;
@@ -141,7 +140,7 @@ impl DeviceForward {
     fn begin(&mut self, batch: &Batch) -> Result<(), CudaError> {
         let tokens = batch.tokens();
         let (model, stream, buffers) = (&*self.model, &*self.stream, &self.buffers);
-        // The copy of the batch before has run: its logits or its last layer were waited for.
+        // The copy of the previous batch has run, because its logits or its last layer were waited for.
         stream.synchronize()?;
         let ids: &mut [u8] = &mut self.host.ids.bytes_mut()[..4 * tokens.len()];
         ids.copy_from_slice(bytemuck::cast_slice(tokens));
@@ -157,7 +156,7 @@ impl DeviceForward {
         Ok(())
     }
 
-    /// Normalises, projects and turns.
+    /// Normalises, projects and rotates.
     fn project_attention(&mut self, attention: &DeviceAttention, rows: &Range<usize>) -> Result<(), CudaError> {
         self.prepare_turns(attention)?;
         let (stream, buffers, to, config) = (&*self.stream, &self.buffers, &self.rows, &self.model.config);
@@ -209,7 +208,7 @@ impl DeviceForward {
         stream.from_device(&mut host.values, 4 * first, floats(&from.values, first, count))
     }
 
-    /// Brings the cosines and sines of the batch, unless they are there.
+    /// Uploads the cosines and sines of the batch, unless they are on the device.
     fn prepare_turns(&mut self, attention: &DeviceAttention) -> Result<(), CudaError> {
         let table = attention.rotary_table;
         let Some(batch) = self.batch.as_ref().filter(|_| !self.turned[table]) else {
@@ -235,7 +234,7 @@ impl DeviceForward {
         Ok(())
     }
 
-    /// The blocks that some rows of the batch lie in.
+    /// The blocks with some of these rows of the batch.
     fn blocks_in(&self, rows: &Range<usize>) -> Vec<Range<usize>> {
         let cut = |block: &Range<usize>| block.start.max(rows.start)..block.end.min(rows.end);
         self.blocks.iter().map(cut).filter(|block| !block.is_empty()).collect()
@@ -431,7 +430,7 @@ impl Forward for DeviceForward {
         };
         batch.check_states(states.len())?;
         self.progress.finish(layer, &rows)?;
-        // A state in main memory stays as it was before its segment until the segment's last row is read.
+        // A state in main memory does not change until its segment's last row is read.
         let segments = batch.segments().iter().zip(states);
         let states = segments.map(|(segment, state)| {
             if segment.rows.start < rows.end && rows.start < segment.rows.end {
@@ -480,7 +479,7 @@ fn norm_heads(
     count: usize,
     head_dim: usize,
 ) -> Result<(), CudaError> {
-    // Heads lie side by side: each is a row of its own.
+    // Heads are contiguous, so each is a row.
     norm.apply(stream, data, data, count, head_dim)
 }
 

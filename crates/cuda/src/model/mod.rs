@@ -1,4 +1,4 @@
-//! A decoder on a device: weights brought there once, hidden states that stay there.
+//! A decoder on a device: weights are uploaded once, and hidden states stay there.
 
 mod buffers;
 mod forward;

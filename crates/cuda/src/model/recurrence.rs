@@ -1,7 +1,6 @@
-//! Gated DeltaNet layers on a device. Their states lie in main memory, where sessions copy, fork and store them: for each
-//! segment of a batch a layer brings its state, reads its rows and takes the state back, so that a lost device takes nothing
-//! with it. A state that is still on the device, in the version that main memory
-//! holds, is not copied again.
+//! Gated DeltaNet layers on a device. Main memory holds their states, where sessions copy, fork and store them. For
+//! each segment of a batch a layer loads its state, reads its rows and copies the state back, so that a lost device
+//! loses no state. A state that is still on the device, in main memory's version, is not copied again.
 
 use riffle_model::{GatedDeltaNet, ModelConfig, RecurrentLayer, SegmentPart};
 
@@ -24,7 +23,7 @@ pub(super) struct DeviceMixer {
     norm: DeviceNorm,
 }
 
-/// The sizes of a model's recurrent layers; `None` where it has none.
+/// The sizes of a model's recurrent layers; `None` if it has none.
 fn sizes(config: &ModelConfig) -> Option<(DeltaShape, usize)> {
     let shape = config.gated_delta_net()?;
     let delta = DeltaShape {
@@ -70,7 +69,7 @@ impl DeviceMixer {
 
 /// Memory of the recurrent layers of a batch: their states, and scratch for a block of rows. All f32.
 pub(super) struct Recurrence {
-    // by layer of the model; `None` for those that hold keys and values
+    // by layer of the model; `None` for attention layers
     layers: Vec<Option<LayerState>>,
     // [block, channels]
     raw: DeviceBuffer,
@@ -85,12 +84,12 @@ pub(super) struct Recurrence {
     // [block, value_heads]
     decay: DeviceBuffer,
     scratch: DeviceBuffer,
-    // on the way of one layer's state
+    // staging of one layer's state
     convolution: PinnedBuffer,
     memory: PinnedBuffer,
 }
 
-/// A block of a batch's rows on its way through a mixer.
+/// A block of a batch's rows in a mixer.
 pub(super) struct MixerRows<'a> {
     /// The first row.
     pub(super) first: usize,
@@ -109,7 +108,7 @@ struct LayerState {
     convolution: DeviceBuffer,
     // [value_heads, key_dim, value_dim]
     memory: DeviceBuffer,
-    /// [`RecurrentLayer::version`] of what lies here, unless it is being changed.
+    /// [`RecurrentLayer::version`] of the state on the device; `None` during a change.
     version: Option<u64>,
 }
 
@@ -154,16 +153,16 @@ impl Recurrence {
         }))
     }
 
-    /// Sees to it that a segment's state of a layer lies on the device before its rows are read.
+    /// Copies a segment's state of a layer to the device if it is not there.
     pub(super) fn begin(&mut self, stream: &Stream, layer: usize, state: &RecurrentLayer<'_>) -> Result<(), CudaError> {
         let Some(Some(kept)) = self.layers.get_mut(layer) else {
             return Ok(());
         };
-        // A failed copy leaves bytes of no version, so none is named until all copies are queued.
+        // A failed copy leaves a mixed state, so the version is set after all copies are queued.
         if kept.version.take() == Some(state.version()) {
             return Ok(());
         }
-        // Copies queued before may still read the buffers.
+        // Earlier copies may still read the buffers.
         stream.synchronize()?;
         let convolution: &[u8] = bytemuck::cast_slice(state.convolution());
         self.convolution.bytes_mut()[..convolution.len()].copy_from_slice(convolution);
@@ -173,7 +172,7 @@ impl Recurrence {
         stream.to_device(kept.memory.all(), &self.memory, 0)
     }
 
-    /// The projections of a block's rows that its segments read.
+    /// Computes the projections of a block's rows for its segments.
     pub(super) fn project(&self, stream: &Stream, mixer: &DeviceMixer, rows: &MixerRows<'_>) -> Result<(), CudaError> {
         let (shape, count, heads) = (&mixer.shape, rows.rows, mixer.shape.value_heads);
         let (input, scratch) = (rows.input, rows.scratch);
@@ -195,7 +194,7 @@ impl Recurrence {
         ops::delta_gates(stream, &gates, rates, biases)
     }
 
-    /// Reads the rows `part` of the batch, which lie in a block, into the state of a layer that lies on the device.
+    /// Reads the batch's rows `part`, which are within a block, into the state of a layer on the device.
     pub(super) fn read(
         &self,
         stream: &Stream,
@@ -231,7 +230,7 @@ impl Recurrence {
         ops::delta_rule(stream, shape, read, kept.memory.all(), &tokens, self.scratch.all())
     }
 
-    /// The mixer's output for a block whose rows have been read.
+    /// Computes the mixer's output for a block after its rows were read.
     pub(super) fn write(&self, stream: &Stream, mixer: &DeviceMixer, rows: &MixerRows<'_>) -> Result<(), CudaError> {
         let (shape, count) = (&mixer.shape, rows.rows);
         let width = shape.value_heads * shape.value_dim;
@@ -243,7 +242,7 @@ impl Recurrence {
         mixer.output.apply(stream, rows.output, gated, count, rows.scratch)
     }
 
-    /// Brings a segment's state of a layer back to main memory after `tokens` more tokens.
+    /// Copies a segment's state of a layer to main memory after `tokens` more tokens.
     pub(super) fn end(
         &mut self,
         stream: &Stream,

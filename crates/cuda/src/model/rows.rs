@@ -15,7 +15,7 @@ pub struct DeviceRows {
     pub(crate) queries: DeviceBuffer,
     pub(crate) keys: DeviceBuffer,
     pub(crate) values: DeviceBuffer,
-    /// Output of attention, laid out as the queries; the decoder goes on from it.
+    /// Attention output in the layout of the queries; the decoder reads it.
     pub(crate) attended: DeviceBuffer,
     // f32 [tokens, heads]
     log_sum_exp: DeviceBuffer,
@@ -34,7 +34,7 @@ impl DeviceRows {
         (rows as &dyn Any).downcast_ref().ok_or(CudaError::OtherDevice)
     }
 
-    /// Room for batches of up to `tokens` tokens.
+    /// Memory for batches of up to `tokens` tokens.
     pub(crate) fn new(gpu: &Gpu, stream: &Arc<Stream>, config: &ModelConfig, tokens: usize) -> Result<Self, CudaError> {
         let floats = |heads: usize| gpu.allocate(4 * tokens * heads * config.head_dim);
         Ok(Self {
@@ -75,7 +75,8 @@ impl DeviceRows {
         })
     }
 
-    /// Rotates the queries of some rows of the batch where they lie, as `riffle_attention::rotate_heads` to the bit.
+    /// Rotates the queries of some rows of the batch in place, with the same bits as
+    /// `riffle_attention::rotate_heads`.
     ///
     /// # Errors
     /// A lost device.
@@ -83,7 +84,7 @@ impl DeviceRows {
         self.rotate(&self.queries, rows)
     }
 
-    /// Rotates what attention returned of rotated values back, likewise, for some rows of the batch.
+    /// Rotates the attention output of some rows of the batch back, for rotated values.
     ///
     /// # Errors
     /// A lost device.

@@ -11,7 +11,7 @@ use super::recurrence::DeviceMixer;
 use crate::ops::{self, DeviceMatrix};
 use crate::{CudaError, DeviceBuffer, Gpu, Region, Stream};
 
-/// A decoder whose weights lie on a device.
+/// A decoder with its weights on a device.
 pub struct DeviceModel {
     pub(super) gpu: Gpu,
     pub(super) config: ModelConfig,
@@ -103,12 +103,12 @@ impl DeviceModel {
             head,
             head_bias,
             logit_cap,
-            // Drafts and sums of inputs are made on the CPU alone.
+            // Only the CPU makes drafts and sums of inputs.
             predictor: _,
             input_sums: _,
-            // Engines compute vectors and scores of texts on the CPU alone.
+            // Engines compute vectors and scores of texts only on the CPU.
             score_head: _,
-            // Engines refuse a device for models that have one.
+            // Engines refuse a device for such models.
             embedding_norm: _,
             layer_inputs: _,
             positions: _,

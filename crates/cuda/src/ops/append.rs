@@ -1,4 +1,4 @@
-//! New keys and values into pages.
+//! Appends new keys and values to pages.
 
 use riffle_attention::{Format, LANES};
 
@@ -32,11 +32,11 @@ pub fn rotate_heads(stream: &Stream, heads: &HeadRows<'_>) -> Result<(), CudaErr
 pub struct NewTokens<'a> {
     /// Keys.
     pub keys: HeadRows<'a>,
-    /// Values, as many and as far apart.
+    /// Values, with the same number of rows and stride.
     pub values: HeadRows<'a>,
-    /// The formats that keys and values are kept in.
+    /// Formats of stored keys and values.
     pub formats: [Format; 2],
-    /// Which of them go through [`rotate_heads`] on the way.
+    /// True for keys (first) or values (second) that pass through [`rotate_heads`].
     pub rotated: [bool; 2],
 }
 
@@ -46,25 +46,25 @@ pub struct AppendTargets<'a> {
     /// u64 `[kv_heads, 1 + 2 · pages]`: the place of the head's first new token; from the page on that it falls into the
     /// addresses of planes of keys, then of those of values, multiples of 16, zero where a page is not here.
     pub list: Region<'a>,
-    /// Pages that the list names of each head.
+    /// Pages per head in the list.
     pub pages: usize,
     /// Tokens of a page, a multiple of 16.
     pub page_tokens: usize,
-    /// Stripes of 16 tokens that the new tokens of a head fall into at most.
+    /// Most stripes of 16 tokens with new tokens of a head.
     pub stripes: usize,
 }
 
 impl NewTokens<'_> {
-    /// Bytes of the new tokens as main memory keeps them, in so many stripes of each head.
+    /// Bytes of the new tokens in the format of main memory, for this many stripes per head.
     pub fn stripe_bytes(&self, stripes: usize) -> usize {
         let plane = |format: Format| format.plane_bytes(LANES * stripes, self.keys.head_dim);
         self.keys.heads * (plane(self.formats[0]) + plane(self.formats[1]))
     }
 }
 
-/// Writes new tokens into pages, in their formats and with the CPU's roundings to the bit, and to `stripes` as main memory
-/// keeps them: planes of `[kv_heads]` keys, then of values, each of `targets.stripes` stripes from the one on that the head's
-/// first new token falls into; what of them is not new is zero.
+/// Writes new tokens to pages, in their formats and with the CPU's bits, and to `stripes` in the format of main
+/// memory: planes of `[kv_heads]` keys, then of values. Each has `targets.stripes` stripes, from the stripe of the
+/// head's first new token on; other tokens in them are zero.
 ///
 /// # Errors
 /// Shapes that disagree, regions that are too short.

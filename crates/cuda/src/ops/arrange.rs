@@ -1,4 +1,4 @@
-//! Planes of pages from the CPU's layout into the device's.
+//! Converts planes of pages from the CPU's layout to the device's.
 
 use bytemuck::{Pod, Zeroable};
 use riffle_attention::{Format, LANES};
@@ -8,18 +8,18 @@ use super::{MAP_THREADS, PlaneKind, small};
 use crate::pages::DeviceList;
 use crate::{CudaError, Grid, ModuleSource, Region, Stream};
 
-/// Whole stripes of a plane that are brought to their place.
+/// Whole stripes of a plane to convert.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PlaneMove<'a> {
-    /// The plane of a page on the device, whole.
+    /// The whole plane of a page on the device.
     pub(crate) to: Region<'a>,
-    /// The tokens as the CPU lays them out.
+    /// The tokens in the CPU's layout.
     pub(crate) from: Region<'a>,
-    /// The first of them in the page, a multiple of 16.
+    /// Index of the first token in the page, a multiple of 16.
     pub(crate) first_token: usize,
 }
 
-/// How the planes of one kind lie in pages.
+/// Layout of the planes of one kind.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PlaneLayout {
     pub(crate) kind: PlaneKind,

@@ -12,7 +12,7 @@ use crate::{Argument, CudaError, Grid, Kernel, ModuleSource, Region, Stream};
 /// The pages of the KV heads of one layer.
 #[derive(Debug, Clone, Copy)]
 pub struct Pages<'a> {
-    /// Addresses of key planes, u64 `[kv_heads, pages_per_head]`, multiples of 16; zero where a page is away.
+    /// Addresses of key planes, u64 `[kv_heads, pages_per_head]`, multiples of 16; zero for absent pages.
     pub keys: Region<'a>,
     /// Addresses of value planes, likewise.
     pub values: Region<'a>,
@@ -33,7 +33,7 @@ pub struct Pages<'a> {
 /// The queries of a chunk: row `r`, head `h` is `data[r · row_stride + h · head_dim..]`, f32.
 #[derive(Debug, Clone, Copy)]
 pub struct Queries<'a> {
-    /// From the first head of the first row on.
+    /// Data from the first head of the first row on.
     pub data: Region<'a>,
     /// Rows.
     pub rows: usize,
@@ -48,7 +48,7 @@ pub struct Outputs<'a> {
     pub data: Region<'a>,
     /// Elements from row to row.
     pub row_stride: usize,
-    /// ln Σ exp(logit) of each row and head, f32 `[rows, heads]`, where it is wanted; sinks take no part in it.
+    /// ln Σ exp(logit) of each row and head, f32 `[rows, heads]`, if wanted; without sinks.
     pub log_sum_exp: Option<Region<'a>>,
 }
 
@@ -59,7 +59,7 @@ pub struct AttentionOptions<'a> {
     pub scale: f32,
     /// Logits become cap·tanh(logit / cap).
     pub soft_cap: Option<f32>,
-    /// A logit for each query head that takes part in the softmax without a value, f32 `[heads]`.
+    /// A logit per query head that adds to the softmax's sum without a value, f32 `[heads]`.
     pub sinks: Option<Region<'a>>,
 }
 
@@ -68,7 +68,7 @@ pub struct AttentionOptions<'a> {
 pub struct AttentionCall<'a> {
     /// The queries.
     pub queries: Queries<'a>,
-    /// The pages they read.
+    /// The pages.
     pub pages: Pages<'a>,
     /// Keys of these pages that the queries read.
     pub reads: &'a Reads,
@@ -76,7 +76,7 @@ pub struct AttentionCall<'a> {
     pub options: AttentionOptions<'a>,
 }
 
-/// The number kernels know a format by.
+/// The kernels' number of a format.
 pub(super) fn format_number(format: Format) -> Result<u32, CudaError> {
     match format {
         Format::F16 => Ok(1),
@@ -158,8 +158,8 @@ pub fn decode_workspace_bytes(reads: &Reads) -> usize {
     reads.parts() * chunks(reads) * 16 * (reads.head_dim() + 2) * 4
 }
 
-/// Attends few queries (up to 16 with all heads of a group together in one block) to `parts` of what `reads` names;
-/// the pages of the others may be away. Partials go to the workspace.
+/// Attends few queries (up to 16 with all heads of a group together in one block) to `parts` of the keys in `reads`.
+/// Pages of other parts may be absent. Partials go to the workspace.
 ///
 /// # Errors
 /// Shapes that disagree, regions that are too short.
@@ -291,7 +291,7 @@ impl AttentionCall<'_> {
         ])
     }
 
-    /// Checks what all calls share and gives the number of query heads.
+    /// Checks the common arguments. Returns the number of query heads.
     pub(super) fn check(&self) -> Result<usize, CudaError> {
         let Self {
             queries,
@@ -340,7 +340,7 @@ impl AttentionCall<'_> {
         Ok(heads)
     }
 
-    /// Checks where the outputs of this many query heads go.
+    /// Checks the target of the outputs of this many query heads.
     pub(super) fn check_outputs(&self, outputs: &Outputs<'_>, heads: usize) -> Result<(), CudaError> {
         let (rows, width) = (self.queries.rows, heads * self.pages.head_dim);
         check_bytes("outputs", outputs.data, strided(rows, outputs.row_stride, width), 4)?;

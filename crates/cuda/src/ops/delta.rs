@@ -3,9 +3,9 @@
 use super::{MAP_THREADS, Rows, check_bytes, map_blocks, positive, small};
 use crate::{Argument, CudaError, Grid, ModuleSource, Region, Stream};
 
-/// Tokens that are read at once.
+/// Tokens per chunk.
 const CHUNK: usize = 64;
-/// Fewer tokens of a prompt than these are read one by one.
+/// Prompts with fewer tokens are read one by one.
 const FEW: usize = 16;
 
 /// The sizes of the heads of a recurrent layer.
@@ -28,13 +28,13 @@ pub struct DeltaShape {
 pub struct DeltaTokens<'a> {
     /// Tokens.
     pub rows: usize,
-    /// They are read one by one, however many they are: with the bits that each has in a call of its own.
+    /// True to read tokens one by one, whatever their number; each then has the bits of a separate call.
     pub one_by_one: bool,
     /// f32 `[rows, channels]`: queries and keys of every key head, values of every value head.
     pub mixed: Region<'a>,
-    /// f32 `[rows, value_heads]`, how much of a value is written.
+    /// f32 `[rows, value_heads]`, write strength of each value.
     pub strength: Region<'a>,
-    /// f32 `[rows, value_heads]`, the logarithm of what remains of the memory.
+    /// f32 `[rows, value_heads]`, logarithm of the share of the memory that remains.
     pub decay: Region<'a>,
 }
 
@@ -139,7 +139,7 @@ pub fn convolve(
 /// The gates of tokens, both f32 `[rows, heads]`.
 #[derive(Debug, Clone, Copy)]
 pub struct DeltaGates<'a> {
-    /// How much of a value is written.
+    /// Write strength of each value.
     pub strength: Region<'a>,
     /// Logarithm of the share of the memory that remains.
     pub decay: Region<'a>,
@@ -238,7 +238,7 @@ pub fn delta_rule(
     rule.read_chunks(stream, scratch.part(unit_bytes..scratch.bytes()))
 }
 
-/// Tokens that are read by the rule.
+/// Tokens for the delta rule.
 struct DeltaRule<'a> {
     shape: &'a DeltaShape,
     tokens: &'a DeltaTokens<'a>,
@@ -285,7 +285,7 @@ impl DeltaRule<'_> {
         self.launch(stream, "delta_units", Grid::line(heads.div_ceil(4), 128), &arguments)
     }
 
-    /// Queues the reading of each token after the one before.
+    /// Queues the rule token by token.
     fn read_one_by_one(&self, stream: &Stream) -> Result<(), CudaError> {
         let [key_heads, value_heads] = self.heads();
         let arguments = [
@@ -305,7 +305,7 @@ impl DeltaRule<'_> {
         self.launch(stream, "delta_tokens", grid, &arguments)
     }
 
-    /// Queues the reading of a chunk of tokens at once, after the chunk before.
+    /// Queues the rule chunk by chunk.
     fn read_chunks(&self, stream: &Stream, scratch: Region<'_>) -> Result<(), CudaError> {
         let shape = self.shape;
         let chunks = self.tokens.rows.div_ceil(CHUNK);

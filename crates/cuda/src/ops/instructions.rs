@@ -1,4 +1,4 @@
-//! The matrix instructions that prefill is carried out by, and which of them a device takes.
+//! The matrix instructions of prefill, and their choice for a device.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,16 +10,16 @@ use super::prefill::prefill_by;
 use super::reads::{Reads, TileReads};
 use crate::{CudaError, DeviceBuffer, Gpu, Stream};
 
-/// The variable of the environment that names the instructions of prefill, for measuring.
+/// Environment variable with the instructions of prefill, for measurements.
 const VARIABLE: &str = "RIFFLE_PREFILL";
 const REQUIREMENT: &str = "wgmma is for heads of 64 or 128 on compute capability 9.0";
 
-/// The matrix instructions that prefill is written in.
+/// The matrix instructions of a prefill kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PrefillInstructions {
-    /// `mma.sync`, of one warp: every device and every width.
+    /// `mma.sync`, of one warp: for every device and every width.
     Mma,
-    /// `wgmma`, of four warps together and beside their other work: compute capability 9.0, heads of 64 or 128.
+    /// `wgmma`, of four warps together, asynchronous: compute capability 9.0, heads of 64 or 128.
     Wgmma,
 }
 
@@ -27,7 +27,7 @@ impl PrefillInstructions {
     /// Both.
     pub const ALL: [Self; 2] = [Self::Mma, Self::Wgmma];
 
-    /// True if there is a kernel in these for a device and a width.
+    /// True if there is a kernel with these instructions for a device and a width.
     pub fn are_on(self, gpu: &Gpu, head_dim: usize) -> bool {
         match self {
             Self::Mma => true,
@@ -67,7 +67,7 @@ fn refused(value: &str, requirement: &'static str) -> CudaError {
 pub struct PrefillChoice {
     /// The instructions.
     pub instructions: PrefillInstructions,
-    /// Why these.
+    /// The reason for them.
     pub reason: String,
 }
 
@@ -78,11 +78,12 @@ impl fmt::Display for PrefillChoice {
 }
 
 impl PrefillChoice {
-    /// Chooses the instructions for pages of this width and these formats. A device takes `wgmma` if a first small case
-    /// gives the same as `mma`; the case runs once. `RIFFLE_PREFILL` (`mma`, `wgmma`) names either, untried.
+    /// Chooses the instructions for pages of this width and these formats. A device uses `wgmma` if a small first
+    /// case gives the same result as `mma`; the case runs once. `RIFFLE_PREFILL` (`mma`, `wgmma`) selects either
+    /// without a test.
     ///
     /// # Errors
-    /// A variable with an unknown value, or with instructions that the device lacks; a device lost on the way.
+    /// A variable with an unknown value, or with instructions that the device lacks; a lost device.
     pub fn choose(gpu: &Gpu, head_dim: usize, key_format: Format, value_format: Format) -> Result<Self, CudaError> {
         let formats = [key_format, value_format].map(|format| match format {
             Format::Bf16 => Format::Bf16,
@@ -121,7 +122,7 @@ fn try_first_case(gpu: &Gpu, head_dim: usize, formats: [Format; 2]) -> Result<()
     let case = FirstCase::new(gpu, head_dim, formats)?;
     let expected = case.run(PrefillInstructions::Mma)?;
     let found = case.run(PrefillInstructions::Wgmma)?;
-    // Weights are rounded to 16 bits on either way, after sums in another order.
+    // Both round weights to 16 bits, after sums in different orders.
     let tolerance = if formats.contains(&Format::Bf16) {
         1.0 / 64.0
     } else {
@@ -130,7 +131,7 @@ fn try_first_case(gpu: &Gpu, head_dim: usize, formats: [Format; 2]) -> Result<()
     compare(&found, &expected, tolerance)
 }
 
-/// A case that goes round every buffer: masks, a page that ends in mid-tile, warps without rows.
+/// A case that wraps around every buffer: masks, a page that ends within a tile, warps without rows.
 struct FirstCase {
     stream: Stream,
     head_dim: usize,
@@ -187,7 +188,7 @@ impl FirstCase {
         })
     }
 
-    /// Output of the first case by these instructions.
+    /// Output of the first case with these instructions.
     fn run(&self, instructions: PrefillInstructions) -> Result<Vec<f32>, CudaError> {
         let (gpu, row_stride) = (self.stream.gpu(), Self::GROUP * self.head_dim);
         let call = AttentionCall {
@@ -224,10 +225,10 @@ impl FirstCase {
     }
 }
 
-/// The first number that is further from the expected one than `tolerance` times the largest.
+/// Finds the first number whose difference exceeds `tolerance` times the largest expected number.
 fn compare(found: &[f32], expected: &[f32], tolerance: f32) -> Result<(), CudaError> {
     let largest = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
-    // NaN is near nothing, so it counts as a difference.
+    // A comparison with NaN is false, so NaN counts as a difference.
     let is_near = |found: f32, expected: f32| (found - expected).abs() <= tolerance * largest;
     match found
         .iter()
@@ -243,7 +244,7 @@ fn compare(found: &[f32], expected: &[f32], tolerance: f32) -> Result<(), CudaEr
     }
 }
 
-/// Numbers that look random.
+/// Pseudo-random numbers.
 struct Random(u64);
 
 impl Random {
@@ -255,7 +256,7 @@ impl Random {
         (self.0 >> 32) as u32
     }
 
-    /// Bits of 16-bit floats from 1/4 to 1, of either sign.
+    /// Bits of 16-bit floats with magnitudes from 1/4 to 1.
     fn halves(&mut self, format: Format, count: usize) -> Vec<u16> {
         let (least, range) = if format == Format::Bf16 {
             (0x3e80, 0x100)

@@ -1,14 +1,14 @@
-//! Planes of pages between the CPU's layout and the device's, byte for byte: nothing is rounded.
+//! Converts planes of pages between the CPU's layout and the device's, without rounding.
 
 use riffle_attention::{Format, LANES, QUANT_BLOCK};
 
 use super::attention::format_number;
 use crate::CudaError;
 
-/// Which plane of a page.
+/// Kind of a page's plane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PlaneKind {
-    /// Keys, which the CPU interleaves by 16 tokens.
+    /// Keys, interleaved by 16 tokens on the CPU.
     Keys,
     /// Values.
     Values,
@@ -63,7 +63,7 @@ pub fn plane_to_cpu(
 enum Bits {
     /// A byte; the CPU's has an offset of 128.
     Byte,
-    /// Four bits of the CPU's byte and of the device's: whether each is the high half.
+    /// Four bits; true if the byte's high half holds them.
     Nibble { cpu_high: bool, device_high: bool },
 }
 

@@ -1,4 +1,4 @@
-//! Weights times activations: the linear layers, and rows of an embedding.
+//! Products of weights and activations: linear layers, and rows of an embedding.
 
 use riffle_linear::WeightFormat;
 
@@ -7,7 +7,7 @@ use super::{MAP_THREADS, check_aligned, check_bytes, map_blocks, small};
 use crate::driver::Product16;
 use crate::{CudaError, DeviceBuffer, Gpu, Grid, Kernel, ModuleSource, Region, Stream};
 
-/// Rows up to which each output is a sum of its own; more go through the tensor cores.
+/// Most rows for sums without tensor cores.
 pub const FEW_ROWS: usize = 8;
 const TILE_ROWS: usize = 128;
 const TILE_OUTPUTS: usize = 64;
@@ -179,7 +179,7 @@ impl DeviceMatrix {
         stream.launch(&kernel, Grid::line(rows, 128), &arguments)
     }
 
-    /// True if a library is asked for the product.
+    /// True if a library computes the product.
     fn goes_to_library(&self, rows: usize) -> bool {
         let is_16_bit = matches!(self.format, WeightFormat::F16 | WeightFormat::Bf16);
         is_16_bit && rows > FEW_ROWS && self.data.gpu().has_blas()

@@ -1,4 +1,4 @@
-//! Attention to means of blocks.
+//! Attention to block means.
 
 use riffle_attention::Format;
 
@@ -8,7 +8,7 @@ use super::scoring::{BlockSummaries, check_summaries};
 use super::{check_aligned, check_bytes, positive, small, strided};
 use crate::{CudaError, Grid, Kernel, ModuleSource, Region, Stream};
 
-/// The means that tiles of [`Reads`] read beside their keys.
+/// The block means that tiles of [`Reads`] read in addition to keys.
 #[derive(Debug, Clone, Copy)]
 pub struct MeanReads<'a> {
     /// The tiles.
@@ -24,7 +24,7 @@ pub struct MeanReads<'a> {
     pub named: Region<'a>,
     /// Blocks / 64.
     pub words: usize,
-    /// Parts that the words are split into, each of which takes a workspace.
+    /// Number of parts of the words, each with a workspace.
     pub splits: usize,
 }
 
@@ -110,7 +110,7 @@ impl MeanReads<'_> {
         stream.gpu().kernel(&ModuleSource::new("means.cu", &defines), name)
     }
 
-    /// Queues what each part of the words gives each row, into the workspace.
+    /// Queues the sums of each part of the words for each row, into the workspace.
     fn sum(
         &self,
         stream: &Stream,
@@ -148,7 +148,7 @@ impl MeanReads<'_> {
         stream.launch(&self.kernel(stream, "attend_means")?, grid, &arguments)
     }
 
-    /// Queues the merge of the workspace with the outputs of `rows`, beside their log-sum-exp.
+    /// Queues the merge of the workspace with the outputs of `rows` and their log-sum-exp.
     fn merge(
         &self,
         stream: &Stream,

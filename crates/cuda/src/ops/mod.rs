@@ -43,7 +43,7 @@ pub use scoring::{
 
 use crate::{CudaError, Region};
 
-/// Threads of blocks that map over arrays.
+/// Threads of a block in maps over arrays.
 const MAP_THREADS: u32 = 256;
 
 /// Blocks that cover `count` elements, up to a number that fills any device.
@@ -64,7 +64,7 @@ fn check_bytes(what: &'static str, region: Region<'_>, count: usize, size: usize
     Ok(())
 }
 
-/// Checks that a region which kernels read or write in vectors begins where they can.
+/// Checks that a region for vector accesses is aligned.
 fn check_aligned(what: &'static str, region: Region<'_>, bytes: usize) -> Result<(), CudaError> {
     if !region.address().is_multiple_of(bytes as u64) {
         return Err(CudaError::Unsupported {

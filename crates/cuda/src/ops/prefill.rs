@@ -13,9 +13,9 @@ pub struct PrefillState<'a> {
     pub sums: Region<'a>,
     /// `[rows, heads, head_dim]`.
     pub outputs: Region<'a>,
-    /// True if an earlier call has left something.
+    /// True if an earlier call has stored state.
     pub resume: bool,
-    /// True if this is the last: it writes the outputs.
+    /// True for the last call, which writes the outputs.
     pub finish: bool,
 }
 
@@ -26,11 +26,12 @@ impl PrefillState<'_> {
     }
 }
 
-/// Attends many queries to what the call's reads name, by the instructions of [`PrefillChoice::choose`]. A call over some of the keys takes the
-/// sums of the calls before it from `state` and leaves its own there; all calls of a `state` use the same instructions.
+/// Attends many queries to the keys in the call's reads, with the instructions of [`PrefillChoice::choose`]. A call
+/// over some of the keys continues the sums in `state` and stores its own there; all calls with one `state` use the
+/// same instructions.
 ///
 /// # Errors
-/// Shapes that disagree, regions that are too short; what [`PrefillChoice::choose`] refuses.
+/// Shapes that disagree, regions that are too short, and errors of [`PrefillChoice::choose`].
 pub fn prefill(
     stream: &Stream,
     outputs: &Outputs<'_>,
@@ -107,7 +108,7 @@ pub fn prefill_by(
 /// Blocks, threads and shared memory of a call.
 fn grid(instructions: PrefillInstructions, reads: &Reads) -> Grid {
     let head_dim = reads.head_dim();
-    // Queries pass through shared memory, a row for each packed row.
+    // Queries pass through shared memory, one row per packed row.
     let query_bytes = |warps: usize| 2 * 16 * warps * (head_dim + 8);
     let (warps, shared_bytes) = match instructions {
         // Keys and values twice; queries share their place where they go into registers.

@@ -25,7 +25,7 @@ pub struct TileReads<'a> {
     pub row: usize,
     /// Its queries.
     pub rows: usize,
-    /// Keys that the queries read; summaries are not read here.
+    /// Keys that the queries read, without summaries.
     pub selection: &'a Selection,
 }
 
@@ -107,10 +107,10 @@ pub(super) struct TileShape {
 }
 
 impl Reads {
-    /// Reads of nothing, for heads of this width and groups of so many query heads.
+    /// No reads, for heads of this width in groups of `group` query heads.
     ///
     /// # Errors
-    /// A width no kernel is written for, too little memory.
+    /// A width without a kernel, too little memory.
     pub fn new(gpu: &Gpu, head_dim: usize, group: usize) -> Result<Self, CudaError> {
         check_head_dim(head_dim)?;
         positive("group of query heads", group)?;
@@ -129,11 +129,12 @@ impl Reads {
         })
     }
 
-    /// Flattens what tiles read, causally, and queues its upload on the stream of the kernels that read it. `within` cuts
-    /// the reads to these keys, from a multiple of [`KEY_BLOCK`] to another: for pages that arrive a group at a time.
+    /// Flattens the tiles' selections, causally, and queues the upload on the stream of the kernels that read it.
+    /// `within` limits the reads to these keys, from a multiple of [`KEY_BLOCK`] to another, for pages that arrive in
+    /// groups.
     ///
     /// # Errors
-    /// Positions above 2^31, bounds of `within` that are no multiples, too little memory.
+    /// Positions above 2^31, bounds of `within` that are not multiples, too little memory.
     pub fn set(&mut self, stream: &Stream, tiles: &[TileReads<'_>], within: Option<Span>) -> Result<(), CudaError> {
         let within = within.unwrap_or(Span::new(0, i32::MAX as usize + 1));
         for bound in [within.start, within.end] {
@@ -174,7 +175,7 @@ impl Reads {
             self.device = self.gpu.allocate(room)?;
             self.host = self.gpu.allocate_host(room)?;
         } else {
-            // The copy before this one still reads the host's side until it has run.
+            // The previous copy may still read the host's buffer.
             self.uploaded.synchronize()?;
         }
         let mut at = 0;
@@ -214,7 +215,7 @@ impl Reads {
         &self.tile_parts
     }
 
-    /// The keys that a part lies within, rounded out to blocks: their pages must be near when it runs.
+    /// The span of a part's keys, rounded out to blocks: their pages must be on the device when it runs.
     pub fn part_keys(&self, part: usize) -> Span {
         self.part_spans[part]
     }
@@ -317,7 +318,7 @@ impl Flat {
         });
     }
 
-    /// Pushes the tile's runs of equal blocks and gives the number of blocks.
+    /// Adds the tile's runs of equal blocks. Returns the number of blocks.
     fn push_runs(&mut self, tile: &TileReads<'_>, within: Span) -> usize {
         let selection = tile.selection;
         let begin = self.runs.len();
@@ -329,7 +330,7 @@ impl Flat {
             }
             let mut at = (need.start / KEY_BLOCK * KEY_BLOCK).max(next);
             while at < need.end {
-                // A stretch of whole blocks that every row sees needs no look at each.
+                // Whole blocks that every row sees are added as one run.
                 let spans = selection.spans();
                 let covering = spans.partition_point(|span| span.end <= at);
                 let seen_by_all = spans.get(covering).filter(|span| span.start <= at).map_or(0, |span| {
@@ -368,7 +369,7 @@ impl Flat {
         count
     }
 
-    /// Cuts the tile's runs, from `begin` on, into parts of a few blocks each.
+    /// Cuts the tile's runs, from index `begin`, into parts of a few blocks each.
     fn push_parts(&mut self, tile: u32, begin: usize) {
         let mut cut = Vec::new();
         let mut room = 0;
@@ -404,7 +405,8 @@ impl Flat {
         self.runs.extend(cut);
     }
 
-    /// Tile and first packed row of each block of the prefill kernel, those with most keys first: they take longest.
+    /// Tile and first packed row of each block of the prefill kernel, in descending order of keys, because long
+    /// blocks must start first.
     fn work(&self, group: usize, rows: usize) -> Vec<u32> {
         let mut order: Vec<usize> = (0..self.shapes.len()).collect();
         order.sort_by_key(|tile| std::cmp::Reverse(self.shapes[*tile].blocks));
@@ -435,7 +437,7 @@ fn per_row(tile: &TileReads<'_>, block: Span) -> bool {
         })
 }
 
-/// Bits of the keys of the block that lie in a span, from span `from` on.
+/// Bits of the block's keys within spans, from span `from` on.
 fn span_bits(spans: &[Span], from: usize, block: Span) -> u64 {
     let inside = spans[from..].iter().take_while(|span| span.start < block.end);
     inside.fold(0, |bits, span| {

@@ -1,12 +1,12 @@
-//! Kernels that take a row of f32 at a time.
+//! Kernels over rows of f32.
 
 use super::{MAP_THREADS, check_bytes, map_blocks, positive, strided};
 use crate::{Argument, CudaError, Grid, ModuleSource, Region, Stream};
 
-/// Rows of f32 one behind another, `[rows, width]`.
+/// Rows of f32, `[rows, width]`.
 #[derive(Debug, Clone, Copy)]
 pub struct Rows<'a> {
-    /// The first row and those behind it.
+    /// Data from the first row on.
     pub data: Region<'a>,
     /// Rows.
     pub rows: usize,
@@ -17,7 +17,7 @@ pub struct Rows<'a> {
 /// Heads side by side in rows: head `h` of row `r` begins at `data[r · stride + h · head_dim]`.
 #[derive(Debug, Clone, Copy)]
 pub struct HeadRows<'a> {
-    /// f32, from the first head of the first row on.
+    /// f32 data from the first head of the first row on.
     pub data: Region<'a>,
     /// Rows.
     pub rows: usize,

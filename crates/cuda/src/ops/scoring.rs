@@ -1,4 +1,4 @@
-//! Page summaries and the scores that policies choose by, equal to the scores of `riffle-policy` to the bit.
+//! Page summaries and policy scores, with the same bits as the scores of `riffle-policy`.
 
 use super::attention::{Pages, Queries, format_number};
 use super::layout::PlaneKind;
@@ -11,13 +11,13 @@ use crate::{Argument, CudaError, Grid, ModuleSource, Region, Stream};
 pub struct BlockSummaries<'a> {
     /// f32 `[kv_heads, capacity, 2, head_dim]`: the smallest, then the largest of keys, or the mean of keys, then that of values.
     pub data: Region<'a>,
-    /// Blocks there is room for in each head.
+    /// Blocks of memory per head.
     pub capacity: usize,
     /// Tokens in a block.
     pub block_tokens: usize,
 }
 
-/// A chunk of queries against all keys of one KV head.
+/// A chunk of queries and all keys of one KV head.
 #[derive(Debug, Clone, Copy)]
 pub struct Estimate<'a> {
     /// The chunk's queries.
@@ -30,7 +30,7 @@ pub struct Estimate<'a> {
     pub group: usize,
     /// The pages of the layer.
     pub pages: Pages<'a>,
-    /// Keys there are.
+    /// Number of keys.
     pub tokens: usize,
     /// Factor on q·k.
     pub scale: f32,
@@ -54,7 +54,7 @@ pub struct LineSums<'a> {
     pub columns: Region<'a>,
     /// By distance query − key.
     pub distances: Region<'a>,
-    /// True if they hold the sums of queries before these already.
+    /// True if they already hold the sums of earlier queries.
     pub continues: bool,
 }
 
@@ -75,9 +75,8 @@ fn channel_threads(head_dim: usize) -> u32 {
     head_dim.next_multiple_of(32) as u32
 }
 
-/// Takes keys into the channel bounds of their blocks: of each KV head those from `ranges[0]` to `ranges[1]`, u32
-/// `[kv_heads, 2]`, of which none spans more than `longest` tokens. A block that begins before them goes on from the bounds of the
-/// keys before.
+/// Adds keys to the channel bounds of their blocks: for each KV head the keys from `ranges[0]` to `ranges[1]`, u32
+/// `[kv_heads, 2]`, at most `longest` tokens each. A block that begins before them continues from its earlier bounds.
 ///
 /// # Errors
 /// Shapes that disagree, regions that are too short.
@@ -104,8 +103,8 @@ pub fn key_bounds(
     launch(stream, pages.head_dim, "key_bounds", grid, &arguments)
 }
 
-/// Takes keys and values into the means of their blocks, as [`key_bounds`] takes keys: equal to the CPU's to the bit where a block
-/// is whole, sums where it is not yet.
+/// Adds keys and values to the means of their blocks, as [`key_bounds`] adds keys. Whole blocks have the CPU's bits;
+/// incomplete blocks hold sums.
 ///
 /// # Errors
 /// Shapes that disagree, regions that are too short.
@@ -204,7 +203,7 @@ pub fn xattention_scratch_bytes(start: usize, rows: usize, tokens: usize, group:
 }
 
 /// XAttention's score of each block of keys for each block of the chunk's queries: f32 `[query blocks, blocks]`, zero
-/// behind the diagonal. Query block `r` is block `start / block + r`.
+/// above the diagonal. Query block `r` is block `start / block + r`.
 ///
 /// # Errors
 /// Shapes that disagree, regions that are too short, a stride that does not divide the block.
@@ -301,10 +300,10 @@ pub fn line_mass(
     launch(stream, estimate.pages.head_dim, "line_mass", grid, &arguments)
 }
 
-/// Queries and keys of which each `stride` neighbours are one long vector.
+/// Queries and keys in groups of `stride` neighbours, each joined to one long vector.
 struct LongVectors {
     stride: usize,
-    /// The first long query, and how many there are of each head.
+    /// Index of the first long query, and the number per head.
     first: usize,
     per_head: usize,
     /// Long keys.

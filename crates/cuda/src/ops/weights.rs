@@ -1,13 +1,14 @@
-//! How weights lie on the device: the planes of `kernels/weights.cuh`.
+//! Layout of weights on the device: the planes of `kernels/weights.cuh`.
 
 use riffle_linear::WeightFormat;
 
 use crate::CudaError;
 
-/// A field of a block: where it begins in the file's block, and its bytes.
+/// A field of a block: its offset in the file's block, and its bytes.
 type Field = (usize, usize);
 
-/// The fields of a block as planes, in the order of `kernels/weights.cuh`; none for floats, which stay as they are.
+/// The fields of a block as planes, in the order of `kernels/weights.cuh`; empty for floats, which are not
+/// rearranged.
 pub(super) fn planes(format: WeightFormat) -> &'static [Field] {
     match format {
         WeightFormat::Q4_0 => &[(2, 16), (0, 2)],
@@ -24,18 +25,18 @@ pub(super) fn planes(format: WeightFormat) -> &'static [Field] {
     }
 }
 
-/// True if kernels know the format: floats, and those with planes.
+/// True if kernels support the format: floats, and formats with planes.
 pub(super) fn is_known(format: WeightFormat) -> bool {
     matches!(format, WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16) || !planes(format).is_empty()
 }
 
-/// The number kernels know the format by.
+/// The kernels' number of a format.
 pub(super) fn number(format: WeightFormat) -> u32 {
     let place = WeightFormat::ALL.iter().position(|other| *other == format);
     place.expect("ALL holds every format") as u32
 }
 
-/// Checks that `bytes` hold a matrix `[outputs, inputs]` and gives its blocks.
+/// Checks that `bytes` hold a matrix `[outputs, inputs]`. Returns the number of its blocks.
 pub(super) fn blocks(format: WeightFormat, outputs: usize, inputs: usize, bytes: usize) -> Result<usize, CudaError> {
     if !is_known(format) {
         return Err(CudaError::Unsupported {

@@ -1,4 +1,4 @@
-//! Pages that come before they are asked for: while kernels between two calls run, the first that the next is expected to read are
+//! Reading ahead: while kernels run between two calls, the first pages that the next call is expected to read are
 //! copied from main memory.
 
 use riffle_attention::PageView;
@@ -12,7 +12,7 @@ use super::transfer::bytes_of;
 use crate::{CudaError, Region};
 
 impl Staging {
-    /// Notes a page that a call reads without its staying.
+    /// Records a page without a slot that a call reads.
     pub(super) fn note_visit(&mut self, of: &LayerPages<'_>, kv_head: usize, page: usize) {
         let most = self.pages();
         let visited = self.visited.entry((of.sequence, of.layer)).or_default();
@@ -21,7 +21,7 @@ impl Staging {
         }
     }
 
-    /// The first pages, as (KV head, page) in the order of reading, that the next call on a layer is expected to bring.
+    /// The pages that the next call on a layer is expected to load first, as (KV head, page) in reading order.
     pub(super) fn expected(&self, residence: &Residence, of: &LayerPages<'_>) -> Vec<(usize, usize)> {
         let visited = self.visited.get(&(of.sequence, of.layer)).into_iter().flatten();
         let is_away = |(kv_head, page): &(usize, usize)| {
@@ -31,7 +31,7 @@ impl Staging {
         visited.copied().filter(is_away).collect()
     }
 
-    /// Begins to copy pages of a KV head each.
+    /// Starts to copy pages of a KV head each.
     pub(super) fn begin_ahead(
         &mut self,
         residence: &Residence,

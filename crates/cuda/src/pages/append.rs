@@ -1,4 +1,4 @@
-//! New tokens go from where the decoder left them into pages on the device, and to main memory as pages keep them there.
+//! Appends the decoder's new tokens to pages on the device, and copies them to main memory in its page format.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use super::residence::Residence;
 use crate::ops::{self, AppendTargets, NewTokens};
 use crate::{CudaError, DeviceBuffer, DeviceRows, Gpu, PinnedBuffer, Stream};
 
-/// Memory of new tokens on their way to main memory.
+/// Staging memory of new tokens for main memory.
 pub(super) struct AppendMemory {
     gpu: Gpu,
     shape: CacheShape,
@@ -24,8 +24,8 @@ pub(super) struct AppendMemory {
 
 /// Pages that take the new tokens of all KV heads.
 struct Targets {
-    /// For each KV head the tokens it holds, then of each page where keys, then where values go; 0 for a page that does not lie on
-    /// the device.
+    /// For each KV head its number of tokens, then the targets of each page's keys, then of its values; 0 for pages
+    /// that are not on the device.
     list: Vec<u64>,
     pages: usize,
     stripes: usize,
@@ -42,7 +42,7 @@ impl AppendMemory {
         })
     }
 
-    /// Appends tokens `tokens` of a batch, as [`DeviceRoom::append`](super::DeviceRoom::append) says.
+    /// Appends tokens `tokens` of a batch, as in [`DeviceRoom::append`](super::DeviceRoom::append).
     pub(super) fn append(
         &mut self,
         residence: &mut Residence,
@@ -68,8 +68,7 @@ impl AppendMemory {
         Ok(heads.iter().enumerate().map(of_head).collect())
     }
 
-    /// The pages on the device that `added` tokens go to: pages that hold all tokens before them, and new pages that
-    /// find a place.
+    /// Target pages of `added` tokens on the device: pages with all earlier tokens, and new pages that get a slot.
     fn targets_of(
         &self,
         residence: &mut Residence,
@@ -108,7 +107,7 @@ impl AppendMemory {
         })
     }
 
-    /// Encodes tokens into pages on the device and into main memory, and waits for that.
+    /// Encodes tokens into pages on the device and into main memory, and waits for the result.
     fn encode(
         &mut self,
         stream: &Stream,
@@ -141,7 +140,7 @@ impl AppendMemory {
     }
 }
 
-/// Bytes of device memory that appending up to `added` tokens takes.
+/// Bytes of device memory for appending up to `added` tokens.
 pub(super) fn append_bytes(added: usize, shape: &riffle_kv::CacheShape) -> u64 {
     let tokens = added.next_multiple_of(LANES) + LANES;
     let plane = |format: Format| format.plane_bytes(tokens, heads_of(shape).key_width);

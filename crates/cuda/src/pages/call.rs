@@ -1,9 +1,9 @@
-//! One attention call over the pages of a layer, whether they lie on the device or come while others are read.
+//! One attention call over the pages of a layer, which are on the device or loaded during the call.
 //!
-//! Pages come in ascending order. Some have a slot on the device and are brought there to stay; the others take the
-//! place of a visitor. When no visitor's place is left, the call attends to the pages that came, and the next pages
-//! take their places. The result does not depend on the point where that happens: prefill goes on from its state, and
-//! the whole call fixes a decode's parts.
+//! Pages come in ascending order. Some get a slot on the device and stay; the others get a temporary place. When no
+//! temporary place is left, the call attends to the pages so far, and the next pages take their places. The result
+//! does not depend on when that happens: prefill continues from its state, and the whole call determines a decode's
+//! parts.
 
 use riffle_attention::{AttendOptions, PageView, Partial, Span};
 use riffle_device::PagedTile;
@@ -19,15 +19,15 @@ use super::transfer::Waiting;
 use crate::ops::{self, AttentionCall, AttentionOptions, Outputs, Pages, PrefillState, Queries, Reads};
 use crate::{CudaError, DeviceBuffer, Gpu, PinnedBuffer, Region, Stream};
 
-/// Packed rows (queries times heads of a group) up to which a call is split over its keys.
+/// Most packed rows (queries times heads of a group) of a call that is split over its keys.
 const FEW_PACKED_ROWS: usize = 16;
 
-/// Rows of a call on the device, with all query heads side by side.
+/// Rows of a call on the device, with all query heads.
 #[derive(Debug, Clone, Copy)]
 pub struct CallRows<'a> {
     /// The queries.
     pub queries: Queries<'a>,
-    /// Target of the attention output, f32, laid out as the queries.
+    /// Target of the attention output, f32, in the layout of the queries.
     pub attended: Region<'a>,
     /// Target of ln Σ exp(logit) of each row and head, f32 `[rows, heads]`.
     pub log_sum_exp: Region<'a>,
@@ -51,13 +51,13 @@ pub(super) struct CallParts<'p> {
     pub(super) means: &'p mut BlockMeans,
 }
 
-/// A call under way.
+/// A running call.
 pub struct PagedCall<'p> {
     parts: CallParts<'p>,
     tiles: &'p [PagedTile<'p>],
     rows: CallRows<'p>,
     options: AttentionOptions<'static>,
-    // pages of a head in the tables
+    // pages per head in the tables
     pages: usize,
     // [kv_heads, pages]: addresses of keys and of values
     table: Vec<[u64; 2]>,
@@ -67,7 +67,7 @@ pub struct PagedCall<'p> {
     reads_means: bool,
 }
 
-/// How the call is computed.
+/// Kind of a call's computation.
 enum Work {
     /// Many rows: keys in order.
     Prefill(PrefillWork),
@@ -76,13 +76,13 @@ enum Work {
 }
 
 struct PrefillWork {
-    /// The position before which everything has been read.
+    /// The position up to which everything has been read.
     read_until: usize,
     resume: bool,
 }
 
 struct DecodeWork {
-    /// For each tile its parts that have not been launched.
+    /// For each tile, the parts that are not yet launched.
     left: Vec<std::ops::Range<usize>>,
 }
 
@@ -92,14 +92,14 @@ struct Visiting {
     visitor: usize,
 }
 
-/// Reads and page tables of one call, set anew for each.
+/// Reads and page tables of a call, set again for each.
 pub(super) struct CallLists {
     pub(super) reads: Reads,
     /// Addresses of keys and of values.
     pub(super) tables: [DeviceList; 2],
 }
 
-/// Memory of a call, as long as the longest so far.
+/// Memory of the largest call so far.
 pub(super) struct CallMemory {
     gpu: Gpu,
     heads: usize,
@@ -107,7 +107,7 @@ pub(super) struct CallMemory {
     sums: DeviceBuffer,
     outputs: DeviceBuffer,
     workspace: DeviceBuffer,
-    // what returns to main memory
+    // results for main memory
     host_attended: PinnedBuffer,
     host_log_sum_exp: PinnedBuffer,
 }
@@ -129,7 +129,7 @@ impl CallMemory {
         let (sums, outputs) = PrefillState::bytes(rows, self.heads, head_dim);
         if self.outputs.bytes() < outputs {
             self.sums = self.gpu.allocate(sums)?;
-            // Last: by its size both are judged, also after a failure half way.
+            // Allocated last, because its size tells whether both exist, also after a failure in between.
             self.outputs = self.gpu.allocate(outputs)?;
         }
         Ok(())
@@ -151,13 +151,13 @@ impl CallMemory {
     }
 }
 
-/// Bytes of device memory that calls of up to `rows` rows take beside their lists.
+/// Bytes of device memory of calls of up to `rows` rows, without their lists.
 pub(super) fn call_bytes(rows: usize, heads: usize, head_dim: usize) -> u64 {
     let (sums, outputs) = PrefillState::bytes(rows, heads, head_dim);
     (sums + outputs) as u64
 }
 
-/// The pages whose planes lie at the addresses `[kv_heads, pages]` of keys and of values.
+/// Page tables from the addresses of keys and of values, `[kv_heads, pages]` each.
 pub(super) fn page_tables<'a>(
     tables: &'a mut [DeviceList; 2],
     compute: &Stream,
@@ -179,8 +179,8 @@ pub(super) fn page_tables<'a>(
 }
 
 impl PrefillWork {
-    /// Queues the reading of what the call's reads name, which ends at position `end` unless it is everything; gives the first
-    /// position that a later launch reads, by KV head.
+    /// Queues the call's reads, up to position `end` unless it is the last. Returns the first position of a later
+    /// launch, by KV head.
     fn read(
         &mut self,
         compute: &Stream,
@@ -203,8 +203,8 @@ impl PrefillWork {
 }
 
 impl DecodeWork {
-    /// Queues the parts whose keys end at position `end` or before it, or all; gives the first position that a later launch
-    /// reads, by KV head.
+    /// Queues all parts, or those whose keys end at or before position `end`. Returns the first position of a later
+    /// launch, by KV head.
     fn read(
         &mut self,
         compute: &Stream,
@@ -233,7 +233,7 @@ impl DecodeWork {
 }
 
 impl<'p> PagedCall<'p> {
-    /// A call over pages of which those who keep them [know](super::residence::Residence::enter).
+    /// A call over pages that the residence [knows](super::residence::Residence::enter).
     pub(super) fn new(
         parts: CallParts<'p>,
         tiles: &'p [PagedTile<'p>],
@@ -288,11 +288,11 @@ impl<'p> PagedCall<'p> {
         self.reads_means = true;
     }
 
-    /// Takes in the pages that the tiles read and no others, by KV head, after the pages of earlier calls in the order of
-    /// (page, KV head). Before this returns, each page has been read or copied.
+    /// Takes exactly the pages that the tiles read, by KV head. The pages of all calls come in the order of (page, KV
+    /// head). Before this returns, each page has been read or copied.
     ///
     /// # Errors
-    /// A lost device, too little memory, a page without a version: every page is forgotten then, whether it came or not.
+    /// A lost device, too little memory, a page without a version: all pages are then forgotten.
     pub fn attend(&mut self, shown: &[Vec<PageView<'_>>]) -> Result<(), CudaError> {
         let taken = self.take_in(shown);
         self.parts.traffic.reading = None;
@@ -312,7 +312,8 @@ impl<'p> PagedCall<'p> {
         self.parts.traffic.transfer(&mut waiting)
     }
 
-    /// Finds a place for a page: a slot if the page stays, else a visitor's place. Missing planes join `waiting`.
+    /// Finds a place for a page: a slot if the page stays, else a temporary place. Missing planes are added to
+    /// `waiting`.
     fn place<'a>(&mut self, shown: &Shown<'a>, waiting: &mut Vec<Waiting<'a>>) -> Result<PagePlace, CudaError> {
         if let Some(place) = self.parts.traffic.settle(shown, waiting)? {
             return Ok(place);
@@ -323,7 +324,7 @@ impl<'p> PagedCall<'p> {
         traffic.visit(shown, visitor, waiting)
     }
 
-    /// A place for a page that does not stay.
+    /// A temporary place for a page without a slot.
     fn visitor(&mut self, page: usize, kv_head: usize, waiting: &mut Vec<Waiting<'_>>) -> Result<usize, CudaError> {
         if self.free_visitors.is_empty() {
             self.parts.traffic.transfer(waiting)?;
@@ -335,7 +336,7 @@ impl<'p> PagedCall<'p> {
         Ok(visitor)
     }
 
-    /// Queues what can be read now: everything before page `until`, or all of it; visitors that are done with leave.
+    /// Queues all reads before page `until`, or all of them, and frees finished temporary places.
     fn read(&mut self, until: Option<usize>) -> Result<(), CudaError> {
         let CallParts {
             traffic, memory, lists, ..
@@ -355,7 +356,7 @@ impl<'p> PagedCall<'p> {
             options: self.options,
         };
         let outputs = self.rows.outputs();
-        // The first position that a later launch reads, by KV head.
+        // The first position of a later launch, by KV head.
         let read_until = match &mut self.work {
             Work::Prefill(prefill) => prefill.read(compute, memory, &outputs, &call, end)?,
             Work::Decode(decode) => {
@@ -378,7 +379,7 @@ impl<'p> PagedCall<'p> {
         Ok(())
     }
 
-    /// Adds means of blocks to the output, once all keys have been read.
+    /// Adds block means to the output, after all keys were read.
     fn read_means(&mut self) -> Result<(), CudaError> {
         let CallParts {
             traffic,
@@ -397,7 +398,7 @@ impl<'p> PagedCall<'p> {
         if parts > 1 {
             memory.reserve_workspace(sums + outputs)?;
         }
-        // A prefill's finished state has room for the workspace of one part.
+        // The state of a finished prefill is large enough for the workspace of one part.
         let workspace = match parts {
             1 => [memory.sums.all(), memory.outputs.all()],
             _ => [0..sums, sums..sums + outputs].map(|part| memory.workspace.region(part)),
@@ -427,8 +428,8 @@ impl<'p> PagedCall<'p> {
 }
 
 impl CallMemory {
-    /// Copies a finished call's output to main memory and adds it to `partials`, one for each tile; returns the bytes
-    /// copied.
+    /// Copies a finished call's output to main memory and adds it to `partials`, one for each tile. Returns the
+    /// copied bytes.
     pub(super) fn bring_partials(
         &mut self,
         stream: &Stream,
@@ -452,7 +453,7 @@ impl CallMemory {
             for row in 0..rows {
                 let first_head = (tile.first_row + row) * heads + tile.kv_head * group;
                 for head in 0..group {
-                    // Normalised: one key of this logit and this value reads as much.
+                    // The output is normalised, so it equals one key with this logit and this value.
                     let (at, from) = (row * group + head, first_head + head);
                     read.m[at] = log_sum_exp[from];
                     read.l[at] = if log_sum_exp[from] == f32::NEG_INFINITY {

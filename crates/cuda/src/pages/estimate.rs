@@ -1,4 +1,4 @@
-//! Estimates over all keys of a layer, where they lie on the device: what policies choose by comes back, keys do not.
+//! Estimates over all keys of a layer on the device: only the scores for policies are copied back.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use super::traffic::{Shown, Traffic};
 use crate::ops::{self, Estimate, LineSums, Pages, Queries};
 use crate::{CudaError, DeviceBuffer, Gpu, PinnedBuffer, Region, Stream};
 
-/// Queries of a chunk beside the keys of a layer that all lie on the device.
+/// Queries of a chunk, and all keys of a layer on the device.
 pub struct KeyScan<'p> {
     traffic: Traffic<'p>,
     memory: &'p mut EstimateMemory,
@@ -22,7 +22,7 @@ pub struct KeyScan<'p> {
     pages: usize,
 }
 
-/// Memory of estimates: as much as they needed so far, within [`RoomOptions::estimate_bytes`](riffle_device::RoomOptions).
+/// Memory of the largest estimate so far, within [`RoomOptions::estimate_bytes`](riffle_device::RoomOptions).
 pub(super) struct EstimateMemory {
     gpu: Gpu,
     most_bytes: u64,
@@ -43,7 +43,7 @@ impl EstimateMemory {
         })
     }
 
-    /// Memory for scratch and sums of an estimate; false where there is none.
+    /// Reserves scratch and sums of an estimate. Returns false if there is no memory.
     fn reserve(&mut self, scratch: usize, sums: usize) -> Result<bool, CudaError> {
         let most = usize::try_from(self.most_bytes).unwrap_or(usize::MAX);
         if scratch + sums > most {
@@ -72,7 +72,7 @@ impl EstimateMemory {
 }
 
 impl<'p> KeyScan<'p> {
-    /// Brings the pages of a layer to places they stay in; `None` where one would have to leave for it.
+    /// Loads the pages of a layer into slots; `None` if another page would lose its slot.
     pub(super) fn new(
         mut traffic: Traffic<'p>,
         lists: &'p mut CallLists,
@@ -108,7 +108,7 @@ impl<'p> KeyScan<'p> {
     }
 }
 
-/// The addresses of the keys of all pages, `[kv_heads, pages]`, each in a place it stays in.
+/// The addresses of the keys of all pages, `[kv_heads, pages]`, each in a slot.
 fn bring_all(traffic: &mut Traffic<'_>, shown: &[Shown<'_>], pages: usize) -> Result<Option<Vec<u64>>, CudaError> {
     let mut table = vec![0u64; heads_of(&traffic.staging.shape).kv_heads * pages];
     let mut waiting = Vec::new();
@@ -143,7 +143,7 @@ impl KeyScan<'_> {
         let (end, mut from) = (start + self.queries.rows, start);
         let mut scores: Vec<Vec<f32>> = Vec::new();
         while from < end {
-            // As many blocks of queries at a time as scratch has room for.
+            // The scratch limits the number of query blocks at a time.
             let mut until = end;
             let sums = |until: usize| 4 * (until.div_ceil(block) - from / block) * blocks;
             let scratch = |until: usize| ops::xattention_scratch_bytes(from, until - from, tokens, group, stride);
@@ -167,8 +167,8 @@ impl KeyScan<'_> {
         Ok(Some(scores))
     }
 
-    /// The mass that the last `queries` of the chunk give each column and each distance, `[tokens]` each, summed over them
-    /// and the heads of the group; equal to the CPU's to the bit for keys of 16 bits. `None` where memory is short.
+    /// The mass that the last `queries` of the chunk give to each column and each distance, `[tokens]` each, summed
+    /// over them and the heads of the group. Keys of 16 bits give the CPU's bits. `None` if memory is short.
     ///
     /// # Errors
     /// A lost device.
@@ -207,7 +207,7 @@ impl KeyScan<'_> {
         Ok(Some([columns, distances]))
     }
 
-    /// Call that estimates rows of the chunk against the keys of a KV head.
+    /// An estimate of rows of the chunk for the keys of a KV head.
     fn estimate_of(&self, head: &ScannedHead, rows: Range<usize>) -> Estimate<'_> {
         let shape = self.traffic.staging.shape;
         let all = &self.queries;

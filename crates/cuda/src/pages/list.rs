@@ -1,10 +1,10 @@
-//! Short lists that kernels of one stream read, set anew before each.
+//! Short lists for kernels of one stream, set again before each.
 
 use bytemuck::Pod;
 
 use crate::{CudaError, DeviceBuffer, Event, Gpu, PinnedBuffer, Region, Stream};
 
-/// Device memory for a list, and the pinned memory it comes from; both grow as needed.
+/// Device memory of a list, and its pinned staging memory; both grow on demand.
 pub(crate) struct DeviceList {
     gpu: Gpu,
     device: DeviceBuffer,
@@ -24,8 +24,8 @@ impl DeviceList {
         })
     }
 
-    /// Queues the list's way to the device: kernels queued on `stream` before still read the one before, those after it
-    /// read this.
+    /// Queues the upload of the list. Kernels queued on `stream` before still read the previous list, and later
+    /// kernels read this one.
     pub(crate) fn set<T: Pod>(&mut self, stream: &Stream, elements: &[T]) -> Result<Region<'_>, CudaError> {
         let bytes: &[u8] = bytemuck::cast_slice(elements);
         if self.is_used {

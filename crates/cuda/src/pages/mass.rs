@@ -1,4 +1,4 @@
-//! The softmax mass that keys receive, over the pages of a layer wherever they lie.
+//! The softmax mass that keys receive, over the pages of a layer in any location.
 
 use riffle_attention::{AttendOptions, PageView};
 use riffle_device::PagedTile;
@@ -17,23 +17,23 @@ pub(super) struct MassParts<'p> {
     pub(super) memory: &'p mut MassMemory,
 }
 
-/// A pass over pages under way. A key's mass does not depend on the others', so neither does it on how pages come.
+/// A running pass over pages. The mass of a key does not depend on other keys, so the order of pages does not matter.
 pub struct PagedMass<'p> {
     parts: MassParts<'p>,
     rows: CallRows<'p>,
     options: AttentionOptions<'static>,
-    /// Keys there are.
+    /// Number of keys.
     end: usize,
-    /// Keys that are done with, a whole number of pages.
+    /// Finished keys, a whole number of pages.
     done: usize,
     // [kv_heads, pages]: addresses of keys
     table: Vec<u64>,
     visitors: usize,
-    /// The page that came last.
+    /// The latest page.
     last_page: usize,
 }
 
-/// Memory of masses, as long as the longest so far.
+/// Memory for the longest masses so far.
 pub(super) struct MassMemory {
     gpu: Gpu,
     // f32 [kv_heads, keys]
@@ -54,7 +54,7 @@ impl MassMemory {
 
     fn reserve(&mut self, masses: usize) -> Result<(), CudaError> {
         if self.mass.bytes() < masses {
-            // A little more, lest every token that is appended takes new memory.
+            // Some spare memory avoids an allocation for every appended token.
             let masses = masses + masses / 8;
             self.host_mass = self.gpu.allocate_host(masses)?;
             self.mass = self.gpu.allocate(masses)?;
@@ -63,14 +63,14 @@ impl MassMemory {
     }
 }
 
-/// Bytes of device memory that masses of `tokens` keys take.
+/// Bytes of device memory of the masses of `tokens` keys.
 pub(super) fn mass_bytes(kv_heads: usize, tokens: usize) -> u64 {
     let masses = 4 * kv_heads * tokens;
     (masses + masses / 8) as u64
 }
 
 impl MassMemory {
-    /// Puts the log-sum-exp of rows and heads where a call's rows have theirs.
+    /// Copies the log-sum-exp of rows and heads to a call's rows.
     pub(super) fn set_log_sum_exp(
         &mut self,
         stream: &Stream,
@@ -89,14 +89,14 @@ impl MassMemory {
         if host.bytes().len() < sums.len() {
             *host = self.gpu.allocate_host(sums.len())?;
         }
-        // The copy before this one has run: the masses under it were waited for.
+        // The previous copy has run, because its masses were waited for.
         host.bytes_mut()[..sums.len()].copy_from_slice(sums);
         stream.to_device(rows.log_sum_exp.part(0..sums.len()), host, 0)
     }
 }
 
 impl<'p> PagedMass<'p> {
-    /// A pass over pages of which those who keep them [know](super::residence::Residence::enter).
+    /// A pass over pages that the residence [knows](super::residence::Residence::enter).
     pub(super) fn new(
         parts: MassParts<'p>,
         tiles: &[PagedTile<'_>],
@@ -142,7 +142,7 @@ impl<'p> PagedMass<'p> {
         let mut waiting = Vec::new();
         for shown in self.parts.traffic.in_order(shown)? {
             let page = shown.page;
-            // A page of every head visits at a time: none leaves before all of them have been read.
+            // One page of every head has a temporary place at a time; none is freed before all of them were read.
             let full = self.visitors + heads_of(&shape).kv_heads > self.parts.traffic.residence.visitors();
             if page > self.last_page && full {
                 self.parts.traffic.transfer(&mut waiting)?;
@@ -162,7 +162,7 @@ impl<'p> PagedMass<'p> {
         self.parts.traffic.transfer(&mut waiting)
     }
 
-    /// Queues the masses of keys before `until`; no page before it is read again, so visitors leave.
+    /// Queues the masses of keys before `until`. Earlier pages are not read again, so temporary places are freed.
     fn sum(&mut self, until: usize) -> Result<(), CudaError> {
         let (shape, compute) = (self.parts.traffic.staging.shape, self.parts.traffic.compute);
         let keys = self.done..until;

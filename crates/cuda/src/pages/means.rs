@@ -1,4 +1,4 @@
-//! Attention to means of blocks, which the device keeps of the whole sequence.
+//! Attention to block means, which the device keeps for the whole sequence.
 
 use riffle_attention::{Selection, Span};
 use riffle_device::{LayerPages, PagedTile, SummaryKind};
@@ -10,9 +10,9 @@ use super::summaries::Summaries;
 use crate::ops::{self, AttentionOptions, MeanReads, Outputs, Queries, Reads};
 use crate::{CudaError, Gpu, Region, Stream};
 
-/// Blocks whose names share a word.
+/// Blocks per word of a bit set.
 const WORD: usize = u64::BITS as usize;
-/// Words of one part of a call of few rows.
+/// Words of one part of a call with few rows.
 const PART_WORDS: usize = 2;
 const MOST_PARTS: usize = 16;
 
@@ -32,13 +32,13 @@ impl BlockMeans {
     }
 }
 
-/// Words of a bit for each block that ends before the last row of the tiles.
+/// Words of a bit set of all blocks that end before the last row of the tiles.
 fn words_of(tiles: &[PagedTile<'_>], block: usize) -> usize {
     let ends = tiles.iter().map(|tile| tile.start + tile.rows);
     (ends.max().unwrap_or(0) / block.max(1)).div_ceil(WORD)
 }
 
-/// A call that reads means of blocks.
+/// A call that reads block means.
 pub(super) struct MeansCall<'a> {
     pub(super) tiles: &'a [PagedTile<'a>],
     /// Outputs to which the call adds the means.
@@ -58,7 +58,7 @@ impl BlockMeans {
         words_of(tiles, block).div_ceil(PART_WORDS).clamp(1, MOST_PARTS)
     }
 
-    /// Adds the means that the selections of tiles name, whose tokens are all known.
+    /// Adds the means in the tiles' selections. The means of all tokens must be known.
     pub(super) fn attend(
         &mut self,
         stream: &Stream,

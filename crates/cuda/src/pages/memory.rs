@@ -39,7 +39,7 @@ impl PageLayout {
 pub(super) enum PagePlace {
     /// Slot of a page that stays.
     Slot(usize),
-    /// Place of a page that leaves after the call.
+    /// Temporary place of a page, until the end of the call.
     Visitor(usize),
 }
 
@@ -65,7 +65,7 @@ impl PageMemory {
         })
     }
 
-    /// Sees to it that there is memory for a slot.
+    /// Allocates memory for a slot if it has none.
     pub(super) fn make(&mut self, slot: usize) -> Result<(), CudaError> {
         while self.slabs.len() * self.slab_pages <= slot {
             let left = self.slots - self.slabs.len() * self.slab_pages;
@@ -94,12 +94,12 @@ impl PageMemory {
         self.page_bytes
     }
 
-    /// Pages that may visit at a time.
+    /// Number of temporary places.
     pub(super) fn visitors(&self) -> usize {
         self.visitors.bytes() / self.page_bytes
     }
 
-    /// Bytes that are held.
+    /// Allocated bytes.
     pub(super) fn bytes(&self) -> usize {
         let slabs: usize = self.slabs.iter().map(DeviceBuffer::bytes).sum();
         slabs + self.visitors.bytes()

@@ -1,4 +1,4 @@
-//! Main memory of a cache that a device copies from by itself.
+//! Pinned main memory of a cache, which a device reads directly.
 
 use std::fmt;
 use std::io;
@@ -8,16 +8,15 @@ use riffle_kv::{Device, DeviceMemory};
 use crate::driver::GuardedBuffer;
 use crate::{CudaError, Gpu};
 
-/// Main memory that is pinned for a device: the tiers of a cache in front of which a [`DeviceRoom`](crate::DeviceRoom)
-/// stands. Before the cache writes to pages or frees them, it waits for copies that [read
-/// ahead](crate::DeviceRoom::read_ahead).
+/// Pinned main memory for the tiers of a cache with a [`DeviceRoom`](crate::DeviceRoom). Before the cache writes to
+/// pages or frees them, it waits for copies that [read ahead](crate::DeviceRoom::read_ahead).
 #[derive(Clone)]
 pub struct PinnedMemory {
     gpu: Gpu,
 }
 
 impl PinnedMemory {
-    /// Memory that `gpu` copies from.
+    /// Memory for copies by `gpu`.
     pub fn new(gpu: &Gpu) -> Self {
         Self { gpu: gpu.clone() }
     }

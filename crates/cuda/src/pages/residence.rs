@@ -1,4 +1,4 @@
-//! Which pages lie on the device, and where: never more than a budget.
+//! The pages on the device and their slots, within a budget.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -9,28 +9,28 @@ use super::heads_of;
 use super::memory::{PageMemory, PagePlace};
 use crate::{CudaError, Region};
 
-/// The pages of all sequences that lie in a fixed number of slots, found by version. A page of several sequences lies
-/// there once, and overwritten or freed pages are never found. The first page and the newest of each (layer, KV head)
-/// of a sequence stay. If there is no room, the oldest of the others leave, first the pages of fewest sequences. A
-/// policy that reads everything gains nothing from another order; pages that are chosen rarely come through the ring.
+/// The pages of all sequences in a fixed number of slots, found by version. A page of several sequences has one slot,
+/// and overwritten or freed pages are never found. The first page and the newest of each (layer, KV head) of a
+/// sequence stay. If there is no room, the oldest of the others leave, and pages of fewest sequences leave first.
+/// Another order does not help a policy that reads everything, and selected pages rarely come through the ring.
 pub(super) struct Residence {
     kv_heads: usize,
     memory: PageMemory,
     resident: HashMap<PageVersion, Resident>,
-    /// Pages that may leave, in the order in which they do: all but first pages.
+    /// Removable pages in the order of removal: all except first pages.
     order: BTreeSet<Rank>,
     sequences: BTreeMap<SequenceId, Tables>,
     free: Vec<usize>,
 }
 
-/// By (layer, KV head), the versions of a sequence's pages as they were shown last; `None` for those that never were.
+/// By (layer, KV head), the latest known versions of a sequence's pages; `None` for unknown ones.
 type Tables = Vec<Vec<Option<PageVersion>>>;
 
 /// Resident part of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Held {
     pub(super) slot: usize,
-    /// Tokens that have been brought.
+    /// Loaded tokens.
     pub(super) tokens: usize,
 }
 
@@ -41,7 +41,7 @@ struct Resident {
     holders: Vec<SequenceId>,
 }
 
-/// Order of leaving: the page with the least rank leaves first.
+/// Order of removal: the page with the lowest rank first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank {
     holders: usize,
@@ -73,17 +73,17 @@ impl Residence {
         }
     }
 
-    /// Slots that hold nothing.
+    /// Number of empty slots.
     pub(super) fn free(&self) -> usize {
         self.free.len()
     }
 
-    /// Bytes of pages that lie in slots.
+    /// Bytes of pages in slots.
     pub(super) fn used_bytes(&self) -> u64 {
         ((self.memory.slots() - self.free.len()) * self.memory.page_bytes()) as u64
     }
 
-    /// Bytes of the pages of a sequence that lie in slots, those that it shares included.
+    /// Bytes of a sequence's pages in slots, including shared ones.
     pub(super) fn bytes_of(&self, sequence: SequenceId) -> u64 {
         let tables = self.sequences.get(&sequence).into_iter().flatten();
         let pages = tables.flatten().flatten();
@@ -91,12 +91,12 @@ impl Residence {
         (resident.count() * self.memory.page_bytes()) as u64
     }
 
-    /// Bytes of memory that are taken.
+    /// Allocated bytes.
     pub(super) fn memory_bytes(&self) -> usize {
         self.memory.bytes()
     }
 
-    /// Pages that may visit at a time.
+    /// Number of temporary places.
     pub(super) fn visitors(&self) -> usize {
         self.memory.visitors()
     }
@@ -109,21 +109,21 @@ impl Residence {
         self.resident.get(&version).map(|resident| resident.held)
     }
 
-    /// Notes that a resident page holds this many tokens now.
+    /// Records that a resident page now has this many tokens.
     pub(super) fn extend(&mut self, version: PageVersion, tokens: usize) {
         if let Some(resident) = self.resident.get_mut(&version) {
             resident.held.tokens = tokens;
         }
     }
 
-    /// Takes note of the pages that a layer of a sequence has: those that it had and has no more leave, unless others have them.
+    /// Records the current pages of a layer of a sequence. Its earlier pages leave, unless other sequences have them.
     pub(super) fn enter(&mut self, of: LayerPages<'_>) {
         for (kv_head, versions) in of.versions.iter().enumerate() {
             self.enter_head(of.sequence, of.layer, kv_head, 0, versions);
         }
     }
 
-    /// As [`enter`](Self::enter), of the pages of one KV head from page `first` on.
+    /// As [`enter`](Self::enter), for the pages of one KV head from page `first` on.
     pub(super) fn enter_head(
         &mut self,
         sequence: SequenceId,
@@ -151,8 +151,8 @@ impl Residence {
         }
     }
 
-    /// A slot for a page of a layer that is to stay, or `None` where it has no place. Pages of the layer, which are being read, keep
-    /// theirs.
+    /// A slot for a page of a layer, or `None` if there is none. Pages of this layer keep their slots, because they
+    /// are being read.
     pub(super) fn place(
         &mut self,
         sequence: SequenceId,
@@ -185,7 +185,7 @@ impl Residence {
         Ok(Some(slot))
     }
 
-    /// Frees the slot of the page that is to leave first, for another that is to stay longer.
+    /// Frees the slot of the page with the lowest rank for a page with a higher rank.
     fn send_away(&mut self, newer: &Resident, rank: Rank, layer: usize) -> bool {
         let sequence = newer.holders[0];
         let stays = newer.page == 0 || self.is_newest(newer);
@@ -204,7 +204,7 @@ impl Residence {
         true
     }
 
-    /// True if it is the last page of one of its holders, which is written to.
+    /// True for the last page of one of its holders, which will be written to.
     fn is_newest(&self, resident: &Resident) -> bool {
         resident.holders.iter().any(|holder| {
             let table = self.sequences.get(holder).and_then(|tables| tables.get(resident.table));
@@ -246,7 +246,7 @@ impl Residence {
         }
     }
 
-    /// Lets a sequence hold what another one holds.
+    /// Gives a sequence the pages of another.
     pub(super) fn fork(&mut self, from: SequenceId, to: SequenceId) {
         let tables = self.sequences.get(&from).cloned().unwrap_or_default();
         for (number, table) in tables.iter().enumerate() {
@@ -259,7 +259,7 @@ impl Residence {
         self.sequences.insert(to, tables);
     }
 
-    /// Forgets pages behind the first `tokens` tokens of a sequence, of one (layer, KV head) or of all.
+    /// Forgets pages after the first `tokens` tokens of a sequence, of one (layer, KV head) or of all.
     pub(super) fn truncate(
         &mut self,
         sequence: SequenceId,

@@ -1,4 +1,4 @@
-//! The room that the pages of several sequences share on a device: it owns the parts, and hands them to calls.
+//! The device page cache of several sequences: it owns the parts, and lends them to calls.
 
 use std::sync::Arc;
 
@@ -24,10 +24,10 @@ use crate::{CudaError, Stream};
 
 /// Pages of one part of a decode lie on the device together: a part is eight blocks of keys.
 const PART_PAGES: usize = 8;
-/// Room for what flattened selections take.
+/// Bytes for flattened selections.
 const LIST_BYTES: u64 = 16 << 20;
 
-/// The pages of the caches of several sequences on a device, within one budget.
+/// Pages of several sequences' caches on a device, within one budget.
 pub struct DeviceRoom {
     options: RoomOptions,
     compute: Arc<Stream>,
@@ -43,16 +43,16 @@ pub struct DeviceRoom {
     sequences: u64,
 }
 
-/// Memory that a room takes of a GPU.
+/// Sizes of a page cache on a GPU.
 pub trait RoomBytes {
-    /// Bytes that a room needs at least: of pages that are read without staying and of pages on their way.
+    /// Fewest bytes of device memory: for pages that are read once and for pages in transit.
     fn least_bytes(&self) -> u64;
 
-    /// Bytes that hold every page of a context, those of the ring included.
+    /// Bytes for all pages of a context, including the ring.
     fn bytes_for(&self, tokens: usize) -> u64;
 
-    /// Bytes beside the budget that calls of up to `rows` rows and appending up to `added` tokens take in a context of `tokens`:
-    /// rows, and a few lists.
+    /// Bytes beyond the budget for calls of up to `rows` rows that append up to `added` tokens, in a context of
+    /// `tokens` tokens: rows, and a few lists.
     fn call_bytes(&self, rows: usize, added: usize, tokens: usize) -> u64;
 }
 
@@ -75,12 +75,12 @@ impl RoomBytes for RoomOptions {
     }
 }
 
-/// Pages that are read without staying: as many as parts of a decode may hold of every KV head.
+/// Number of temporary places: enough for one part of a decode of every KV head.
 fn visitors(options: &RoomOptions) -> usize {
     (PART_PAGES * heads_of(&options.shape).kv_heads).max(options.slots / 2)
 }
 
-/// Pages that may stay within the budget.
+/// Number of slots within the budget.
 fn resident_pages(options: &RoomOptions) -> usize {
     let left = options.budget_bytes.saturating_sub(options.least_bytes());
     let pages = left / PageLayout::new(&options.shape).page_bytes as u64;
@@ -88,11 +88,11 @@ fn resident_pages(options: &RoomOptions) -> usize {
 }
 
 impl DeviceRoom {
-    /// An empty room; work on pages is queued on `compute`, copies on a stream of the room's own.
+    /// An empty page cache. Work on pages is queued on `compute`, and copies on its own stream.
     ///
     /// # Errors
-    /// [`CudaError::PageBudget`] for a budget that is too small, [`CudaError::Unsupported`] for pages no kernel reads,
-    /// [`CudaError::OutOfMemory`], a lost device.
+    /// [`CudaError::PageBudget`] for a budget that is too small, [`CudaError::Unsupported`] for pages without a
+    /// kernel, [`CudaError::OutOfMemory`], a lost device.
     pub fn new(compute: &Arc<Stream>, options: RoomOptions) -> Result<Self, CudaError> {
         let (gpu, shape) = (compute.gpu(), &options.shape);
         if !shape.page_tokens.is_multiple_of(KEY_BLOCK) {
@@ -134,20 +134,20 @@ impl DeviceRoom {
         &self.options.shape
     }
 
-    /// A new sequence, none of whose pages lie here.
+    /// A new sequence without pages on the device.
     pub fn begin_sequence(&mut self) -> SequenceId {
         self.sequences += 1;
         SequenceId(self.sequences)
     }
 
-    /// A new sequence that holds the pages of another: they lie here once for both.
+    /// A new sequence with the pages of another; the device stores shared pages once.
     pub fn fork(&mut self, sequence: SequenceId) -> SequenceId {
         let fork = self.begin_sequence();
         self.residence.fork(sequence, fork);
         fork
     }
 
-    /// Forgets a sequence; pages that others hold stay.
+    /// Forgets a sequence. Pages of other sequences stay.
     pub fn end_sequence(&mut self, sequence: SequenceId) {
         self.residence.end(sequence);
         self.staging.end(sequence);
@@ -155,13 +155,13 @@ impl DeviceRoom {
         self.means.summaries.end(sequence);
     }
 
-    /// Forgets what lies behind the first `tokens` tokens of a sequence.
+    /// Forgets everything after the first `tokens` tokens of a sequence.
     pub fn truncate(&mut self, sequence: SequenceId, tokens: usize) {
         self.cut(sequence, None, tokens);
     }
 
-    /// Forgets what lies behind the first `tokens` tokens of a (layer, KV head) of a sequence; with 0, all of it: those in main
-    /// memory have moved.
+    /// Forgets everything after the first `tokens` tokens of a (layer, KV head) of a sequence. With 0 it forgets the
+    /// whole head, because its tokens have moved in main memory.
     pub fn truncate_head(&mut self, sequence: SequenceId, layer: usize, kv_head: usize, tokens: usize) {
         self.cut(sequence, Some((layer, kv_head)), tokens);
     }
@@ -173,7 +173,7 @@ impl DeviceRoom {
         self.means.summaries.truncate(sequence, head, tokens);
     }
 
-    /// Forgets everything that lies here, of all sequences.
+    /// Forgets all pages of all sequences.
     pub fn clear(&mut self) {
         self.residence.clear();
         self.staging.forget_ahead();
@@ -181,33 +181,33 @@ impl DeviceRoom {
         self.means.summaries.clear();
     }
 
-    /// Bytes of device memory that the room holds.
+    /// Bytes of device memory that are allocated.
     pub fn device_bytes(&self) -> u64 {
         let summaries = self.bounds.summaries.bytes() + self.means.summaries.bytes();
         (self.residence.memory_bytes() + self.staging.bytes() + summaries) as u64
     }
 
-    /// Bytes of pages that lie on the device, shared ones once.
+    /// Bytes of pages on the device; shared pages count once.
     pub fn resident_bytes(&self) -> u64 {
         self.residence.used_bytes()
     }
 
-    /// Bytes of the pages of a sequence that lie on the device, shared ones included.
+    /// Bytes of a sequence's pages on the device, including shared ones.
     pub fn resident_bytes_of(&self, sequence: SequenceId) -> u64 {
         self.residence.bytes_of(sequence)
     }
 
-    /// Counts of all transfers so far, for all sequences.
+    /// Counts of all transfers so far, over all sequences.
     pub fn transferred(&self) -> TransferCount {
         self.staging.transferred
     }
 
-    /// Appends tokens `tokens` of a batch to a layer whose KV heads grow by them as `heads` says: to pages that lie here with all
-    /// tokens before them, and to pages that they begin and that find a place. Returns them by KV head as main memory keeps them,
-    /// as [`riffle_kv::KvCache::append_encoded`] takes them.
+    /// Appends tokens `tokens` of a batch to a layer. `heads` gives the new length of each KV head. Tokens go to
+    /// pages on the device that have all earlier tokens, and to new pages that get a slot. Returns them by KV head as
+    /// [`riffle_kv::KvCache::append_encoded`] takes them.
     ///
     /// # Errors
-    /// A lost device, too little memory: the room has forgotten every page then.
+    /// A lost device, too little memory: all pages are then forgotten.
     pub fn append(
         &mut self,
         new: &AppendedTokens<'_>,
@@ -224,7 +224,8 @@ impl DeviceRoom {
         appended
     }
 
-    /// Begins to attend tiles of a layer's rows to their keys before `end`; the pages come to the call in order.
+    /// Starts attention of tiles of a layer's rows over their keys before `end`. The call then takes the pages in
+    /// order.
     ///
     /// # Errors
     /// A lost device, too little memory for the call's rows.
@@ -245,10 +246,10 @@ impl DeviceRoom {
         PagedCall::new(parts, tiles, rows, end, options)
     }
 
-    /// Brings what a finished call left in its rows to main memory and adds it to `partials`, one for each tile.
+    /// Copies a finished call's output from its rows to main memory and adds it to `partials`, one for each tile.
     ///
     /// # Errors
-    /// A lost device; the partials are as they were.
+    /// A lost device; the partials then do not change.
     pub fn bring_partials(
         &mut self,
         tiles: &[PagedTile<'_>],
@@ -261,8 +262,8 @@ impl DeviceRoom {
         Ok(())
     }
 
-    /// Puts the log-sum-exp of all that each row and head of a call read, `[rows, heads]`, in its rows: for calls whose partials
-    /// were [brought](Self::bring_partials) and merged with others.
+    /// Stores the log-sum-exp of all keys read by each row and head of a call, `[rows, heads]`, in its rows. It is
+    /// needed for calls whose partials were [copied](Self::bring_partials) and merged with others.
     ///
     /// # Errors
     /// A lost device, too little memory, more sums than rows and heads.
@@ -291,12 +292,12 @@ impl DeviceRoom {
         PagedMass::new(parts, tiles, rows, end, options)
     }
 
-    /// Brings a layer's pages, shown by KV head, to the device, where each has a free slot to stay in, to lie beside
-    /// `queries`, rows of all query heads. `None` where pages would have to leave, or estimates have no memory: then keys are
-    /// looked at where they are.
+    /// Loads all pages of a layer, shown by KV head, into slots for a comparison with `queries`, rows of all query
+    /// heads. Returns `None` if there are not enough free slots, or no memory for estimates; the caller then scores
+    /// the keys in main memory.
     ///
     /// # Errors
-    /// A lost device, too little memory: the room has forgotten every page then.
+    /// A lost device, too little memory: all pages are then forgotten.
     pub fn scan_keys<'p>(
         &'p mut self,
         of: LayerPages<'p>,
@@ -308,7 +309,7 @@ impl DeviceRoom {
         KeyScan::new(traffic, &mut self.lists, &mut self.estimates, shown, queries, group)
     }
 
-    /// True if there is room for the summaries of blocks of `block` tokens of a layer with `tokens` tokens.
+    /// True if there is memory for the summaries of blocks of `block` tokens of a layer with `tokens` tokens.
     pub fn have_summaries_room(&self, kind: SummaryKind, block: usize, tokens: usize) -> bool {
         let summaries = match kind {
             SummaryKind::Bounds => &self.bounds.summaries,
@@ -317,12 +318,12 @@ impl DeviceRoom {
         summaries.have_room(block, tokens)
     }
 
-    /// Makes room for the summaries of blocks of `block` tokens of a layer with `tokens` tokens; those of sequences that were asked
-    /// for longest ago may leave for it. Returns by KV head how many tokens are in them; `None` where there
-    /// [is no room](Self::have_summaries_room).
+    /// Reserves memory for the summaries of blocks of `block` tokens of a layer with `tokens` tokens. It may drop
+    /// summaries of the least recently used sequences. Returns the number of summarised tokens by KV head; `None` if
+    /// there [is no memory](Self::have_summaries_room).
     ///
     /// # Errors
-    /// A lost device, too little memory: everything is forgotten then.
+    /// A lost device, too little memory: everything is then forgotten.
     pub fn summaries_known(
         &mut self,
         kind: SummaryKind,
@@ -335,11 +336,11 @@ impl DeviceRoom {
         self.or_clear(known)
     }
 
-    /// Takes the tokens of pages, shown by KV head in order from the one on that holds the first token that is not
-    /// [known](Self::summaries_known), into the summaries of a layer.
+    /// Adds tokens of pages to the summaries of a layer. The pages are shown by KV head in order, from the page of
+    /// the first token that is not yet [summarised](Self::summaries_known).
     ///
     /// # Errors
-    /// A lost device, too little memory: everything is forgotten then.
+    /// A lost device, too little memory: everything is then forgotten.
     pub fn extend_summaries(
         &mut self,
         kind: SummaryKind,
@@ -355,11 +356,11 @@ impl DeviceRoom {
         self.or_clear(taken)
     }
 
-    /// Bound of each block of every KV head's first `tokens` tokens, all of them [known](Self::summaries_known), summed
-    /// over `queries` and the heads of the group; equal to the CPU's to the bit.
+    /// Bound of each block of every KV head's first `tokens` tokens, summed over `queries` and the heads of the
+    /// group, with the CPU's bits. All of the tokens must be [summarised](Self::summaries_known).
     ///
     /// # Errors
-    /// A lost device, too little memory: everything is forgotten then.
+    /// A lost device, too little memory: everything is then forgotten.
     pub fn bound_scores(
         &mut self,
         of: LayerPages<'_>,
@@ -377,13 +378,13 @@ impl DeviceRoom {
         self.staging.expected(&self.residence, &of)
     }
 
-    /// Begins to copy pages of a KV head each that the next call, of any sequence, is expected to read, and returns at
-    /// once. Copies run behind what is queued; memory of [`PinnedMemory`](super::PinnedMemory) waits for them before it
-    /// changes, pages in other memory are left where they are. Only whole pages come ahead: others are about to grow.
-    /// Pages that came ahead earlier and were not read are forgotten, and so are these unless the next call reads them.
+    /// Starts to copy pages, of a KV head each, that the next call of any sequence is expected to read. It returns at
+    /// once. Copies run after the queued work. Memory of [`PinnedMemory`](super::PinnedMemory) waits for them before
+    /// it changes; pages in other memory are skipped. Only whole pages are read ahead, because others will grow.
+    /// Unused pages of earlier calls are forgotten, and these too unless the next call reads them.
     ///
     /// # Errors
-    /// A lost device, a page without a version: the room has forgotten every page then.
+    /// A lost device, a page without a version: all pages are then forgotten.
     pub fn read_ahead(&mut self, of: LayerPages<'_>, shown: &[(usize, PageView<'_>)]) -> Result<(), CudaError> {
         self.staging.forget_ahead();
         let begun = self.staging.begin_ahead(&self.residence, &of, shown);
@@ -397,7 +398,7 @@ impl DeviceRoom {
         }
     }
 
-    /// After a failure nobody knows what lies here.
+    /// Forgets all pages after a failure, because their contents are then unknown.
     fn or_clear<T>(&mut self, result: Result<T, CudaError>) -> Result<T, CudaError> {
         if result.is_err() {
             self.clear();
@@ -406,7 +407,7 @@ impl DeviceRoom {
     }
 }
 
-/// Joins the stores and the stream that a call on a layer needs, and tells the residence the layer's page versions.
+/// Joins the parts and the stream for a call on a layer, and records the layer's page versions.
 fn traffic<'p>(
     residence: &'p mut Residence,
     staging: &'p mut Staging,
@@ -423,7 +424,7 @@ fn traffic<'p>(
     }
 }
 
-/// A tile as kernels are told of it.
+/// A tile in the form of the kernels.
 pub(super) fn tile_reads<'a>(tile: &PagedTile<'a>) -> TileReads<'a> {
     TileReads {
         kv_head: tile.kv_head,

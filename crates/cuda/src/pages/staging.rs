@@ -1,4 +1,4 @@
-//! The ring through which pages come: bytes as main memory keeps them, before they are arranged into pages.
+//! The staging ring: pages in the format of main memory, before they are converted to the device's layout.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use super::list::DeviceList;
 use super::memory::PageLayout;
 use crate::{CudaError, DeviceBuffer, Event, Gpu, Region, Stream};
 
-/// A page of a (layer, KV head), in the order in which a call reads pages.
+/// A page of a (layer, KV head), in reading order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct PageKey {
     pub(super) sequence: SequenceId,
@@ -19,28 +19,28 @@ pub(super) struct PageKey {
     pub(super) kv_head: usize,
 }
 
-/// A place of one page among the staged ones.
+/// Place of one staged page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Staged {
     pub(super) half: usize,
     pub(super) number: usize,
 }
 
-/// Memory in two halves: one is filled while the other is arranged into pages. Between calls both may hold pages that the next
-/// is expected to read.
+/// Memory in two halves: one is filled while the other is converted. Between calls both may hold pages that the next
+/// call is expected to read.
 pub(super) struct Staging {
     pub(super) shape: CacheShape,
     pub(super) layout: PageLayout,
     /// Stream of the copies.
     pub(super) copy: Stream,
-    /// Planes of keys and of values on their way to their places.
+    /// Planes of keys and of values to be converted.
     pub(super) moves: [DeviceList; 2],
     pub(super) transferred: TransferCount,
-    /// By layer of a sequence the pages that its latest call read without their staying, (KV head, page): the first so many.
+    /// The first pages without a slot that the latest call on each layer of a sequence read, as (KV head, page).
     pub(super) visited: BTreeMap<(SequenceId, usize), Vec<(usize, usize)>>,
     pub(super) ring: Ring,
     halves: Vec<Half>,
-    /// The half that is filled next.
+    /// The next half to fill.
     turn: usize,
 }
 
@@ -59,12 +59,12 @@ impl Ring {
 }
 
 struct Half {
-    /// When its pages have been arranged, and whether that was ever queued.
+    /// Event after the conversion of its pages, and true if it was ever queued.
     arranged: Event,
     is_arranged: bool,
-    /// When pages that came ahead have been copied.
+    /// Event after the copies of pages read ahead.
     copied: Arc<Event>,
-    /// Pages that came ahead and have not been read, with their places in the half.
+    /// Unused pages read ahead, with their places in the half.
     ahead: Vec<Ahead>,
 }
 
@@ -102,7 +102,7 @@ impl Staging {
         })
     }
 
-    /// Pages of a half.
+    /// Pages per half.
     pub(super) fn half_pages(&self) -> usize {
         self.ring.half_pages
     }
@@ -126,7 +126,7 @@ impl Staging {
         let spare = in_turn
             .clone()
             .find(|half| self.halves[*half].ahead.iter().all(is_behind));
-        // The pages read last are missed last.
+        // The most recently read pages are replaced first.
         let half = spare.or(in_turn.next_back()).unwrap_or(0);
         self.turn = (half + 1) % self.halves.len();
         half
@@ -137,7 +137,7 @@ impl Staging {
         (self.turn + number) % self.halves.len()
     }
 
-    /// Lets copies fill a half when what it held has been arranged.
+    /// Makes copies to a half wait until its earlier contents are converted.
     pub(super) fn wait_for(&mut self, half: usize) -> Result<(), CudaError> {
         self.halves[half].ahead.clear();
         if self.halves[half].is_arranged {
@@ -147,18 +147,18 @@ impl Staging {
         }
     }
 
-    /// Notes that what was queued on `compute` has arranged what a half held.
+    /// Records that the work queued on `compute` converts the contents of a half.
     pub(super) fn arranged(&mut self, compute: &Stream, half: usize) -> Result<(), CudaError> {
         self.halves[half].is_arranged = true;
         compute.record(&self.halves[half].arranged)
     }
 
-    /// Passes when the pages that came ahead to a half have been copied.
+    /// Event after the copies of pages read ahead into a half.
     pub(super) fn copied(&self, half: usize) -> &Arc<Event> {
         &self.halves[half].copied
     }
 
-    /// Notes pages that are on their way to the first places of a half.
+    /// Records pages read ahead in the first places of a half.
     pub(super) fn put_ahead(&mut self, half: usize, pages: impl Iterator<Item = (PageKey, PageVersion)>) {
         let numbered = pages
             .zip(0..)
@@ -166,7 +166,7 @@ impl Staging {
         self.halves[half].ahead = numbered.collect();
     }
 
-    /// Takes the place of a page that came ahead. A later call does not find it again.
+    /// Takes the place of a page read ahead. A later call does not find it again.
     pub(super) fn take_ahead(&mut self, version: PageVersion) -> Option<Staged> {
         self.halves.iter_mut().enumerate().find_map(|(half, state)| {
             let found = state.ahead.iter().position(|ahead| ahead.version == version)?;
@@ -175,12 +175,12 @@ impl Staging {
         })
     }
 
-    /// Forgets the pages that came ahead.
+    /// Forgets the pages read ahead.
     pub(super) fn forget_ahead(&mut self) {
         self.halves.iter_mut().for_each(|half| half.ahead.clear());
     }
 
-    /// Forgets what a sequence was expected to read.
+    /// Forgets the expected reads of a sequence.
     pub(super) fn end(&mut self, sequence: SequenceId) {
         self.visited.retain(|(of, _), _| *of != sequence);
     }

@@ -1,4 +1,5 @@
-//! A pair of vectors for each block of tokens, kept on the device of whole sequences: pages leave it, these do not.
+//! Summaries: a pair of vectors for each block of tokens of whole sequences. They stay on the device when pages leave
+//! it.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +15,7 @@ use super::traffic::Traffic;
 use crate::ops::{self, BlockSummaries};
 use crate::{CudaError, DeviceBuffer, Gpu, Stream};
 
-/// Blocks that there is memory for at least, once there is any.
+/// Fewest blocks of a layer with memory.
 const LEAST_BLOCKS: usize = 16;
 
 /// Summaries of one kind, of every layer of sequences, within a budget. If another layer needs room, the summaries of
@@ -25,7 +26,7 @@ pub(super) struct Summaries {
     shape: CacheShape,
     budget_bytes: usize,
     layers: BTreeMap<(SequenceId, usize), LayerSummaries>,
-    /// When each sequence was asked for last, by a count of the calls.
+    /// Latest use of each sequence, by a counter of calls.
     asked: BTreeMap<SequenceId, u64>,
     calls: u64,
     ranges: DeviceList,
@@ -34,11 +35,11 @@ pub(super) struct Summaries {
 struct LayerSummaries {
     // f32 [kv_heads, capacity, 2, head_dim]
     memory: DeviceBuffer,
-    /// Blocks of each KV head that there is room for.
+    /// Blocks of memory per KV head.
     capacity: usize,
     /// Tokens in a block.
     block: usize,
-    /// By KV head, the tokens that are taken in.
+    /// Summarised tokens, by KV head.
     known: Vec<usize>,
 }
 
@@ -70,23 +71,23 @@ impl Summaries {
         self.shape
     }
 
-    /// Bytes of a block of all KV heads of a layer.
+    /// Bytes per block of all KV heads of a layer.
     fn block_bytes(&self) -> usize {
         8 * heads_of(&self.shape).key_width * heads_of(&self.shape).kv_heads
     }
 
-    /// Blocks of a layer that there is room for where all layers of a sequence have as many.
+    /// Most blocks of a layer if all layers of a sequence have the same number.
     fn most_blocks(&self) -> usize {
         self.budget_bytes / (self.block_bytes() * self.shape.layers.count()).max(1)
     }
 
-    /// True if there is room for the blocks of `block` tokens of a layer that holds `tokens` tokens.
+    /// True if there is memory for the blocks of `block` tokens of a layer with `tokens` tokens.
     pub(super) fn have_room(&self, block: usize, tokens: usize) -> bool {
         block > 0 && tokens.div_ceil(block) <= self.most_blocks()
     }
 
-    /// Makes room for the blocks of `block` tokens of a layer that holds `tokens` tokens; returns by KV head how many tokens are
-    /// taken in. `None` where there [is no room](Self::have_room).
+    /// Reserves memory for the blocks of `block` tokens of a layer with `tokens` tokens. Returns the number of
+    /// summarised tokens by KV head; `None` if there [is no memory](Self::have_room).
     pub(super) fn reserve(
         &mut self,
         stream: &Stream,
@@ -107,7 +108,7 @@ impl Summaries {
             self.grow(stream, key, blocks.next_power_of_two().max(LEAST_BLOCKS).min(most))?;
         }
         let Some(layer) = self.layers.get_mut(&key) else {
-            // There is no token.
+            // The layer has no tokens.
             return Ok(Some(vec![0; heads_of(&self.shape).kv_heads]));
         };
         if layer.block != block {
@@ -116,7 +117,7 @@ impl Summaries {
         Ok(Some(layer.known.clone()))
     }
 
-    /// Gives a layer memory for `capacity` blocks of each KV head; what it has goes there where both fit.
+    /// Gives a layer memory for `capacity` blocks of each KV head, and copies its old contents if both fit.
     fn grow(&mut self, stream: &Stream, key: (SequenceId, usize), capacity: usize) -> Result<(), CudaError> {
         let bytes = self.block_bytes() * capacity;
         let mut before = self.layers.remove(&key);
@@ -152,12 +153,12 @@ impl Summaries {
         Ok(())
     }
 
-    /// Forgets tokens behind the first `tokens` tokens of one (layer, KV head) of a sequence, or of all.
+    /// Forgets tokens after the first `tokens` tokens of one (layer, KV head) of a sequence, or of all.
     pub(super) fn truncate(&mut self, sequence: SequenceId, head: Option<(usize, usize)>, tokens: usize) {
         let layers = self.layers.range_mut((sequence, 0)..=(sequence, usize::MAX));
         for ((_, number), summaries) in layers {
             for (kv_head, known) in summaries.known.iter_mut().enumerate() {
-                // A block that is cut within is taken in again: it may hold something of tokens that are gone.
+                // A partly truncated block is computed again, because it may include removed tokens.
                 if head.is_none_or(|head| head == (*number, kv_head)) && *known > tokens {
                     *known = tokens / summaries.block * summaries.block;
                 }
@@ -177,25 +178,25 @@ impl Summaries {
         self.layers.clear();
     }
 
-    /// Bytes of device memory that are held.
+    /// Allocated bytes of device memory.
     pub(super) fn bytes(&self) -> usize {
         self.layers.values().map(|layer| layer.memory.bytes()).sum()
     }
 
-    /// The summaries of a layer, where there are any.
+    /// The summaries of a layer, if it has any.
     pub(super) fn of_layer(&self, of: &LayerPages<'_>) -> Option<BlockSummaries<'_>> {
         let layer = self.layers.get(&(of.sequence, of.layer));
         layer.map(LayerSummaries::blocks)
     }
 
-    /// Tokens that are taken in, by KV head; none of a layer without summaries.
+    /// Summarised tokens by KV head; empty for a layer without summaries.
     pub(super) fn known(&self, of: &LayerPages<'_>) -> &[usize] {
         let layer = self.layers.get(&(of.sequence, of.layer));
         layer.map_or(&[], |layer| &layer.known)
     }
 
-    /// Takes the tokens of pages, shown by KV head in order from the one on that holds the first token that is not
-    /// known, into the summaries of a layer.
+    /// Adds tokens of pages to the summaries of a layer. The pages are shown by KV head in order, from the page of
+    /// the first token that is not yet summarised.
     pub(super) fn extend(
         &mut self,
         traffic: &mut Traffic<'_>,
@@ -231,7 +232,7 @@ impl Summaries {
         self.take_in(traffic, lists, &table, &ends)
     }
 
-    /// Queues the summaries of tokens up to `ends`, whose pages are in the table.
+    /// Queues the summaries of tokens up to `ends`. The table has their pages.
     fn take_in(
         &mut self,
         traffic: &Traffic<'_>,

@@ -1,4 +1,4 @@
-//! Pages of a layer as they come to a call: to a place they stay in, or to a visitor's.
+//! Places of a layer's pages during a call: slots, or temporary places.
 
 use riffle_attention::PageView;
 use riffle_device::LayerPages;
@@ -11,17 +11,17 @@ use super::staging::{PageKey, Staging};
 use super::transfer::Waiting;
 use crate::{CudaError, Stream};
 
-/// State that a call on a layer of a sequence needs: the resident pages, the staging ring and the stream.
+/// State of a call on a layer of a sequence: the resident pages, the staging ring and the stream.
 pub(super) struct Traffic<'p> {
     pub(super) residence: &'p mut Residence,
     pub(super) staging: &'p mut Staging,
     pub(super) compute: &'p Stream,
     pub(super) of: LayerPages<'p>,
-    /// The page that a call in order has come to.
+    /// The page that an ordered call has reached.
     pub(super) reading: Option<PageKey>,
 }
 
-/// A page as it is shown to a call.
+/// A page shown to a call.
 #[derive(Clone, Copy)]
 pub(super) struct Shown<'a> {
     pub(super) page: usize,
@@ -60,7 +60,7 @@ impl Traffic<'_> {
         }
     }
 
-    /// The place that a page stays in, if it has one or one can be made; what it lacks there joins `waiting`.
+    /// The slot of a page, if it has one or gets one. Its missing tokens are added to `waiting`.
     pub(super) fn settle<'a>(
         &mut self,
         shown: &Shown<'a>,
@@ -87,7 +87,7 @@ impl Traffic<'_> {
         Ok(Some(PagePlace::Slot(slot)))
     }
 
-    /// Brings a page to a visitor's place.
+    /// Loads a page into a temporary place.
     pub(super) fn visit<'a>(
         &mut self,
         shown: &Shown<'a>,
@@ -113,7 +113,7 @@ impl Traffic<'_> {
         }
     }
 
-    /// Sends off what waits.
+    /// Starts the waiting transfers.
     pub(super) fn transfer(&mut self, waiting: &mut Vec<Waiting<'_>>) -> Result<(), CudaError> {
         self.staging
             .transfer(self.residence, self.compute, self.reading, waiting)
@@ -125,7 +125,7 @@ impl Traffic<'_> {
         [keys, keys + self.staging.layout.values_at as u64]
     }
 
-    /// Forgets every page: nobody knows what came.
+    /// Forgets every page, because the contents are unknown.
     pub(super) fn forget(&mut self) {
         self.residence.clear();
         self.staging.forget_ahead();

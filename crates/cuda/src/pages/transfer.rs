@@ -1,4 +1,4 @@
-//! Pages on their way from main memory to the device.
+//! Transfers of pages from main memory to the device.
 
 use riffle_attention::{Format, LANES, PageView, Plane};
 use riffle_kv::PageVersion;
@@ -10,24 +10,24 @@ use super::staging::{PageKey, Staged, Staging};
 use crate::ops::{PlaneKind, PlaneLayout, PlaneMove, arrange_planes};
 use crate::{CudaError, Region, Stream};
 
-/// Tokens that have to be brought to a page.
+/// Tokens of a page to load.
 pub(super) struct Waiting<'a> {
     place: PagePlace,
     source: Source<'a>,
 }
 
 enum Source<'a> {
-    /// Main memory, from a token of the page on.
+    /// In main memory, from a token of the page on.
     Main {
         first_token: usize,
         keys: &'a [u8],
         values: &'a [u8],
     },
-    /// On the device, whole, since before it was asked for.
+    /// On the device, as a whole page that was read ahead.
     Ahead(Staged),
 }
 
-/// A page as main memory keeps it, on the device: it goes to its place.
+/// A staged page on the device, and its place.
 struct Arrival {
     place: PagePlace,
     staged: Staged,
@@ -37,7 +37,7 @@ struct Arrival {
 }
 
 impl Staging {
-    /// Lets what a page has beyond its first `has` tokens join `waiting`; that is to be sent off when it is
+    /// Adds the page's tokens after its first `has` tokens to `waiting`. The caller starts the transfer when it is
     /// [full](Self::half_pages).
     pub(super) fn bring<'a>(
         &mut self,
@@ -95,7 +95,7 @@ impl Staging {
         if waiting.is_empty() {
             return Ok(());
         }
-        // Pages that came ahead must leave their half before that half is filled again.
+        // Pages read ahead must leave their half before it is filled again.
         self.arrange_ahead(residence, compute, waiting)?;
         self.copy_and_arrange(residence, compute, reading, waiting)?;
         waiting.clear();
@@ -171,7 +171,7 @@ impl Staging {
         self.arranged(compute, half)
     }
 
-    /// Regions of a staged page for its planes, each with its plane.
+    /// Regions of a staged page's planes, each with its plane.
     pub(super) fn staged_planes<'a>(
         &self,
         staged: Staged,
@@ -184,7 +184,7 @@ impl Staging {
         ]
     }
 
-    /// Queues what brings staged pages to their places.
+    /// Queues the conversion of staged pages into their places.
     fn arrange(&mut self, residence: &Residence, compute: &Stream, arrivals: &[Arrival]) -> Result<(), CudaError> {
         let (layout, shape) = (self.layout, self.shape);
         let (mut keys, mut values) = (Vec::new(), Vec::new());

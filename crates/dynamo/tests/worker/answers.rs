@@ -1,4 +1,4 @@
-//! Answers: their tokens, their ends, and what is told beside them.
+//! Answers: their tokens, stop reasons and further reports.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use crate::testing::{MANY, MODEL, answer, changed, chunks, request, started};
 
-/// Prompts that begin alike and go on differently.
+/// Prompts with a common beginning and different ends.
 fn prompts() -> Vec<Vec<u32>> {
     let beginning = (0..200).map(|number| 40 + number * 7 % 1900);
     (0..6)

@@ -37,7 +37,7 @@ pub struct Encoding {
     results: Vec<Vec<f32>>,
 }
 
-/// The result that each text is to have.
+/// The requested result of each text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Wanted {
     Vector,

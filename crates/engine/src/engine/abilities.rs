@@ -28,7 +28,7 @@ impl Engine {
             .map_err(|problem| EngineError::NoScores(problem.clone()))
     }
 
-    /// The tokens with which the model fills in the middle of a text, where it has them.
+    /// The tokens for infill (the middle of a text), if the model has them.
     pub fn infill_tokens(&self) -> Option<&InfillTokens> {
         self.loaded.infill.as_ref()
     }

@@ -75,7 +75,7 @@ pub struct Work<'a> {
 /// Rows of a prompt that have logits and hidden states when their pass has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FinishedRows {
-    /// The last one at least, from which the answer goes on.
+    /// At least the last row, from which the answer continues.
     Last,
     /// All of them.
     All,

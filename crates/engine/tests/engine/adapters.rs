@@ -1,4 +1,4 @@
-//! Adapters (LoRA): each sequence has its own, and pages that were read under one adapter serve no other.
+//! Adapters (LoRA): each sequence has its own, and no other adapter uses its pages.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -48,7 +48,7 @@ fn generate(draft: &str) -> GenerateOptions {
     }
 }
 
-/// The answer of a session of its own on an engine.
+/// The answer of a separate session on an engine.
 fn alone(engine: &Arc<Engine>, tokens: &[u32], draft: &str) -> Vec<u32> {
     let mut session = Session::new(engine).unwrap();
     session.prefill(tokens, &mut go_on).unwrap();
@@ -68,7 +68,7 @@ fn request(engine: &Engine, tokens: &[u32], scales: [f32; 2]) -> Request {
     }
 }
 
-/// Steps until everything has ended; the tokens of the answers, and how many of each prompt others had read.
+/// Steps until all requests end. Returns the answers' tokens and the number of reused prompt tokens.
 fn finish(scheduler: &mut Scheduler) -> BTreeMap<RequestId, (Vec<u32>, usize)> {
     let mut ended = BTreeMap::new();
     let run = scheduler.run(&mut |event| match event {

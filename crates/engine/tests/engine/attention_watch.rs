@@ -1,4 +1,4 @@
-//! Watching where attention goes: it changes nothing, and says what an audit says.
+//! Watching attention changes nothing, and agrees with an audit.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -17,7 +17,8 @@ fn small(audit: bool) -> EngineOptions {
         .with_audit(audit)
 }
 
-/// Reads a text, then a question and an answer of given tokens under watch. Logits after each step, and what was seen.
+/// Reads a text, a question and an answer of given tokens under watch. Returns the logits after each step, and the
+/// watched masses.
 fn read(engine: &Arc<Engine>, watches: bool) -> (Vec<f32>, Option<AttentionWatch>) {
     let mut session = Session::new(engine).unwrap();
     session.prefill(&prompt(70), &mut go_on).unwrap();

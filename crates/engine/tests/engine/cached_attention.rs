@@ -107,7 +107,7 @@ fn call(phase: Phase, window: Option<usize>) -> LayerCall {
     }
 }
 
-/// Reads the rows in parts that end at `cuts`; parts of one token are generated.
+/// Reads the rows in parts that end at `cuts`. A part of one token counts as generated.
 fn read(attention: &mut CachedAttention, rows: &Rows, cuts: &[usize], window: Option<usize>) -> Vec<f32> {
     let (mut output, mut begin) = (Vec::new(), attention.tokens(1));
     for end in cuts {

@@ -1,4 +1,4 @@
-//! A compressed session holds a share of what it held, and goes on as any other.
+//! A compressed session keeps a share of its pairs, and continues like any other.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use riffle_engine::{
     share_prefix,
 };
 
-/// A text that fills the context but for a reconstruction.
+/// A text that leaves the context only room for the repeated text.
 const TOKENS: usize = 300;
 
 fn options() -> EngineOptions {
@@ -21,7 +21,7 @@ fn options() -> EngineOptions {
         .with_page_tokens(16)
 }
 
-/// Each method; the models of these tests have no tokenizer.
+/// The options of each method. The models of these tests have no tokenizer.
 fn methods(keep: f64) -> [CompressOptions; 2] {
     let prompt = RepeatPrompt {
         first: vec![3, 1],
@@ -68,7 +68,7 @@ fn what_is_evicted_is_freed_and_the_share_is_that_asked_for() {
             assert_eq!(found.pairs_before, 2 * 3 * TOKENS);
             assert_eq!(found.pairs, (keep * found.pairs_before as f64).ceil() as usize);
             assert_eq!(found.bytes, session.sequence().usage().bytes_by_tier.total());
-            // Of each head's last page a part may be empty.
+            // The last page of each head may be partly empty.
             let page = found.bytes_before / pool_pages as u64;
             let most = (found.bytes_before as f64 * keep) as u64 + 6 * page;
             assert!(found.bytes <= most, "{asked}: {found:?}");
@@ -122,7 +122,7 @@ fn a_compressed_session_is_saved_restored_forked_and_goes_on() {
         let expected = bits_after(&mut first, 0..20);
         assert!(bits_after(&mut fork, 0..20) == expected, "{asked}: fork");
         assert!(bits_after(&mut restored, 0..20) == expected, "{asked}: file");
-        // A second prompt reads what is left, and can be undone.
+        // A second prompt reads the remaining pairs, and can be undone.
         let held = first.tokens().len();
         first.prefill(&prompt(90), &mut go_on).unwrap();
         first.truncate(held).unwrap();
@@ -131,11 +131,11 @@ fn a_compressed_session_is_saved_restored_forked_and_goes_on() {
             bits_after(&mut first, 20..24) == bits_after(&mut restored, 20..24),
             "{asked}"
         );
-        // The latest tokens of the text are there for whoever words its end otherwise.
+        // The text's latest tokens stay, so a prompt may end differently.
         first.truncate(TOKENS - 32).unwrap();
         assert_eq!(first.tokens().len(), TOKENS - 32);
         bits_after(&mut first, 0..3);
-        // Evicted tokens cannot be gone back to, and serve nobody.
+        // A session cannot truncate to evicted tokens or share them.
         assert_eq!(share_prefix(first.sequence_mut()).unwrap(), 0);
         first.truncate(TOKENS - 33).unwrap();
         assert_eq!(first.tokens().len(), 0);
@@ -224,7 +224,7 @@ fn what_cannot_be_compressed_says_why_and_stays_as_it_is() {
         assert!(matches!(error, EngineError::Option { name: "keep", .. }));
     }
     refused(&mut Session::new(&engine).unwrap(), &kvzip, "holds no text yet");
-    // No room beside the text for what is read to measure it.
+    // The context has no room for the repeated text that kvzip reads.
     let mut long = session(&engine, &prompt(440));
     let error = refused(&mut long, &kvzip, "what is repeated of it");
     assert!(matches!(error, EngineError::ContextExceeded { .. }));
@@ -234,7 +234,7 @@ fn what_cannot_be_compressed_says_why_and_stays_as_it_is() {
     refused(&mut long, &kvzip, "evicted from it already");
     let halved = long.compress(&expected, &mut go_on).unwrap();
     assert_eq!(halved.pairs, halved.pairs_before / 2);
-    // The words of a model without a tokenizer have to be given.
+    // A model without a tokenizer needs the words of the prompt in the options.
     let wordless = CompressOptions::new(CompressMethod::KVZIP, 0.5);
     refused(&mut session(&engine, &prompt(40)), &wordless, "tokenizer");
 

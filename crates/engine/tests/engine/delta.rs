@@ -52,7 +52,7 @@ impl Rows {
         sum
     }
 
-    /// The layer's output and the pairs read when the tokens come in chunks that end at `ends`.
+    /// The layer's output and the number of pairs for chunks that end at `ends`.
     fn read(&self, policy: &str, ends: &[usize]) -> (Vec<f32>, PairCount) {
         let shape = CacheShape {
             layers: LayerShapes::alike(1, LayerShape::new(KV_HEADS, HEAD_DIM)),
@@ -88,7 +88,7 @@ fn outputs_are_sparse_ones_and_the_difference_of_the_latest_query_that_read_ever
     for (tokens, group, delta, ends) in [
         (97, 1, 8, vec![97]),
         (97, 3, 8, vec![40, 97]),
-        // Chunks that begin between two such queries.
+        // Chunks that begin between two exact queries.
         (130, 2, 32, vec![13, 50, 51, 130]),
         (40, 1, 1, vec![40]),
         (40, 2, 1000, vec![40]),
@@ -133,7 +133,7 @@ fn prompts_cut_at_multiples_of_delta_have_the_same_bits() {
     for (policy, cuts) in [
         ("streaming:sinks=3,window=9,delta=16", &anywhere[..]),
         ("log-stride:window=12,landmarks=0,delta=16", &anywhere),
-        // All queries of a tile, 64 with two heads, read the same blocks.
+        // All queries of a tile (64 of two heads) read the same blocks.
         (
             "xattention:block=16,stride=4,threshold=0.4,tail=20,delta=16",
             &anywhere[..1],
@@ -168,7 +168,7 @@ fn queries_that_all_read_everything_have_the_logits_of_dense_attention() {
     let (corrected, density) = read("streaming:sinks=2,window=16,delta=1");
     assert!(largest_difference(&corrected, &full) <= 1e-4);
     assert_eq!(density, 1.0);
-    // A prompt that is read densely is not corrected.
+    // A dense prompt needs no correction.
     assert_eq!(read("streaming:sinks=2,window=16,delta=8,from=301").0, full);
 }
 

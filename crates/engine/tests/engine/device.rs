@@ -1,4 +1,5 @@
-//! A model on a device, emulated on the CPU unless RIFFLE_TEST_GPU names a GPU: the same answers as on the CPU, the same bits however few pages lie there.
+//! A model on a device, emulated on the CPU unless RIFFLE_TEST_GPU names a GPU: answers equal the CPU's, and bits do
+//! not depend on the number of pages on the device.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use riffle_engine::{AttentionPrecision, DeviceError, Engine, EngineError, Engine
 
 #[test]
 fn a_model_on_a_device_gives_the_logits_of_the_cpu() {
-    // Weights of 16 bits round activations to 16 bits as well where there are many rows.
+    // With many rows, 16-bit weights round activations to 16 bits too.
     let device = any_device();
     for (name, tolerance) in [(MODEL, 2e-3), ("vectors/group4-dim80-llama3-f16", 4e-3)] {
         let tokens = prompt(130);
@@ -33,13 +34,13 @@ fn a_hybrid_on_a_device_gives_the_logits_of_the_cpu_and_goes_on_where_its_state_
     let expected = logits(&cpu, &tokens);
     let found = difference(&logits(&there, &tokens), &expected);
     assert!(found <= 2e-3, "{found}");
-    // Back to within the second batch, then elsewhere and back: no state of what was forgotten may be used.
+    // Truncates to within the second batch, reads other tokens and truncates again: no forgotten state may be used.
     let mut session = Session::new(&there).unwrap();
     session.prefill(&tokens[..100], &mut go_on).unwrap();
     session.truncate(90).unwrap();
     session.prefill(&tokens[20..60], &mut go_on).unwrap();
     session.truncate(90).unwrap();
-    // A fork takes the device's memory with it; the session it was taken from brings its state anew.
+    // A fork takes over the device memory. Its origin copies its state to the device again.
     let mut fork = session.fork().unwrap();
     for reader in [&mut fork, &mut session] {
         reader.prefill(&tokens[90..], &mut go_on).unwrap();
@@ -87,7 +88,7 @@ fn what_the_device_appends_is_the_same_in_its_pages_and_in_main_memory() {
                 .with_value_format(value_format)
                 .with_rotate(Some(true))
         };
-        // Read where they were appended, read from main memory, and read by the CPU.
+        // Pages on the device, pages in main memory, and pages that the CPU reads.
         let resident = logits(&load(&fixture(MODEL), encoded(options(Some(device.clone())))), &tokens);
         let mut far = encoded(far(&device, 2, 3));
         far.machine.chunk_tokens = 30;
@@ -117,7 +118,7 @@ fn quest_ranks_by_bounds_on_the_device_as_a_session_of_the_cpu_does() {
         let mut session = Session::new(&with(options)).unwrap();
         session.prefill(&tokens, &mut go_on).unwrap();
         for token in [7, 11] {
-            // The same keys on the CPU: what is chosen of them is the same, so that only roundings differ.
+            // The CPU reads the same keys, so selections are equal and only roundings differ.
             session.sequence().save(&path).unwrap();
             let mut there = Session::restore(&cpu, &path).unwrap();
             let before = (session.sequence().counts().pairs, there.sequence().counts().pairs);
@@ -131,7 +132,7 @@ fn quest_ranks_by_bounds_on_the_device_as_a_session_of_the_cpu_does() {
             let found = difference(&[session.logits().to_vec()], &[there.logits().to_vec()]);
             assert!(found <= 2e-3, "{found}");
         }
-        // Within a block, and over what was there before.
+        // Truncates within a block, then overwrites it.
         session.truncate(100).unwrap();
         session.prefill(&tokens[100..], &mut go_on).unwrap();
         session.advance(7).unwrap();
@@ -156,10 +157,10 @@ fn policies_read_the_same_wherever_pages_lie() {
             "vertical-slash:from=0,budget=0.3,sinks=4,recent=16,last=16",
             "h2o:budget=60,recent=16,observed=8",
         ),
-        // Scores of the device where pages lie there, of the CPU where they do not.
+        // The device scores its own pages, and the CPU scores the others.
         ("xattention:from=0,stride=4,block=16,threshold=0.6,tail=4", "full"),
         ("h2o-chunk:from=0,local=4,heavy=8", "full"),
-        // The CPU scores keys, or corrects outputs, of both.
+        // The CPU scores keys or corrects outputs for these policies.
         ("peaks:from=0,block=16,tail=4", "full"),
         ("streaming:sinks=4,window=50,delta=16", "full"),
     ] {
@@ -169,7 +170,7 @@ fn policies_read_the_same_wherever_pages_lie() {
             load(&fixture(MODEL), options)
         };
         let resident = logits(&with(options(Some(device.clone()))), &tokens);
-        // Choices by scores may differ from the CPU's run, whose hidden states are rounded otherwise.
+        // Selections by scores may differ from the CPU's run, whose hidden states round differently.
         if prefill.starts_with("streaming") {
             let cpu = logits(&with(options(None)), &tokens);
             let found = difference(&resident, &cpu);
@@ -193,7 +194,7 @@ fn what_policies_evict_leaves_the_device_as_well() {
     let mut session = Session::new(&engine).unwrap();
     session.prefill(&prompt(140), &mut go_on).unwrap();
     let pages = session.sequence().usage().pages;
-    // Pages that lie on the device, though others are in their places now, would be read.
+    // A stale page on the device would change these logits.
     for token in 0..3 {
         session.sequence().save(&path).unwrap();
         let mut elsewhere = Session::restore(&engine, &path).unwrap();
@@ -227,7 +228,7 @@ fn forks_take_turns_in_one_budget_and_answer_as_if_they_had_read_alone() {
         reader.prefill(&book, &mut go_on).unwrap();
         let held = reader.sequence().counts().device.page_bytes;
         let mut first = reader.fork().unwrap();
-        // The bytes there are of both.
+        // Both share these bytes.
         assert_eq!(
             (
                 reader.sequence().counts().device.page_bytes,
@@ -248,7 +249,7 @@ fn forks_take_turns_in_one_budget_and_answer_as_if_they_had_read_alone() {
                 let bytes = session.sequence().counts().device.page_bytes;
                 assert!(bytes <= budget, "{bytes} of {budget}");
             }
-            // They take turns, and where there is room no page comes for it.
+            // The sessions alternate. With enough slots no page is loaded again.
             if is_near {
                 assert_eq!(sessions[0].sequence().counts().device.transferred.pages, before);
             }
@@ -267,7 +268,7 @@ fn a_session_goes_back_on_the_device_and_goes_on_on_the_cpu() {
     let mut session = Session::new(&engine).unwrap();
     session.prefill(&tokens, &mut go_on).unwrap();
     let first = session.logits().to_vec();
-    // Elsewhere for a while, within a page and over a boundary of pages.
+    // Reads other tokens for a while, within a page and across a page boundary.
     session.truncate(101).unwrap();
     session.prefill(&prompt(230)[..60], &mut go_on).unwrap();
     session.truncate(128).unwrap();
@@ -314,7 +315,7 @@ fn a_device_lost_in_mid_run_is_an_error_and_saved_sessions_stay() {
     assert!(error.to_string().contains("the GPU was lost"), "{error}");
     let cpu = load(&fixture(MODEL), options(None));
     assert_eq!(Session::restore(&cpu, &path).unwrap().tokens(), &tokens[..100]);
-    // The text that was read lies in main memory: the session can still be saved.
+    // Main memory holds the read text, so the session can still be saved.
     session.sequence().save(&path).unwrap();
     assert!(Session::restore(&cpu, &path).unwrap().tokens().len() >= 100);
 }
@@ -345,7 +346,7 @@ fn memory_that_runs_short_at_any_allocation_is_an_error_and_the_session_goes_on(
             Err(error) => assert!(is_short(&error), "allocation {number}: {error}"),
         }
         in_mid_run += 1;
-        // Another program has let go of it meanwhile.
+        // The next attempt has memory again.
         assert!(here.tokens().is_empty());
         here.prefill(&tokens, &mut go_on).unwrap();
         assert!(here.logits() == session.logits(), "allocation {number}");

@@ -1,5 +1,6 @@
-//! Results that stay on a device from attention to the next product, and pages that come there ahead of the next layer; emulated on the CPU unless
-//! RIFFLE_TEST_GPU names a GPU. The bits are those of the way through main memory and of pages that lie there.
+//! Attention results that stay on the device until the next product, and pages that are loaded ahead of the next
+//! layer, emulated on the CPU unless RIFFLE_TEST_GPU names a GPU. Results through main memory and resident pages have
+//! the same bits.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,7 +15,7 @@ fn hybrid() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/vectors/qwen3_5-0")
 }
 
-/// Logits after a prompt and after each of two more tokens, and the bytes of attention's results that came to main memory.
+/// Logits after a prompt and after each of two more tokens, and the bytes of attention results copied to main memory.
 fn logits_and_returned(engine: &Arc<Engine>, tokens: &[u32]) -> (Vec<Vec<f32>>, u64) {
     let mut session = Session::new(engine).unwrap();
     session.prefill(tokens, &mut go_on).unwrap();
@@ -30,7 +31,7 @@ fn logits_and_returned(engine: &Arc<Engine>, tokens: &[u32]) -> (Vec<Vec<f32>>, 
     (all, session.sequence().counts().device.transferred.returned_bytes)
 }
 
-/// An audit looks at what attention returns, so that it comes to main memory, is merged and rotated back there and returns.
+/// An audit reads the attention results, so they go through main memory, where they are merged and rotated back.
 #[track_caller]
 fn assert_the_same_with_an_audit(path: &Path, options: EngineOptions, tokens: &[u32], what: &str) {
     let audited = options.clone().with_audit(true);
@@ -113,7 +114,8 @@ fn what_the_cpu_adds_to_comes_to_main_memory() {
     assert!(returned > 0);
 }
 
-/// Logits after a prompt and after each of two more tokens, and the pages that came ahead of their call, after the prompt and in all.
+/// Logits after a prompt and after each of two more tokens, and the number of pages loaded ahead, after the prompt
+/// and in total.
 fn logits_and_ahead(engine: &Arc<Engine>, tokens: &[u32]) -> (Vec<Vec<f32>>, [u64; 2]) {
     let mut session = Session::new(engine).unwrap();
     session.prefill(tokens, &mut go_on).unwrap();
@@ -142,11 +144,11 @@ fn pages_read_ahead_of_the_next_layer_give_the_bits_of_resident_ones() {
             load(&fixture(MODEL), options)
         };
         let resident = logits(&with(options(Some(device.clone()))), &tokens);
-        // A guess of what a sparse policy reads may be wrong, one of everything is not.
+        // A guess for a sparse policy may be wrong; a guess for full attention is not.
         for (slots, pages) in [(1, 0), (5, 1)] {
             let (found, [of_the_prompt, all]) = logits_and_ahead(&with(far(&device, slots, pages)), &tokens);
             assert!(found == resident, "{decode}, {slots} slots, {pages} pages");
-            // One half alone goes to pages whose bounds are taken in first.
+            // With one slot, pages whose bounds are computed first have no half to be read ahead into.
             assert!(
                 of_the_prompt > 0 || slots == 1,
                 "{decode}, {slots} slots, {pages} pages"
@@ -159,7 +161,7 @@ fn pages_read_ahead_of_the_next_layer_give_the_bits_of_resident_ones() {
     }
 }
 
-/// Logits of sessions that are cut, forked, evicted from and dropped between one token and the next.
+/// Logits of sessions that are truncated, forked, evicted from and dropped between two tokens.
 fn logits_of_changes(engine: &Arc<Engine>) -> Vec<Vec<f32>> {
     let mut all = Vec::new();
     let mut reader = Session::new(engine).unwrap();
@@ -184,7 +186,7 @@ fn logits_of_changes(engine: &Arc<Engine>) -> Vec<Vec<f32>> {
     all
 }
 
-/// An emulated device whose streams run in an order of their own; the GPU where there is one.
+/// An emulated device with a random order of its streams, or the GPU if there is one.
 fn device_of_order(seed: u64) -> Gpu {
     match std::env::var_os("RIFFLE_TEST_GPU") {
         Some(_) => any_device(),
@@ -210,7 +212,7 @@ fn sessions_that_change_while_pages_are_read_ahead_answer_as_with_all_pages_on_t
         for (seed, slots, on_disk) in orders {
             let mut options = far(&device_of_order(seed), slots, 0);
             if on_disk {
-                // Pages leave for the disk while they are copied, and others take their memory.
+                // Pages move to disk while they are copied, and others take their memory.
                 options = with_disk(options, folder.path(), 2);
             }
             let found = logits_of_changes(&with(options));

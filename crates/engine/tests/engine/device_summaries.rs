@@ -18,7 +18,7 @@ fn with(options: EngineOptions, prefill: &str, decode: &str) -> Arc<Engine> {
 fn means_are_kept_and_read_on_the_device_as_on_the_cpu_wherever_pages_lie() {
     let device = any_device();
     for (prefill, decode, formats, length) in [
-        // Blocks within pages, over their ends, and others for the answer.
+        // Blocks within pages, blocks across page boundaries, and other blocks for the answer.
         (
             "log-stride:window=8,block=8",
             "log-stride:window=8,block=8",
@@ -31,7 +31,7 @@ fn means_are_kept_and_read_on_the_device_as_on_the_cpu_wherever_pages_lie() {
             [Format::Q8_0, Format::Q4_0],
             130,
         ),
-        // Keys of 4 bits: a rounding that falls otherwise sways the logits of a shorter text more.
+        // Keys of 4 bits: with a shorter text a different rounding changes the logits more.
         (
             "full",
             "log-stride:window=16,block=30",
@@ -53,7 +53,7 @@ fn means_are_kept_and_read_on_the_device_as_on_the_cpu_wherever_pages_lie() {
             logits(&of(far(&device, 2, 3)), &tokens) == resident,
             "{prefill}, {decode}"
         );
-        // An audit has the CPU keep and read them: the same but for roundings.
+        // With an audit the CPU keeps and reads the summaries; only roundings differ.
         let audited = options(Some(device.clone())).with_audit(true);
         let audited = logits(&of(audited), &tokens);
         let found = difference(&audited, &resident);
@@ -73,7 +73,7 @@ fn means_on_the_device_follow_a_session_that_goes_back_forks_and_is_restored() {
         straight.prefill(&tokens[..64], &mut go_on).unwrap();
         straight.prefill(&tokens[64..], &mut go_on).unwrap();
         let expected = straight.logits().to_vec();
-        // Elsewhere for a while, back to within a block.
+        // The session reads other tokens for a while, then truncates to within a block.
         let mut session = Session::new(&engine).unwrap();
         session.prefill(&tokens[..64], &mut go_on).unwrap();
         let mut fork = session.fork().unwrap();
@@ -85,7 +85,7 @@ fn means_on_the_device_follow_a_session_that_goes_back_forks_and_is_restored() {
         fork.truncate(64).unwrap();
         fork.prefill(&tokens[64..], &mut go_on).unwrap();
         assert_eq!(fork.logits(), expected);
-        // Nothing of what was read, means included, came to main memory.
+        // Neither results nor means were copied to main memory.
         assert_eq!(session.sequence().counts().device.transferred.returned_bytes, 0);
         session.sequence().save(&path).unwrap();
         let mut restored = Session::restore(&engine, &path).unwrap();

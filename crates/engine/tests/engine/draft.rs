@@ -1,4 +1,4 @@
-//! Drafts change no byte: not of answers, nor of what sessions hold afterwards.
+//! Drafts change no byte of answers or of later session states.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -17,7 +17,8 @@ use riffle_kv::{DiskTier, KvTiers};
 
 use crate::testing::{fixture, go_on, hybrid_with_predictor};
 
-/// `MODEL` stands for the path of the other model with the same tokens. The last ones are of the hybrid model, which has the layer for them.
+/// `MODEL` is the path of the other model with the same tokens. Only the hybrid model has the prediction layer for
+/// the last specifications.
 const DRAFTS: [&str; 17] = [
     "auto",
     "ngram",
@@ -37,10 +38,10 @@ const DRAFTS: [&str; 17] = [
     "mtp@5",
     "ngram+mtp@3",
 ];
-/// How many of them every model can make.
+/// The first of them work with every model.
 const DRAFTS_OF_ALL: usize = 13;
 
-/// Policies for reading and writing: those that follow from keys, and those that learn.
+/// Policies of prefill and decode: some select by keys alone, some learn.
 const POLICIES: [(&str, &str); 13] = [
     ("full", "full"),
     ("full", "full"),
@@ -60,7 +61,7 @@ const POLICIES: [(&str, &str); 13] = [
     ("h2o-chunk:from=0,local=16,heavy=16", "full"),
 ];
 
-/// Answers whose tokens are even and odd in turn, and end after some.
+/// Answers with alternating even and odd tokens and a limited length.
 #[derive(Debug)]
 struct Turns(usize);
 
@@ -117,7 +118,7 @@ fn is_hybrid(model: &str) -> bool {
     model == "model-hybrid"
 }
 
-/// The folder of a model; one with a layer that predicts further tokens is made in `folder`.
+/// The folder of a model. A model with a prediction layer is written to `folder`.
 fn path_of(model: &str, folder: &Path) -> PathBuf {
     if is_hybrid(model) {
         hybrid_with_predictor(folder)
@@ -136,7 +137,7 @@ fn draft_of(draft: &str, model: &str) -> DraftSpec {
     draft.replace("MODEL", &other.display().to_string()).parse().unwrap()
 }
 
-/// A text that repeats parts of itself.
+/// A text that repeats its own parts.
 fn text(engine: &Engine, random: &mut StdRng) -> Vec<u32> {
     let verses = "In the beginning was the word. And it came to pass in those days, that he went out into the gate, and said unto them, \
                   Go ye therefore. The number of the gate is 70452. ";
@@ -230,7 +231,7 @@ fn options(random: &mut StdRng, model: &str, folder: &Path) -> EngineOptions {
     options
 }
 
-/// An answer, apart from how it was made.
+/// An answer without its draft counts and times.
 fn answer(generation: Generation) -> Generation {
     Generation {
         drafts: DraftCount::default(),
@@ -238,7 +239,7 @@ fn answer(generation: Generation) -> Generation {
     }
 }
 
-/// An answer, shown until its reader leaves after some pieces.
+/// An answer whose reader stops it after some pieces.
 fn generate(session: &mut Session, options: &GenerateOptions, mut patience: usize) -> Result<Generation, EngineError> {
     session.generate(options, &mut |_| {
         patience = patience.saturating_sub(1);
@@ -249,12 +250,12 @@ fn generate(session: &mut Session, options: &GenerateOptions, mut patience: usiz
     })
 }
 
-/// The contents of a session: its tokens, the bits of its logits, its file, and what it goes on with when it is restored.
+/// Everything a session holds: tokens, bits of the logits, its file, and the tokens it writes after a restore.
 #[derive(PartialEq)]
 struct Held {
     tokens: Vec<u32>,
     logits: Vec<u32>,
-    /// Empty where a policy keeps blocks of keys: a block that a refused draft has touched is summarized anew when it is needed.
+    /// Empty for policies with summaries: a refused draft leaves its block's summary to be computed again.
     file: Vec<u8>,
     rest: Vec<u32>,
     last_logits: Vec<u32>,
@@ -284,7 +285,7 @@ impl Held {
     }
 }
 
-/// Answers with and without drafts in sessions of their own; returns what was drafted.
+/// Compares answers with and without drafts in separate sessions. Returns the draft counts.
 fn compare_sessions(seed: u64) -> DraftCount {
     let random = &mut StdRng::seed_from_u64(seed);
     let folder = tempfile::tempdir().unwrap();
@@ -334,15 +335,15 @@ fn compare_sessions(seed: u64) -> DraftCount {
     drafts
 }
 
-/// The answers of requests that were answered together.
+/// Answers of requests in one scheduler.
 #[derive(Default)]
 struct Answered {
     ended: BTreeMap<RequestId, Generation>,
-    /// Tokens told per request, including requests that were cancelled later.
+    /// Tokens received per request, including requests that were cancelled later.
     written: BTreeMap<RequestId, Vec<u32>>,
 }
 
-/// Answers all requests of a scheduler; some clients leave, and some requests make room for others.
+/// Answers all requests of a scheduler. Some clients cancel, and some requests are parked for others.
 fn answer_all(scheduler: &mut Scheduler, ids: &[RequestId], random: &mut StdRng) -> Answered {
     let mut told = Answered::default();
     let mut goes_on = true;
@@ -367,7 +368,7 @@ fn answer_all(scheduler: &mut Scheduler, ids: &[RequestId], random: &mut StdRng)
     told
 }
 
-/// Answers of many requests at a time, with and without drafts, against sessions alone.
+/// Compares answers of concurrent requests, with and without drafts, with separate sessions.
 fn compare_requests(seed: u64) -> DraftCount {
     let random = &mut StdRng::seed_from_u64(seed);
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Texts that are read whole: vectors and scores as sentence-transformers and transformers compute them.
+//! Whole texts: vectors and scores as sentence-transformers and transformers compute them.
 
 use std::sync::Arc;
 
@@ -6,14 +6,14 @@ use riffle_engine::{Encoding, Engine, EngineError, EngineOptions, Session, embed
 use riffle_testing::fixture;
 use serde_json::Value;
 
-/// Most by which an element of a vector, or a score, differs from the one of transformers.
+/// Largest difference of a vector's element, or of a score, from transformers.
 const TOLERANCE: f64 = 1e-5;
 
 fn load(name: &str) -> Arc<Engine> {
     Engine::load(fixture(name), EngineOptions::default().with_context_tokens(Some(64))).unwrap()
 }
 
-/// A made model, and what transformers computes of it.
+/// A random model, and the vectors that transformers computes for it.
 fn made(name: &str) -> (Arc<Engine>, Value) {
     let expected = fixture(&format!("vectors/embedding/{name}/expected.json"));
     let expected = serde_json::from_slice(&std::fs::read(expected).unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! Memory of what `h2o` and `snapkv` let go comes back, head by head, and the answer does not change for it.
+//! Memory of tokens evicted by `h2o` and `snapkv` is freed by head, and the answer does not change.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ fn run(engine: &Arc<Engine>, answer: u32) -> (Vec<Vec<f32>>, usize) {
 #[test]
 fn pages_that_no_head_reads_any_more_are_freed_and_the_answer_stays() {
     for decode in ["h2o:budget=100,recent=32,observed=16", "snapkv:budget=100,window=16"] {
-        // A page larger than the sequence never runs empty: nothing is moved.
+        // A page larger than the sequence never becomes empty, so no token moves.
         let (expected, pages) = run(&load(options(decode, 512)), 80);
         let one_each = pages;
         for page_tokens in [16, 64] {
@@ -106,15 +106,15 @@ fn a_session_goes_on_after_an_eviction_and_goes_back_before_it_by_reading_again(
         session.advance(token).unwrap();
     }
     let held = session.sequence().usage().pages;
-    // A second prompt reads what is left, and every policy of the prompt works on it.
+    // A second prompt reads the remaining tokens under every prefill policy.
     session.prefill(&prompt(90), &mut go_on).unwrap();
     assert_eq!(session.tokens().len(), 445);
     assert!(session.sequence().usage().pages < held + 4 * 90usize.div_ceil(32) + 4 * 4);
     session.advance(1).unwrap();
-    // Within what came since, nothing is lost.
+    // Truncation within later tokens loses nothing.
     session.truncate(370).unwrap();
     session.prefill(&prompt(3), &mut go_on).unwrap();
-    // Before it, everything is: what was let go cannot be read again.
+    // A truncation before it loses everything, because evicted tokens cannot be read again.
     session.truncate(300).unwrap();
     assert_eq!(session.tokens().len(), 0);
     session.prefill(&prompt(350), &mut go_on).unwrap();

@@ -1,4 +1,4 @@
-//! Models whose feed-forward parts are mixtures of experts: sessions hold, move and give back what those of other models do.
+//! Mixtures of experts: their sessions hold, move and free the same state as those of other models.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ fn options() -> EngineOptions {
         .with_value_format(Format::F16)
 }
 
-/// Tokens that every model knows.
+/// Tokens within every model's vocabulary.
 fn text(length: usize) -> Vec<u32> {
     prompt(length).into_iter().map(|token| token % 31).collect()
 }
@@ -111,7 +111,7 @@ fn a_plan_counts_all_experts_and_their_scratch() {
     }
 }
 
-/// Bytes of weights in memory with one expert of each size, with a third of all, and with nearly all of them.
+/// Bytes of weights in memory with one expert of each size, a third of all, and nearly all.
 fn weight_budgets(path: &Path, options: &EngineOptions) -> [u64; 3] {
     let config = options.model.inspect(path).unwrap().config;
     let classes = &config.streamable;
@@ -140,12 +140,13 @@ fn answers_are_the_same_to_the_bit_with_experts_in_the_file() {
 
 #[test]
 fn answers_of_hybrids_are_the_same_to_the_bit_with_experts_in_the_file() {
-    // Further tokens are predicted by a layer of the file.
+    // The model file has a layer for further tokens.
     let options = options().with_draft_predictor(true);
     check_streamed(write_hybrid_mixture, options, &["none", "ngram", "mtp@1", "mtp@3"]);
 }
 
-/// Logits, answers after a restart and drafted answers with experts in the file are those with all weights in memory.
+/// Checks that experts in the file give the same logits, answers after a restart, and drafted answers as weights in
+/// memory.
 fn check_streamed(write: fn(&Path), options: EngineOptions, drafts: &[&str]) {
     let generate = |draft: &str| GenerateOptions {
         max_tokens: 20,
@@ -208,7 +209,7 @@ fn engines_of_one_model_move_memory_between_experts_and_pages() {
     assert!(read(&mut Session::new(&long).unwrap(), &tokens, 6) == expected);
     drop(long);
     let again = short.with_options(of(512)).unwrap();
-    // Padded rows of loaded weights may take the place of an expert or two.
+    // Padded rows of loaded weights may displace one or two experts.
     assert!(
         held(&again) > held(&short) - 3 && held(&again) <= held(&short),
         "{:?}",
@@ -315,7 +316,7 @@ fn a_plan_gives_experts_what_pages_leave_and_keeps_to_the_memory() {
             let experts = plan.experts.as_ref().expect("the weights do not fit");
             assert_eq!(plan.weights_bytes, experts.resident_bytes + experts.cache_bytes);
             assert!(experts.held < experts.experts && experts.held > 100, "{experts:?}");
-            // Left are less than two experts, and what resident weights may take beyond their bytes in files.
+            // The rest is smaller than two experts and the padding of resident weights.
             assert!(
                 available - plan.total_bytes < experts.resident_bytes / 64 + 2 * 2_654_208,
                 "{plan:?}"
@@ -368,7 +369,7 @@ fn a_longer_batch_reads_less_and_changes_no_bit() {
     write_mixture(&path);
     let budget = weight_budgets(&path, &options())[1];
     let of = |grows: bool| {
-        // The scratch of a longer batch has to be a small part of the room, pages included.
+        // The scratch of a longer batch must be a small part of the memory, pages included.
         let short = options().with_context_tokens(Some(4096)).with_batch_tokens(64);
         let short = short.with_weights_budget_bytes(Some(budget));
         let engine = Engine::load(&path, short.with_batch_grows(grows)).unwrap();

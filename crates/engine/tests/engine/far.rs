@@ -1,4 +1,4 @@
-//! Sequences whose pages lie on disk: what they share is loaded once for all of them in a step.
+//! Sequences with pages on disk: a step loads their shared pages once for all of them.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -27,7 +27,7 @@ fn options(decode: &str, format: Format) -> EngineOptions {
         .with_decode(decode.parse().unwrap())
 }
 
-/// An engine whose pages lie on disk but for those that have to be near.
+/// An engine with all pages on disk except those that must be near.
 fn far_engine(options: &EngineOptions, model: &Path, folder: &Path, device: &Arc<Counted>) -> Arc<Engine> {
     let mut options = options.clone();
     options.cache.kv_tiers = KvTiers {
@@ -45,7 +45,7 @@ fn far_engine(options: &EngineOptions, model: &Path, folder: &Path, device: &Arc
     Engine::load(model, options).unwrap()
 }
 
-/// Readers of a document, each of which has read a question of its own.
+/// Sequences that share a document and have each read another question.
 fn readers(engine: &Arc<Engine>, pool: &PagePool, runner: &mut Runner, questions: &[Vec<u32>]) -> Vec<Sequence> {
     let mut document = Sequence::new(engine, pool, engine.options().sequence.clone()).unwrap();
     read_prompt(runner, &mut document, &prompt(DOCUMENT_TOKENS));
@@ -73,7 +73,7 @@ fn read_prompt(runner: &mut Runner, sequence: &mut Sequence, tokens: &[u32]) {
     }
 }
 
-/// Every reader reads a token, all in one pass; their logits.
+/// Reads one token in every sequence, in one pass. Returns their logits.
 fn step(runner: &mut Runner, readers: &mut [Sequence], token: u32) -> Vec<Vec<f32>> {
     let tokens = [token];
     let mut work: Vec<Work<'_>> = readers
@@ -100,7 +100,7 @@ fn step(runner: &mut Runner, readers: &mut [Sequence], token: u32) -> Vec<Vec<f3
 fn a_document_on_disk_is_loaded_once_a_step_for_all_who_read_it() {
     let folder = tempfile::tempdir().unwrap();
     let model = fixture("vectors/group2-dim64-linear-bf16");
-    // Tokens of the text and of the document's page that is not full, and a page that is begun in the third step.
+    // Tokens of the text, of the document's partial page, and of a page that begins in the third step.
     let questions: Vec<Vec<u32>> = (0..READERS).map(|who| prompt(9 + who)[who..].to_vec()).collect();
     for (decode, reads_all) in [
         ("full", true),
@@ -120,14 +120,14 @@ fn a_document_on_disk_is_loaded_once_a_step_for_all_who_read_it() {
                 on_disk += pool.file_bytes();
             }
             let loaded = device.bytes() - before;
-            // The pages that the guess for the layer after the last brought are loaded already or still to be read.
+            // The pages guessed for the next layer are either loaded or still unread.
             let ring = 8 * pool.shape().page_bytes(0);
             println!("{decode} {}: {loaded} bytes loaded, {on_disk} on disk", format.name());
             assert!(on_disk > 20 * ring, "{on_disk} on disk");
             if reads_all {
                 assert!(loaded.abs_diff(on_disk) <= ring, "{loaded} of {on_disk}")
             } else {
-                // Wrong guesses come to a ring for each layer of a step.
+                // Wrong guesses load at most one ring for each layer of a step.
                 let guessed = ring * (steps.len() * pool.shape().layers.count()) as u64;
                 assert!(loaded < on_disk + guessed, "{loaded} of {on_disk}");
             }

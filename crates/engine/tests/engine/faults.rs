@@ -1,5 +1,5 @@
-//! Sequences of one engine whose memory and disk fail at random: budgets hold, who fails holds what it held before, and all others
-//! have the bits of a sequence alone without faults.
+//! Sequences of one engine under random faults of memory and disk: budgets hold, a failed sequence keeps its earlier
+//! state, and all others have the bits of a run without faults.
 
 mod breaking;
 mod member;
@@ -68,7 +68,7 @@ fn options(format: Format) -> EngineOptions {
 }
 
 impl Group {
-    /// `disk_tokens` are those for which the disk's budget has room; there is none without.
+    /// `disk_tokens` is the range of the disk budget in tokens; without it there is no disk.
     fn new(model: &Path, format: Format, folder: &Path, disk_tokens: Option<Range<usize>>, seed: u64) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
         let engine = Engine::load(model, options(format)).unwrap();
@@ -153,7 +153,7 @@ impl Group {
             }
             Err(error) => {
                 *self.seen.entry(kind(&error)).or_default() += 1;
-                // A sequence that had evicted in part is forgotten as a whole.
+                // A sequence with a partial eviction is forgotten completely.
                 assert!([0, held].contains(&member.sequence.tokens().len()), "{error}");
                 let kept = member.sequence.tokens().len();
                 member.cut(kept);
@@ -178,7 +178,7 @@ impl Group {
         self.begin_prompt(self.members.len() - 1);
     }
 
-    /// The tokens that a member reads next; none where it is full.
+    /// The tokens that a member reads next, or none if it is full.
     fn next(&mut self, at: usize) -> Option<Move> {
         let drafts = self.text(5);
         let drafts = if self.random.random_bool(0.4) {
@@ -207,7 +207,7 @@ impl Group {
         })
     }
 
-    /// Some members go through the layers together.
+    /// Runs a pass over some members.
     fn pass(&mut self) {
         let mut chosen: Vec<usize> = (0..self.members.len()).collect();
         chosen.shuffle(&mut self.random);
@@ -254,7 +254,7 @@ impl Group {
                     let kept = member.sequence.tokens();
                     assert!([kept, &failure.again].concat() == held, "{:?}", failure.error);
                     member.is_disturbed |= member.setting.learns;
-                    // Tokens that were let go cannot be gone back to.
+                    // A sequence cannot truncate to evicted tokens.
                     if member.setting.lets_go && !failure.again.is_empty() {
                         member.cut(0)
                     } else {
@@ -265,7 +265,7 @@ impl Group {
         }
     }
 
-    /// Breaks something for one step.
+    /// Causes a fault for one step.
     fn break_something(&mut self) -> Option<(usize, u64)> {
         match self.random.random_range(0..6) {
             0 => {
@@ -325,7 +325,7 @@ impl Group {
     }
 }
 
-/// Runs groups of sequences of a model, and returns the failures by kind and how many rows were compared.
+/// Runs groups of sequences of a model. Returns the failures by kind and the number of compared rows.
 fn run(model: &Path, disk_tokens: Option<Range<usize>>, seeds: Range<u64>) -> (BTreeMap<&'static str, usize>, usize) {
     let (mut seen, mut compared) = (BTreeMap::new(), 0);
     for seed in seeds {
@@ -371,7 +371,7 @@ fn a_hybrid_model_that_fails_gives_back_what_it_has_to_read_again() {
     assert!(compared > 300, "{compared} rows compared, {seen:?}");
 }
 
-/// Set in a process whose files may not grow beyond some KiB.
+/// Set in a child process with a file size limit of some KiB.
 const SMALL_FILES: &str = "RIFFLE_TEST_SMALL_FILES";
 
 #[test]
@@ -383,7 +383,7 @@ fn a_disk_that_takes_no_more_fails_those_alone_who_need_it() {
         assert!(compared > 500, "{compared} rows compared, {seen:?}");
         return;
     }
-    // A process of its own: the limit is the system's, and what it refuses is a real write.
+    // A child process, because the file size limit belongs to the process and refuses real writes.
     let mut child = Command::new("bash");
     child.args([
         "-c",

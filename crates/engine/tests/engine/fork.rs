@@ -1,4 +1,4 @@
-//! Sessions that hold pages in common answer as if each had read everything itself.
+//! Sessions with shared pages answer as if each had read everything itself.
 
 use std::sync::Arc;
 
@@ -49,7 +49,7 @@ fn forks_answer_to_the_bit_as_sessions_that_read_alone() {
     ] {
         for format in [Format::F16, Format::Q4_0] {
             let engine = engine(prefill, decode, format);
-            // Ends within a page.
+            // The prompt ends within a page.
             let book = prompt(100);
             let questions = [prompt(17), prompt(40), vec![3, 1, 4, 1, 5]];
             let mut reader = Session::new(&engine).unwrap();
@@ -64,7 +64,7 @@ fn forks_answer_to_the_bit_as_sessions_that_read_alone() {
                     "{prefill} {decode} {format:?}"
                 );
             }
-            // The book is there once, and each question has its own pages.
+            // The book is stored once, and each question has its own pages.
             assert!(
                 forks[0].sequence().usage().shared_bytes > 0
                     || decode.starts_with("h2o")
@@ -151,7 +151,7 @@ fn a_session_beside_another_takes_the_beginning_that_it_shares() {
     let mut alone = Session::new(&engine).unwrap();
     alone.prefill(&tokens[..160], &mut go_on).unwrap();
     assert_eq!(ask(&mut second, &tokens[160..]), ask(&mut alone, &tokens[160..]));
-    // Everything but the last token, where all of it is known.
+    // A fully known prompt shares everything except its last token.
     let mut third = first.beside().unwrap();
     assert_eq!(adopt_prefix(third.sequence_mut(), &prompt(192)).unwrap(), 191);
 }
@@ -170,7 +170,7 @@ fn forks_keep_to_the_budget_of_one_session_and_say_so() {
     }
     let error = forks[0].prefill(&prompt(60), &mut go_on).unwrap_err().to_string();
     assert!(error.contains("KV budget"), "{error}");
-    // A fork that did not fit changed nothing; when another goes, it fits.
+    // The refused fork changed nothing, and fits after another is dropped.
     assert_eq!(forks[0].tokens().len(), 244);
     forks.truncate(1);
     drop(reader);

@@ -1,4 +1,4 @@
-//! A tiny Gemma 4: layers of two widths, some of which read the keys of others, and an input of every layer by token.
+//! A tiny Gemma 4: layers of two widths, layers with other layers' keys, and a per-layer input by token.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -51,7 +51,7 @@ fn answers_are_the_same_to_the_bit_wherever_pages_lie_and_however_tokens_come() 
     assert!(write(&mut there, 0..24) == expected, "pages on disk");
     assert!(there.sequence().usage().bytes_by_tier.disk > 0);
 
-    // Tokens that are verified together have the bits of single steps.
+    // Verified drafts have the bits of single steps.
     let mut verified = Session::new(&resident).unwrap();
     verified.prefill(&tokens, &mut go_on).unwrap();
     let (drafted, mut logits) = ((0..8).collect::<Vec<u32>>(), Vec::new());

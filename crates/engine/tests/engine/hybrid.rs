@@ -1,4 +1,4 @@
-//! Sessions of models with recurrent layers: their state goes where tokens and pages go.
+//! Sessions of models with recurrent layers: state moves with tokens and pages.
 
 use std::ops::ControlFlow;
 use std::time::Instant;
@@ -9,7 +9,7 @@ use riffle_engine::{
 };
 use riffle_kv::PrefixCache;
 
-/// Largest difference between ways to cut a text: logits reach 5.
+/// Largest difference between two ways to cut a text. Logits reach 5.
 const ROUNDING: f32 = 5e-5;
 
 fn batches(batch_tokens: usize, chunk_tokens: usize) -> EngineOptions {
@@ -62,7 +62,8 @@ fn pages_are_held_for_attention_layers_alone_and_the_plan_counts_the_state() {
 fn a_truncated_session_continues_as_if_the_rest_had_never_been_read() {
     let tokens = hybrid_prompt(400);
     let engine = hybrid_engine(batches(128, 64));
-    // Within the first prompt, at its end, within the answer, before the second prompt, within it and at its end.
+    // Lengths within and at the end of the first prompt, within the answer, and before, within and at the end of the
+    // second prompt.
     for kept in [0, 90, 128, 200, 207, 210, 300, 330] {
         let mut session = Session::new(&engine).unwrap();
         session.prefill(&tokens[..200], &mut go_on).unwrap();
@@ -75,7 +76,7 @@ fn a_truncated_session_continues_as_if_the_rest_had_never_been_read() {
             (session.tokens(), session.sequence().usage().tokens),
             (&tokens[..kept], kept)
         );
-        // Other tokens at the same positions, and back once more: no copy of what was forgotten may be used.
+        // Reads other tokens at the same positions and truncates again: no copy of forgotten tokens may be used.
         let other: Vec<u32> = tokens[..150].iter().map(|token| 30 - token).collect();
         session.prefill(&other, &mut go_on).unwrap();
         session.truncate(kept + 20).unwrap();
@@ -105,7 +106,7 @@ fn an_interrupted_prefill_keeps_whole_batches_and_can_go_on() {
     let tokens = hybrid_prompt(200);
     let engine = hybrid_engine(batches(64, 16));
     let whole = logits_after(&engine, &tokens);
-    // Between layers of every kind: a batch of 64 tokens takes 16 from layer to layer.
+    // Stops between layers of every kind. A batch of 64 tokens passes the layers in chunks of 16.
     for stop_after in [0.0, 70.0, 85.0, 101.0, 113.0, 127.0] {
         let mut session = Session::new(&engine).unwrap();
         let stopped = session.prefill(&tokens, &mut |progress: PrefillProgress| {
@@ -181,7 +182,7 @@ fn a_prefix_cache_keeps_states_with_the_pages() {
             .unwrap();
         store_prefix(session.sequence(), &cache).unwrap();
     }
-    // Cut there, the bits are those of the whole.
+    // A cut there gives the bits of the whole text.
     assert_eq!(session.logits(), logits_after(&engine, &tokens));
     for (shared, expected) in [(300, 256), (256, 256), (250, 192), (130, 64), (40, 0)] {
         let other = [&tokens[..shared], &[3, 1, 4, 1, 5]].concat();
@@ -191,7 +192,7 @@ fn a_prefix_cache_keeps_states_with_the_pages() {
         found.prefill(&other[expected..], &mut go_on).unwrap();
         assert_eq!(found.logits(), logits_after(&engine, &other), "{shared} shared");
     }
-    // A state or page that has changed is never used.
+    // A changed state or page is never used.
     for entry in std::fs::read_dir(folder.path()).unwrap() {
         let path = entry.unwrap().path();
         if path.extension().is_some_and(|extension| extension == "block") {
@@ -233,7 +234,8 @@ fn engine_path() -> std::path::PathBuf {
     hybrid_engine(EngineOptions::default()).path().to_owned()
 }
 
-/// Prints seconds; run it alone: `cargo test --release -p riffle-engine --test engine hybrid:: -- --ignored --nocapture`.
+/// Prints seconds. Run it alone: `cargo test --release -p riffle-engine --test engine hybrid:: -- --ignored
+/// --nocapture`.
 #[test]
 #[ignore = "reads a hundred thousand tokens"]
 fn restoring_a_hundred_thousand_tokens_takes_the_time_of_reading_a_file() {

@@ -1,4 +1,4 @@
-//! Sequences that go through the layers together have the bits that each has alone.
+//! Sequences in one batch have the bits of each alone.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -15,7 +15,7 @@ use riffle_engine::{Checkpoint, Engine, EngineOptions, FinishedRows, Runner, Seq
 use riffle_kv::{DiskTier, PagePool};
 use riffle_policy::Phase;
 
-/// The setting of sequences: policies for reading and writing, and an endless window.
+/// Settings of sequences: policies of prefill and decode, and true for an endless window.
 const SETTINGS: [(&str, &str, bool); 10] = [
     ("full", "full", false),
     ("full", "full", true),
@@ -54,20 +54,20 @@ type Bits = Vec<u32>;
 struct Member {
     setting: usize,
     sequence: Sequence,
-    /// Lengths at which a prompt began, each with where it ends.
+    /// Start and end of each prompt, in tokens.
     prompts: Vec<(usize, usize)>,
-    /// Tokens of the prompt that are still to be read.
+    /// Unread tokens of the prompt.
     unread: Vec<u32>,
-    /// After so many tokens.
+    /// Logits by number of tokens.
     logits: BTreeMap<usize, Bits>,
 }
 
-/// The work of a member in a pass.
+/// The tokens of a member in a pass.
 struct Move {
     member: usize,
     tokens: Vec<u32>,
     phase: Phase,
-    /// How many of them stay, where they are drafts.
+    /// Number of accepted tokens, if these are drafts.
     kept: Option<usize>,
 }
 
@@ -95,7 +95,7 @@ fn options(format: Format, setting: usize) -> EngineOptions {
     }
 }
 
-/// Devices read pages of whole steps of 64 tokens.
+/// Devices need pages of whole steps of 64 tokens.
 fn page_tokens(device: &Option<Gpu>) -> usize {
     if device.is_some() { 64 } else { 32 }
 }
@@ -123,7 +123,7 @@ impl Group {
             unread: Vec::new(),
             logits: BTreeMap::new(),
         };
-        // Over a boundary of pages and of batches.
+        // Crosses boundaries of pages and batches.
         let most = if self.device.is_some() { 100 } else { 180 };
         let length = self.random.random_range(1..most);
         member.begin_prompt(self.text(length));
@@ -136,7 +136,7 @@ impl Group {
         tokens[skipped..].iter().map(|token| token % 31).collect()
     }
 
-    /// Another member goes on from where one is.
+    /// Forks a new member from an existing one.
     fn fork(&mut self, at: usize) {
         let member = &mut self.members[at];
         let mut fork = Member {
@@ -151,7 +151,7 @@ impl Group {
         self.members.push(fork);
     }
 
-    /// The next work of a member.
+    /// The next tokens of a member.
     fn next(&mut self, at: usize) -> Move {
         let follow = {
             let (prefill, decode, windowed) = SETTINGS[self.members[at].setting];
@@ -182,14 +182,15 @@ impl Group {
         }
     }
 
-    /// Some members go through the layers together.
+    /// Runs a pass over some members.
     fn pass(&mut self) {
         let mut chosen: Vec<usize> = (0..self.members.len()).collect();
         chosen.shuffle(&mut self.random);
         chosen.truncate(self.random.random_range(1..=chosen.len()));
         chosen.sort_unstable();
         if self.device.is_some() {
-            // A device multiplies many rows otherwise than few: prompts go by themselves, and generated rows.
+            // A device rounds products of many rows differently, so prompts and generated rows run in separate
+            // passes.
             let reads = |at: usize| !self.members[at].unread.is_empty();
             let first = reads(chosen[0]);
             chosen.retain(|at| reads(*at) == first);
@@ -290,7 +291,7 @@ impl Group {
         }
     }
 
-    /// Reads what a member has read alone, and compares.
+    /// Reads the same tokens in a separate session, and compares.
     fn check(&self, member: &Member) {
         let options = options(self.format, member.setting)
             .with_device(self.device.clone().map(|gpu| Arc::new(gpu) as _))
@@ -366,7 +367,7 @@ fn check_on(
                     folder: folder.to_owned(),
                     budget_bytes: None,
                 });
-                // Every policy of the settings has to find the keys it scans near.
+                // Every policy of these settings needs its scanned keys near.
                 options.sequence.prefill = "vertical-slash:from=0,budget=0.3,sinks=4,recent=16,last=16"
                     .parse()
                     .unwrap();

@@ -1,4 +1,4 @@
-//! The attention of a layer without a model.
+//! The attention of one layer without a model.
 
 use riffle_attention::Format;
 use riffle_engine::LayerAttention;

@@ -1,4 +1,4 @@
-//! Models whose heads turn otherwise in long sequences (LongRoPE): the length of each sequence decides, not the context.
+//! Models with another rotation for long sequences (LongRoPE): the length of each sequence decides, not the context.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,7 +14,7 @@ use riffle_engine::{
 use riffle_kv::PrefixCache;
 use safetensors::SafeTensors;
 
-/// The length beyond which the model of [`long_model`] turns heads otherwise.
+/// The length above which the model of [`long_model`] uses its long rotation.
 const BOUNDARY: usize = 60;
 
 /// A model of `riffle-model`'s vectors, the tokens of its text, and the logits after the last by transformers.
@@ -91,7 +91,7 @@ fn logits_are_those_of_transformers_on_both_sides_of_the_boundary_in_any_context
         let whole = read(&engine, &tokens);
         let found = largest_difference(whole.logits(), &expected);
         assert!(found < 1e-4, "{name}: {found}");
-        // A text that grows beyond the boundary, by prompts and by single tokens.
+        // A text that crosses the boundary by prompts or by single tokens.
         for parts in [vec![200, 512], vec![250, 260, 512], vec![511, 512]] {
             let mut session = Session::new(&engine).unwrap();
             let mut start = 0;
@@ -223,7 +223,8 @@ fn an_answer_that_gave_up_its_pages_takes_none_of_a_shorter_text() {
         priority,
         ..Request::default()
     };
-    // The second crosses the boundary with its first token. The third reads the same prompt and stays short, and its pages stay for others.
+    // The second crosses the boundary with its first token. The third has the same prompt and stays short, and others
+    // use its pages.
     let requests = [
         request(&tokens[100..120], 130, 0),
         request(&tokens[..BOUNDARY], 120, 0),

@@ -1,4 +1,4 @@
-//! Answers that write the same tokens again and again end, alike in sessions, under a scheduler and with drafts.
+//! Answers that repeat the same tokens end, in sessions, under a scheduler and with drafts.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ fn answer(engine: &Arc<Engine>, tokens: &[u32], options: &GenerateOptions) -> Ge
     session.generate(options, &mut |_| ControlFlow::Continue(())).unwrap()
 }
 
-/// A prompt behind which the model repeats a sentence.
+/// A prompt after which the model repeats a sentence.
 fn repeating(engine: &Engine) -> Vec<u32> {
     let text = "And the king went up to the city of the south, and he built a wall there. ".repeat(12);
     engine.tokenizer().unwrap().encode(&text, true).unwrap()

@@ -1,4 +1,4 @@
-//! Sessions of an engine: what they read, keep, share, evict and give back.
+//! Sessions of an engine: reading, keeping, sharing, evicting and freeing.
 
 mod adapters;
 mod answer;

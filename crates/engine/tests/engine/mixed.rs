@@ -1,4 +1,4 @@
-//! A model whose layers differ in heads, widths, windows, sinks and whose keys they read: everything holds as for others.
+//! A model whose layers differ in heads, widths, windows, sinks and shared keys: the guarantees of other models hold.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ fn read(session: &mut Session, tokens: &[u32], written: u32) -> Vec<Vec<u32>> {
     found
 }
 
-/// Options under which pages go to the disk.
+/// Options with pages on disk.
 fn on_disk(folder: &TempDir, options: EngineOptions) -> EngineOptions {
     let mut tiers = KvTiers::memory(Some(160_000));
     tiers.slots = 2;
@@ -134,7 +134,7 @@ fn a_session_in_a_file_a_fork_and_a_shorter_text_go_on_to_the_bit() {
     let mut fork = session.fork().unwrap();
     let expected = write(&mut session, 0..10);
     assert!(write(&mut restored, 0..10) == expected && write(&mut fork, 0..10) == expected);
-    // Layers with a window keep so much before it that a session can go back a little.
+    // Layers with a window keep enough earlier tokens for a short truncation.
     fork.truncate(290).unwrap();
     let mut short = Session::new(&engine).unwrap();
     short.prefill(&tokens[..290], &mut go_on).unwrap();
@@ -163,7 +163,7 @@ fn beginnings_are_found_again_in_memory_and_on_disk() {
 #[test]
 fn both_methods_make_a_session_smaller_that_goes_on() {
     let model = model();
-    // A second sequence reads the parts of the text that are repeated.
+    // A second sequence reads the text's repeated parts.
     let options = options(Format::F32).with_sequences(2);
     let engine = engine(&model, options);
     let methods = [CompressMethod::EXPECTED, {
@@ -183,7 +183,7 @@ fn both_methods_make_a_session_smaller_that_goes_on() {
         let found = session
             .compress(&CompressOptions::new(method, 0.5), &mut go_on)
             .unwrap();
-        // Of the three layers without a window and with keys of their own: 5 KV heads.
+        // The three layers without a window and with their own keys have 5 KV heads.
         assert_eq!((found.pairs_before, found.pairs), (5 * 400, 5 * 200));
         session.advance(1).unwrap();
         assert!(session.logits().iter().all(|logit| logit.is_finite()));

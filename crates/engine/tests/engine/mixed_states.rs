@@ -1,4 +1,4 @@
-//! A model with layers of every kind of state, one of them beside attention: states go where tokens and pages go.
+//! A model with every kind of recurrent state, one of them beside attention: states move with tokens and pages.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -69,7 +69,7 @@ fn the_plan_counts_states_of_every_kind_beside_pages() {
     let (config, plan) = (engine.model().config(), engine.plan());
     let kinds: Vec<&str> = config.state_layers().map(|(_, shape)| shape.kind()).collect();
     assert_eq!(kinds, ["Gated DeltaNet", "short convolution", "Mamba2"]);
-    // Tokens read, inputs of the convolution, and pieces of 64 values for each row of a head's memory.
+    // The count of tokens read, inputs of the convolution, and 64 values for each row of a head's memory.
     let bytes = |tail: usize, rows: usize| (8 + 4 * (tail + 64 * rows)) as u64;
     let expected = bytes(3 * (2 * 8 + 24), 2 * 8) + bytes(2 * 40, 0) + bytes(3 * (40 + 2 * 12), 4 * 6);
     assert_eq!(config.recurrent_bytes(), expected);
@@ -125,7 +125,7 @@ fn going_back_gives_the_bits_from_before() {
     let mut session = read(&engine, &tokens[..192]);
     session.prefill(&tokens[192..], &mut go_on).unwrap();
     let before = bits(session.logits());
-    // Some drafts are refused. The roll-back replays the inputs of the accepted ones.
+    // Some drafts are refused. The rollback replays the inputs of the accepted ones.
     let checkpoint = session.sequence_mut().checkpoint().unwrap();
     let steps = write(&mut session, 0..10);
     let missing = session.sequence_mut().roll_back(&checkpoint, 4).unwrap();
@@ -134,7 +134,7 @@ fn going_back_gives_the_bits_from_before() {
         session.advance(token).unwrap();
         assert!(bits(session.logits()) == *expected, "token {token}");
     }
-    // To before the latest prompt, where the state is known, and to a place where it is not.
+    // Truncates to before the latest prompt, where the state is known, and to a place without a known state.
     for kept in [192, 100] {
         session.truncate(kept).unwrap();
         session.prefill(&tokens[kept..], &mut go_on).unwrap();

@@ -1,4 +1,5 @@
-//! Small random models of families with latent attention or with states, made by transformers: sequences go where tokens and pages go.
+//! Small random models from transformers, with latent attention or recurrent states: sequences move with their tokens
+//! and pages.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,9 +12,9 @@ use safetensors::SafeTensors;
 
 use crate::testing::{bits, go_on, read, write};
 
-/// One family of each kind: latent attention with and without a narrow query, and with an indexer of each layer or of several, a short
-/// convolution, Mamba2 before, beside and instead of attention in a layer, delta attention with a gate for each channel, lightning
-/// attention, and an indexer of blocks behind a table of n-grams.
+/// One family per kind of layer: latent attention (with and without a narrow query, with an indexer per layer or a
+/// shared one), short convolution, Mamba2 before, beside and instead of attention, delta attention with a gate per
+/// channel, lightning attention, and an indexer of blocks with an n-gram table.
 const FAMILIES: [&str; 11] = [
     "deepseek_v3",
     "deepseek_v32",
@@ -28,7 +29,7 @@ const FAMILIES: [&str; 11] = [
     "qwen4_exp_text",
 ];
 
-/// Families whose layers read what an indexer chooses.
+/// Families with an indexer.
 const INDEXED: [&str; 3] = ["deepseek_v32", "glm_moe_dsa", "qwen4_exp_text"];
 
 /// Families with linear attention and experts.
@@ -44,7 +45,7 @@ fn case(name: &str) -> PathBuf {
     vectors.join(folder).join(name)
 }
 
-/// The tokens of a case, and the logits behind each.
+/// The tokens of a case, and the logits after each.
 fn expected(name: &str) -> (Vec<u32>, Vec<f32>) {
     let bytes = std::fs::read(case(name).join("expected.safetensors")).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
@@ -115,7 +116,7 @@ fn files_forks_pages_on_disk_and_refused_drafts_go_on_to_the_bit() {
         session.sequence().save(&path).unwrap();
         let mut restored = Session::restore(&here, &path).unwrap();
         let mut fork = session.fork().unwrap();
-        // Drafts that are refused leave no trace.
+        // Refused drafts leave no trace.
         let checkpoint = fork.sequence_mut().checkpoint().unwrap();
         let drafts = write(&mut fork, 3..13);
         assert!(fork.sequence_mut().roll_back(&checkpoint, 4).unwrap().is_empty());
@@ -167,7 +168,7 @@ fn a_model_that_chooses_by_itself_reads_less_and_refuses_other_choices() {
         let engine = engine(name, options.clone());
         let config = engine.model().config();
         let indexing = config.indexing_layers().count();
-        // Keys and values, or a latent and its rotated part.
+        // Width of keys and values, or of a latent with its rotated part.
         let width = if name == "qwen4_exp_text" { 2 * 2 * 16 } else { 48 };
         assert_eq!(
             engine.plan().kv_bytes_per_token as usize,

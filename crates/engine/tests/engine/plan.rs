@@ -1,4 +1,4 @@
-//! The memory plan: refused before allocation, exact about what would fit.
+//! The memory plan refuses before allocation, and its advice is exact.
 
 use crate::testing::fixture;
 use riffle_engine::{Engine, EngineError, EngineOptions, MemoryPlan};
@@ -33,7 +33,7 @@ fn what_policies_keep_of_the_sequence_is_planned() {
         riffle_engine::plan(&info, &options).unwrap().scratch_bytes
     };
     let config = &info.config;
-    // Smallest and largest of each channel, for every block of 64 tokens.
+    // Smallest and largest value of each channel, for every block of 64 tokens.
     let bounds = config.layers * config.kv_heads * 65_536 / 64 * config.head_dim * 2 * 4;
     assert_eq!(scratch("quest") - scratch("full"), bounds as u64);
 }

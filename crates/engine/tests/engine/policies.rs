@@ -1,4 +1,4 @@
-//! The engine's duties to policies: two phases, masses, summaries, guards, audits; and that threads change nothing.
+//! The engine's duties to policies: two phases, masses, summaries, guards and audits, without influence of threads.
 
 use crate::testing::{go_on, largest_difference, prompt, small_engine};
 use riffle_engine::{Engine, EngineOptions, Session, with_threads};
@@ -31,12 +31,12 @@ fn two_phase_chunks_read_themselves_and_their_memory() {
         .map(|query| query % chunk + 1 + if query >= chunk { memory } else { 0 })
         .sum();
     assert!((session.sequence().counts().pairs.density() - read as f64 / (300.0 * 301.0 / 2.0)).abs() < 1e-12);
-    // The logical batch changes when phases run, not what they read.
+    // The logical batch changes the order of phases, not the keys that they read.
     let batches = options(spec, "full").with_batch_tokens(128);
     let batches = session_of(batches, 300, 0);
     assert!((batches.sequence().counts().pairs.density() - session.sequence().counts().pairs.density()).abs() < 1e-12);
     assert!(largest_difference(batches.logits(), session.logits()) <= 1e-5);
-    // One chunk is full attention.
+    // A single chunk is full attention.
     let full = session_of(options("full", "full"), 60, 5);
     let one = session_of(options(spec, "full"), 60, 5);
     assert!(largest_difference(one.logits(), full.logits()) <= 1e-5);
@@ -69,10 +69,10 @@ fn landmarks_count_where_nothing_else_of_their_block_is_read() {
     let with = logits("log-stride:window=16,block=8");
     assert!(largest_difference(&with, &without) > 1e-3);
     assert!(largest_difference(&with, &full) < largest_difference(&without, &full));
-    // A block of one token stands for itself: all is read, one way or the other.
+    // A block of one token equals its mean, so everything is read.
     let each = logits("log-stride:window=16,block=1");
     assert!(largest_difference(&each, &full) <= 1e-4);
-    // No block is whole: nothing changes.
+    // Without a whole block nothing changes.
     let none = logits("log-stride:window=16,block=500");
     assert_eq!(largest_difference(&none, &without), 0.0);
 }

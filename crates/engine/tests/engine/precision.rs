@@ -1,4 +1,4 @@
-//! Prompts whose attention is rounded: near the exact ones, the same bits however they are cut, and seen by an audit.
+//! Rounded prompt attention: it is close to exact attention, does not depend on cuts, and an audit sees it.
 
 use std::sync::Arc;
 

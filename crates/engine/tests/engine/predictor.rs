@@ -1,5 +1,4 @@
-//! Drafts by the layer of the model's files that predicts further tokens: what they bring, what they take, where they are refused.
-//! `draft.rs` compares every byte.
+//! Drafts by the model's layer for further tokens: gain, memory and refusals. `draft.rs` compares every byte.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -14,7 +13,7 @@ fn predicting(context_tokens: usize) -> EngineOptions {
         .with_draft_predictor(true)
 }
 
-/// A likeliest answer of so many tokens.
+/// Options of a greedy answer of this length.
 fn wish(max_tokens: usize, draft: &str) -> GenerateOptions {
     GenerateOptions {
         max_tokens,
@@ -53,7 +52,7 @@ fn the_layer_for_further_tokens_drafts_tokens_that_are_drawn() {
         assert_eq!(found.tokens, plain.tokens);
     }
     let [one, four, _] = [0, 1, 2].map(|place| drafted[place].drafts);
-    // It was trained to be right about half of the time; another token behind a right one is right less often.
+    // The layer is trained to be right about half of the time. The second token of a draft is right less often.
     assert!(one.accepted * 10 > one.drafted * 3, "{one:?}");
     assert!(four.accepted > one.accepted, "{four:?}");
 }
@@ -96,7 +95,7 @@ fn the_layer_for_further_tokens_is_planned_and_refused_where_it_is_not_there() {
         generate(&mut session, &wish(10, "ngram+mtp")).unwrap_err(),
         &["was not loaded"],
     );
-    // Under options without it the loaded layer does nothing.
+    // With these options the loaded layer stays unused.
     let unused = engine.with_options(plain).unwrap();
     assert_eq!(
         predicted_answers(&unused, &["auto"])[0].tokens,

@@ -1,4 +1,4 @@
-//! Beginnings that were read before: the answer is the same to the bit, and a policy finds only its own pages.
+//! Known beginnings: the answer has the same bits, and a policy uses only its own pages.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ fn engine(prefill: &str, decode: &str, change: impl FnOnce(&mut EngineOptions)) 
     Engine::load(fixture("model"), options).expect("the shipped model")
 }
 
-/// Tokens found, logits after the prompt to the bit, and the answer.
+/// The number of cached tokens, the bits of the logits after the prompt, and the answer.
 fn answer(engine: &Arc<Engine>, cache: Option<&PrefixCache>, tokens: &[u32]) -> (usize, Vec<u32>, Vec<u32>) {
     let mut session = Session::new(engine).unwrap();
     if let Some(cache) = cache {
@@ -46,7 +46,8 @@ fn answer(engine: &Arc<Engine>, cache: Option<&PrefixCache>, tokens: &[u32]) -> 
 #[test]
 fn the_second_question_about_a_book_starts_where_the_book_ends_and_is_answered_alike() {
     let book = prompt(700);
-    // To the token under dense attention. Chunks of 48 and pages of 32 under a policy that chooses for whole chunks.
+    // Dense attention shares single tokens. A policy that selects for chunks shares whole chunks of 48 and pages of
+    // 32.
     for (prefill, decode, found) in [
         ("full", "full", [0, 700, 702]),
         ("full", "quest:block=32,topk=2,threshold=0,from=0", [0, 700, 702]),
@@ -78,7 +79,7 @@ fn a_text_that_was_read_before_goes_on_from_its_last_token_with_the_same_bits() 
     for kv in [Format::F16, Format::Q8_0, Format::Q4_0] {
         let options = |options: &mut EngineOptions| (options.cache.key_format, options.cache.value_format) = (kv, kv);
         let engine = engine("full", "full", options);
-        // Texts shorter than a page of 32, a token more than two pages, and a token less than three.
+        // Lengths below a page of 32, one token above two pages, and one token below three.
         for length in [5, 31, 65, 95] {
             let folder = tempfile::tempdir().unwrap();
             let cache = PrefixCache::open(folder.path(), u64::MAX).unwrap();
@@ -98,7 +99,7 @@ fn a_text_that_was_read_before_goes_on_from_its_last_token_with_the_same_bits() 
             let cache = PrefixCache::open(fresh.path(), u64::MAX).unwrap();
             answer(&engine, Some(&cache), again);
             let expected = answer(&engine, None, &parted);
-            // The 65 tokens part from theirs inside a whole page.
+            // The 65 tokens differ within a whole page.
             let found = if length == 65 { 32 } else { length - 2 };
             assert_eq!(
                 answer(&engine, Some(&cache), &parted),
@@ -128,7 +129,7 @@ fn pages_of_another_policy_format_or_chunk_are_never_found() {
         found(engine("tri-shape", "full", |options| options.machine.chunk_tokens = 64)),
         0
     );
-    // Full attention does not depend on chunks, nor pages on the decode policy.
+    // Full attention does not depend on chunks, and prompt pages do not depend on the decode policy.
     assert_eq!(
         found(engine("full", "certified", |options| options.machine.chunk_tokens = 64)),
         399
@@ -163,7 +164,8 @@ fn a_window_begins_with_what_is_read_before_it_moves() {
         .with_batch_tokens(96);
     let engine = Engine::load(fixture("model"), options.with_window(window).unwrap()).unwrap();
     let book = prompt(700);
-    // The window moves at 263 tokens: whole pages in whole chunks are 192 before. Of a text that ends earlier whole chunks are kept.
+    // The window moves at 263 tokens. Before that, 192 tokens are whole pages in whole chunks. A shorter text keeps
+    // its whole chunks.
     for (length, on_the_way, again) in [(700, true, 192), (150, false, 144)] {
         let folder = tempfile::tempdir().unwrap();
         let cache = PrefixCache::open(folder.path(), u64::MAX).unwrap();

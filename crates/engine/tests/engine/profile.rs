@@ -1,4 +1,4 @@
-//! Profiles that are refused, with their faults.
+//! Refused profiles and the faults in their errors.
 
 use riffle_engine::Profile;
 

@@ -1,4 +1,4 @@
-//! Several questions about one text: it is read once, within the plan.
+//! Several questions about one text: the text is read once, within the plan.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ fn request(prompt: Option<String>) -> RunRequest {
     }
 }
 
-/// A text that leaves some 70 tokens of the context to a question and its answer.
+/// A text that leaves about 70 tokens of the context for a question and its answer.
 fn text(engine: &Engine) -> String {
     let book = std::fs::read_to_string(fixture("text/prophets.txt")).unwrap();
     let tokenizer = engine.tokenizer().unwrap();
@@ -48,7 +48,7 @@ fn text(engine: &Engine) -> String {
 }
 
 fn answers(engine: &Arc<Engine>, prompts: &[String]) -> Result<(Vec<String>, bool), EngineError> {
-    // The text comes from the first prompt; its last token may be another one before another question.
+    // The first prompt gives the text. Its last token may differ before another question.
     let shared = CONTEXT - 71;
     let (mut found, mut has_read) = (Vec::new(), false);
     let result = run_questions(
@@ -95,7 +95,7 @@ fn a_text_that_fills_the_context_is_shared_by_questions_in_every_format_and_tier
             slots: 4,
             ..disk.cache.kv_tiers
         };
-        // The least that the plan accepts.
+        // The smallest accepted budget.
         let plan = riffle_engine::plan(&info, &disk).unwrap();
         disk.cache.kv_tiers.ram_budget_bytes = Some(plan.kv_tiers.least_near_bytes);
         let alone = Engine::load(&model, memory.clone().with_sequences(1)).unwrap();

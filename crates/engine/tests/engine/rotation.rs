@@ -1,4 +1,4 @@
-//! Heads rotated before they are cached: nothing changes but what a coarse format loses.
+//! Rotated heads in the cache: only the loss of a coarse format changes.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -59,7 +59,7 @@ fn loss_of_four_bits_with_and_without_the_rotation() {
         for start in (0..6).map(|part| part * 5000) {
             let mut session = Session::new(&engine).unwrap();
             let mut take = |first, rows: &[f32]| {
-                // The first tokens have little to attend to.
+                // The first tokens have few keys.
                 if first >= 256 {
                     logits.extend_from_slice(rows);
                 }

@@ -1,4 +1,4 @@
-//! The threads of a run.
+//! Threads of a run.
 
 use riffle_engine::{EngineError, max_threads, with_threads};
 

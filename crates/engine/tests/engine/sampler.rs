@@ -103,7 +103,7 @@ fn presence_and_frequency_penalties_count_the_answer_alone() {
         frequency_penalty,
         ..Default::default()
     };
-    // Token 0 stands twice in the prompt and once in the answer, token 1 twice in the answer.
+    // Token 0 occurs twice in the prompt and once in the answer, token 1 twice in the answer.
     let context = DrawContext {
         tokens: &[0, 0, 0, 1, 1],
         answer_tokens: 3,

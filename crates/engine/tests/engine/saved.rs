@@ -1,4 +1,4 @@
-//! Sessions in files: what comes back goes on to the bit, and what is another's is refused.
+//! Sessions in files: a restored session has the same bits, and a file of another model is refused.
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -61,7 +61,7 @@ const POLICIES_AND_FORMATS: [(&str, &str, Format, Format); 11] = [
         Format::Q4_0,
         Format::Q4_0,
     ),
-    // Policies that carry votes, masses, bounds or block means from one prompt to the next.
+    // Policies that carry votes, masses, bounds or block means to the next prompt.
     (
         "h2o-chunk:from=0,local=16,heavy=32",
         "h2o:budget=200,recent=32,observed=16",
@@ -114,7 +114,7 @@ fn through_file(session: Session, path: &Path) -> Session {
     Session::restore(&engine, path).unwrap()
 }
 
-/// Everything that shows: tokens, logits to the bit, density.
+/// The observable state: tokens, bits of logits, density.
 fn state(session: &Session) -> (Vec<u32>, Vec<u32>, f64) {
     let logits = session.logits().iter().map(|logit| logit.to_bits()).collect();
     (
@@ -143,7 +143,7 @@ fn a_restored_session_goes_on_to_the_bit() {
             whole.prefill(&tokens[512..], &mut go_on).unwrap();
             let expected = generate(&mut whole, &options(40));
 
-            // Saved in the middle of the prompt, then before, within and after the answer.
+            // Saves within the prompt, then before, within and after the answer.
             let mut session = Session::new(&engine).unwrap();
             session.prefill(&tokens[..512], &mut go_on).unwrap();
             let mut session = through_file(session, &path);
@@ -211,12 +211,12 @@ fn a_new_prompt_begins_its_seed_anew_and_keeps_what_it_shares() {
     fresh.prefill(&tokens, &mut go_on).unwrap();
     let expected = generate(&mut fresh, &sampled(10));
 
-    // The same prompt again: its last token alone is read again.
+    // The same prompt needs only its last token.
     assert_eq!(fresh.keep_shared(&tokens).unwrap(), 299);
     fresh.prefill(&tokens[299..], &mut go_on).unwrap();
     assert_eq!(generate(&mut fresh, &sampled(10)), expected);
 
-    // A prompt that goes on after the answer, and one that leaves it.
+    // A prompt that continues the answer, and one that replaces it.
     let longer = [fresh.tokens(), &tokens[..5]].concat();
     assert_eq!(fresh.keep_shared(&longer).unwrap(), 309);
     fresh.prefill(&longer[309..], &mut go_on).unwrap();

@@ -1,4 +1,4 @@
-//! The promises of a scheduler to those who ask.
+//! Guarantees of a scheduler to its callers.
 
 mod holdings;
 mod promises;
@@ -59,7 +59,7 @@ fn request(tokens: Vec<u32>, max_tokens: usize) -> Request {
     }
 }
 
-/// The answer of a session that has the engine for itself.
+/// The answer of a session alone on the engine.
 fn alone(request: &Request) -> Generation {
     let engine = engine(
         options()
@@ -79,7 +79,7 @@ fn alone(request: &Request) -> Generation {
     alone_on(&engine, request)
 }
 
-/// The answer of a session of its own on an engine.
+/// The answer of a separate session on an engine.
 fn alone_on(engine: &Arc<Engine>, request: &Request) -> Generation {
     let mut session = Session::new(engine).unwrap();
     session.prefill(&request.tokens, &mut go_on).unwrap();
@@ -88,7 +88,7 @@ fn alone_on(engine: &Arc<Engine>, request: &Request) -> Generation {
         .unwrap()
 }
 
-/// Steps until so many tokens of answers have been told.
+/// Steps until the answers have this many tokens.
 fn write(scheduler: &mut Scheduler, tokens: usize) {
     let mut written = 0;
     while written < tokens {
@@ -97,7 +97,7 @@ fn write(scheduler: &mut Scheduler, tokens: usize) {
     }
 }
 
-/// Steps until everything has ended; the generations and how many tokens of each prompt others had read.
+/// Steps until all requests end. Returns the generations and the number of reused tokens of each prompt.
 fn finish(scheduler: &mut Scheduler) -> BTreeMap<RequestId, (Generation, usize)> {
     let mut ended = BTreeMap::new();
     let mut texts: BTreeMap<RequestId, String> = BTreeMap::new();
@@ -184,9 +184,9 @@ fn one_prompt_asked_by_many_is_read_once() {
     }
     let reused: Vec<usize> = ids.iter().map(|id| found[id].1).collect();
     assert_eq!(reused[0], 0);
-    // The whole book, though it ends within a page.
+    // The whole book is shared, although it ends within a page.
     assert!(reused[1..].iter().all(|reused| *reused >= book.len()), "{reused:?}");
-    // The owners have gone, what they read serves who asks next.
+    // The owners have ended, and later requests use their pages.
     let id = scheduler.submit(ask("Why?")).unwrap();
     assert!(finish(&mut scheduler)[&id].1 >= book.len());
 }
@@ -195,7 +195,7 @@ fn one_prompt_asked_by_many_is_read_once() {
 fn a_conversation_reads_each_of_its_prompts_once() {
     let engine = engine(options());
     let mut scheduler = scheduler(&engine, 4);
-    // Shorter than a chunk and no multiple of a page.
+    // A prompt shorter than a chunk, and not a multiple of a page.
     let mut turn = request(tokens(&engine, "In the beginning was the word. ", 41), 7);
     let mut read = 0;
     for said in [" And what then?", " And who said so?"] {
@@ -208,7 +208,7 @@ fn a_conversation_reads_each_of_its_prompts_once() {
         turn.tokens
             .extend(engine.tokenizer().unwrap().encode(said, false).unwrap());
     }
-    // Two go on from the same page at once.
+    // Two requests continue from the same page at once.
     scheduler.submit(turn.clone()).unwrap();
     scheduler.submit(turn.clone()).unwrap();
     let found = finish(&mut scheduler);
@@ -223,7 +223,7 @@ fn prompts_wait_for_each_other_only_where_one_can_go_on_from_what_the_other_read
     for (policy, together) in [("full", 1), (prefill, 3)] {
         let engine = engine(options().with_prefill(policy.parse().unwrap()).with_chunk_tokens(128));
         let mut scheduler = scheduler(&engine, 4);
-        // A sparse policy chooses for chunks of 128 tokens: nothing of 100 tokens can be shared.
+        // A sparse policy selects for chunks of 128 tokens, so 100 tokens cannot be shared.
         let book = tokens(&engine, "In the beginning was the word. ", 100);
         for question in ["Who was it?", "Where?", "When was that?"] {
             let mut prompt = book.clone();
@@ -255,7 +255,7 @@ fn a_cancelled_prompt_ends_within_a_chunk_and_what_was_read_stays() {
     assert!(!scheduler.cancel(id), "it has ended");
     assert_eq!(scheduler.running(), 0);
     assert!(!scheduler.step(&mut |_| panic!("nothing is left to do")).unwrap());
-    // Two logical batches of 256 were whole.
+    // Two logical batches of 256 tokens were complete.
     let id = scheduler.submit(wanted.clone()).unwrap();
     let found = finish(&mut scheduler);
     assert_eq!(found[&id].1, 512);
@@ -367,7 +367,7 @@ fn requests_that_never_fit_are_refused_and_those_that_fit_later_wait() {
         scheduler.submit(request(Vec::new(), 5)),
         Err(EngineError::EmptyPrompt)
     ));
-    // Together they need three contexts of pages, and there is one.
+    // Together they need the pages of three contexts, and the pool has one.
     let texts = ["In the beginning ", "And it came to pass ", "Then said he "];
     let requests = texts.map(|text| request(tokens(&engine, text, 900), 20));
     let ids = requests.clone().map(|request| scheduler.submit(request).unwrap());

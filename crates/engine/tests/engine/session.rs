@@ -1,4 +1,4 @@
-//! The promises of a session, whatever the policy or the model.
+//! Guarantees of a session, for every policy and model.
 
 use std::ops::ControlFlow;
 

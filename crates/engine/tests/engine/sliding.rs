@@ -1,4 +1,4 @@
-//! Layers with a sliding window hold their window alone, and nobody can tell by the answers.
+//! Layers with a sliding window hold only their window, and answers do not change.
 
 use std::fs;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 const WINDOW: usize = 40;
 
-/// A random model whose first layer looks back 40 tokens and whose second layer sees everything.
+/// A random model with a first layer whose window is 40 tokens, and a second layer with full attention.
 pub(crate) fn sliding_model() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let source = fixture("vectors/group2-dim64-linear-bf16");
@@ -50,7 +50,7 @@ fn keeping(model: &TempDir, options: &EngineOptions) -> Arc<Engine> {
     engine(model, options)
 }
 
-/// Bits of the logits after a prompt in two parts and after each token that follows.
+/// Bits of the logits after a prompt in two parts and after each further token.
 fn read(session: &mut Session, length: usize) -> Vec<Vec<u32>> {
     let tokens = prompt(length);
     let mut found = Vec::new();
@@ -90,7 +90,7 @@ fn the_plan_counts_windows_and_is_never_exceeded() {
     let bytes = |options: &EngineOptions| riffle_engine::plan(&info, options).unwrap().kv_bytes;
     let token = 3 * 64 * 2 * 2;
     assert_eq!(bytes(&whole), 2 * 2048 * token);
-    // The window, 512 tokens before it, a batch, and the page that leaves next.
+    // The window, 512 tokens before it, a batch, and the page that is freed next.
     assert_eq!(bytes(&options), (2048 + 704) * token);
     let engine = engine(&model, options);
     let mut session = Session::new(&engine).unwrap();
@@ -99,7 +99,7 @@ fn the_plan_counts_windows_and_is_never_exceeded() {
         session.advance(token % 61).unwrap();
         assert!(session.sequence().usage().bytes_by_tier.total() <= engine.plan().kv_bytes);
     }
-    // A window, what is kept before it and a page at most; and 2000 tokens.
+    // At most a window, the tokens kept before it and a page, of 2000 tokens.
     let pages = session.sequence().usage().pages;
     assert!(pages <= 3 * ((WINDOW + 512 + 16).div_ceil(16) + 2000 / 16), "{pages}");
 }
@@ -146,7 +146,7 @@ fn a_session_goes_back_within_what_is_kept_and_reads_again_beyond_it() {
             "{back} tokens back"
         );
     }
-    // Reading again is left to the caller where a text is known to differ early.
+    // For a text that differs early, the caller reads the lost tokens again.
     let mut session = Session::new(&engine).unwrap();
     session.prefill(&prompt(1500), &mut go_on).unwrap();
     let mut other = prompt(1500);

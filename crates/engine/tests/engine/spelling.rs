@@ -1,4 +1,4 @@
-//! Options as they are written and read, and what is said of them.
+//! The texts of options, and their error messages.
 
 use std::borrow::Cow;
 

@@ -1,4 +1,4 @@
-//! A session whose pages lie in farther tiers gives the bits of one that holds them all.
+//! A session with pages in farther tiers has the bits of a session in memory.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use riffle_policy::Phase;
 use riffle_testing::Counted;
 use riffle_testing::Unhurried;
 
-/// Policies for reading and for writing, with sizes that leave something out of a short text.
+/// Policies of prefill and decode, with parameters that skip tokens of a short text.
 const POLICIES: [(&str, &str); 12] = [
     ("full", "full"),
     ("streaming:sinks=4,window=40", "streaming:sinks=4,window=40"),
@@ -57,7 +57,7 @@ fn options(policies: (&str, &str), key_format: Format, value_format: Format, pag
         .with_decode(policies.1.parse().unwrap())
 }
 
-/// With as little memory as the plan allows and `spare` bytes, and everything else on disk.
+/// Options with the least memory of a plan plus `spare` bytes, and the other pages on disk.
 pub(crate) fn far(options: &EngineOptions, model: &Path, folder: &Path, slots: usize, spare: u64) -> EngineOptions {
     let mut options = options.clone();
     options.cache.kv_tiers = KvTiers {
@@ -69,15 +69,15 @@ pub(crate) fn far(options: &EngineOptions, model: &Path, folder: &Path, slots: u
         ..options.cache.kv_tiers
     };
     let info = riffle_model::inspect(model).unwrap();
-    // The pages that have to be near follow from whether keys are kept near, which follows from what fits.
+    // The number of near pages depends on near keys, and these depend on the free memory.
     options.cache.kv_tiers.ram_budget_bytes = Some(0);
     let plan = riffle_engine::plan(&info, &options).unwrap();
     options.cache.kv_tiers.ram_budget_bytes = Some(plan.kv_tiers.least_near_bytes + spare);
     options
 }
 
-/// Bits of all logits after a prompt in two parts and after each token that follows, and how much lay on disk when the
-/// prompt had been read.
+/// Bits of all logits after a prompt in two parts and after each further token, and the bytes on disk after the
+/// prompt.
 fn run(engine: &Arc<Engine>, length: usize) -> (Vec<Vec<u32>>, u64) {
     let bits = |session: &Session| {
         session
@@ -89,7 +89,7 @@ fn run(engine: &Arc<Engine>, length: usize) -> (Vec<Vec<u32>>, u64) {
     let mut session = Session::new(engine).unwrap();
     let tokens = prompt(length);
     let mut found = Vec::new();
-    // Policies that let tokens go leave nothing far at the end.
+    // Policies that evict tokens have no far pages at the end.
     let mut on_disk = 0;
     for part in [&tokens[..length / 3], &tokens[length / 3..]] {
         session.prefill(part, &mut go_on).unwrap();
@@ -117,7 +117,7 @@ fn every_policy_format_page_size_and_number_of_slots_gives_the_bits_of_a_residen
     for (number, policies) in POLICIES.into_iter().enumerate() {
         for (round, (key_format, value_format)) in formats.into_iter().enumerate() {
             let page_tokens = [16, 48, 32][(number + round) % 3];
-            // Around a page boundary.
+            // Lengths around a page boundary.
             let length = 5 * 48 - 1 + (number + round) % 3;
             let options = options(policies, key_format, value_format, page_tokens);
             let (expected, _) = run(&Engine::load(&model, options.clone()).unwrap(), length);
@@ -170,7 +170,7 @@ fn a_sparse_prefill_moves_fewer_bytes_than_a_dense_one() {
     let folder = tempfile::tempdir().unwrap();
     let model = fixture("model");
     let text = std::fs::read_to_string(fixture("text/zechariah.txt")).unwrap();
-    // With room for all keys of a head to be near, and without.
+    // With and without memory for all keys of a head.
     for (near, spare) in [("keys", 600_000), ("nothing", 0)] {
         let moved = |policy: &'static str| {
             let options = options((policy, "full"), Format::F16, Format::F16, 64)
@@ -259,7 +259,7 @@ fn a_disk_that_is_too_small_or_missing_is_refused_before_anything_is_read() {
         "{message}"
     );
 
-    // A folder that vanishes later is noticed by the session.
+    // A session notices that its folder has vanished.
     let engine = Engine::load(&model, tight).unwrap();
     drop(folder);
     let error = Session::new(&engine).err().unwrap();
@@ -295,7 +295,7 @@ fn a_plan_that_does_not_fit_names_flags_that_make_it_fit() {
     assert!(plan.kv_tiers.disk_bytes > plan.kv_tiers.ram_bytes);
     assert!(plan.kv_tiers.ram_bytes <= options.cache.kv_tiers.ram_budget_bytes.unwrap());
 
-    // Without a budget of RAM the plan takes what there is and leaves the rest to the disk.
+    // Without a RAM budget the plan uses the available memory, and the disk takes the rest.
     options.cache.kv_tiers.ram_budget_bytes = None;
     let beside = plan.weights_bytes + plan.scratch_bytes + plan.process.total_bytes();
     options.machine.memory_budget_bytes = Some(beside + (20 << 20));

@@ -1,4 +1,4 @@
-//! Upper layers that read selected tokens alone.
+//! Upper layers that read only selected tokens.
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -65,7 +65,7 @@ fn logits_are_those_of_transformers_on_the_same_tokens() {
         let tokens: Vec<u32> = words("tokens").into_iter().map(u32::from_le_bytes).collect();
         let expected: Vec<f32> = words("logits").into_iter().map(f32::from_le_bytes).collect();
         let selected = words("selected").len();
-        // Batches and chunks of any size, so that selected tokens come in several batches as well.
+        // Batches and chunks of several sizes, so that selected tokens also span several batches.
         for (batch_tokens, chunk_tokens) in [(512, 512), (512, 64), (100, 24), (17, 16)] {
             let engine = Engine::load(
                 model(case),
@@ -129,7 +129,7 @@ fn pages_on_disk_saved_sessions_and_forks_go_on_with_the_same_bits() {
     let mut answers = Vec::new();
     for session in [&mut resident, &mut fork, &mut restored, &mut far] {
         let first = answer(session);
-        // A prompt behind the first is read by every layer.
+        // Every layer reads the second prompt.
         session.prefill(&next, &mut go_on).unwrap();
         answers.push((first, session.logits().to_vec(), session.sequence().usage().pages));
     }

@@ -9,10 +9,10 @@ use riffle_kv::DiskTier;
 
 use super::{fixture, go_on, largest_difference};
 
-/// Two query heads to a KV head, f32 weights, so that only attention rounds otherwise than on the CPU.
+/// Two query heads per KV head and f32 weights, so that only attention rounds differently from the CPU.
 pub const MODEL: &str = "vectors/group2-dim32-rope-parameters-f32";
 
-/// An emulated device, or the GPU of this number where RIFFLE_TEST_GPU gives one.
+/// An emulated device, or the GPU whose number RIFFLE_TEST_GPU gives.
 pub fn any_device() -> Gpu {
     match std::env::var("RIFFLE_TEST_GPU") {
         Ok(number) => Gpu::open(number.parse().expect("a number"), KernelCache::of_user()).expect("a GPU"),
@@ -33,7 +33,7 @@ pub fn options(device: Option<Gpu>) -> EngineOptions {
         .with_device(device.map(|gpu| Arc::new(gpu) as _))
 }
 
-/// The GPU's own error behind an engine's.
+/// The GPU's error inside an engine's error.
 pub fn gpu_error(error: &EngineError) -> Option<&CudaError> {
     match error {
         EngineError::Device(error) => error.downcast_ref(),
@@ -64,17 +64,17 @@ pub fn difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
     largest_difference(&a, &b) / largest
 }
 
-/// As few pages on the device as can be, so many on their way.
+/// Options with the fewest possible pages on the device, and `slots` pages in transit.
 pub fn far(device: &Gpu, slots: usize, pages: u64) -> EngineOptions {
     let mut options = options(Some(device.clone()));
     options.cache.kv_tiers.slots = slots;
-    // 2 KV heads of 32 dimensions, keys and values: the ring's pages and so many more.
+    // 2 KV heads of 32 dimensions, keys and values. The budget holds the ring's pages and `pages` more.
     let page = 64 * 32 * 2 * 2;
     options.cache.kv_tiers.device_budget_bytes = (16 + slots as u64 + pages) * page;
     options
 }
 
-/// Tiers with `leasts` times the least RAM, and a disk behind it.
+/// Tiers with `leasts` times the least RAM, and a disk.
 pub fn with_disk(mut options: EngineOptions, folder: &Path, leasts: u64) -> EngineOptions {
     options.cache.kv_tiers.ram_budget_bytes = Some(0);
     options.cache.kv_tiers.disk = Some(DiskTier {

@@ -1,4 +1,4 @@
-//! A made-up model whose layers differ in all that attention may differ in, and what it computes in f64.
+//! A random model whose layers cover every attention shape, and a reference for it in f64.
 
 mod states;
 
@@ -13,10 +13,10 @@ use riffle_model::{
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 
-/// The family, as the engine's options take it.
+/// The family in the form of the engine's options.
 pub static FAMILIES: [Family; 1] = [Family::new(&["MadeForCausalLM"], "made", configure, build)];
 
-/// Tokens that the second layer looks back, the token itself counted.
+/// Window of the second layer in tokens, including the token itself.
 pub const WINDOW: usize = 40;
 
 const HIDDEN: usize = 48;
@@ -38,14 +38,14 @@ const fn shape(heads: [usize; 2], widths: [usize; 2], shares: Option<usize>, has
     }
 }
 
-/// Latents of 32 and 16 dimensions that carry positions, which all heads read.
+/// Latents of 32 dimensions and 16 rotated ones, shared by all heads.
 const LATENT: AttentionShape = AttentionShape {
     is_latent: true,
     ..shape([4, 1], [48, 32], None, true)
 };
 
-/// The layers: one that is shared, a window whose values are narrow, one that reads the first layer's keys, one whose values are wide,
-/// a window that reads the keys of the other, a latent one, and one that reads its latents.
+/// The layers: a shared one, a window with narrow values, one with the first layer's keys, one with wide values, a
+/// window with the other window's keys, a latent one, and one with its latents.
 const LAYERS: [AttentionShape; 7] = [
     shape([4, 2], [32, 32], None, false),
     shape([4, 1], [64, 32], None, true),
@@ -184,7 +184,7 @@ fn tensors() -> Vec<(String, Vec<usize>)> {
     tensors
 }
 
-/// Weights that follow from the tensor's name.
+/// Weights derived from the tensor's name.
 fn weights(name: &str, shape: &[usize]) -> Vec<f32> {
     let mut state = name.bytes().fold(0x9E37_79B9u64, |state, byte| {
         (state ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3)
@@ -209,7 +209,7 @@ pub fn write(folder: &Path) {
     write_layers(folder, false);
 }
 
-/// Writes the model to a folder, with layers that keep a state behind the others.
+/// Writes the model with additional recurrent layers to a folder.
 pub fn write_with_states(folder: &Path) {
     write_layers(folder, true);
 }
@@ -270,7 +270,7 @@ fn normed(name: &str, rows: &[Vec<f64>]) -> Vec<Vec<f64>> {
     rows.iter().map(of_row).collect()
 }
 
-/// Turns heads to the positions of their rows.
+/// Rotates heads to the positions of their rows.
 fn turn(rows: &mut [Vec<f64>], shape: &AttentionShape) {
     let width = shape.key_width - shape.first_rotated();
     for (position, row) in rows.iter_mut().enumerate() {
@@ -312,7 +312,7 @@ pub fn logits_with_states(tokens: &[u32]) -> Vec<Vec<f64>> {
     project("lm_head.weight", VOCABULARY, &normed("model.norm.weight", &hidden))
 }
 
-/// The rows behind the layers without a state.
+/// The rows after the layers without a state.
 fn read(tokens: &[u32]) -> RowsOf {
     let embedding = weights("model.embed_tokens.weight", &[VOCABULARY, HIDDEN]);
     let row = |token: &u32| {

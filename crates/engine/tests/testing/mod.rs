@@ -1,5 +1,4 @@
-//! Small models of the fixtures and what tests do with them.
-// Each test binary uses its own part of this module.
+//! Small models of the fixtures and their helpers. Each test binary uses its own part of this module.
 #![allow(dead_code, unreachable_pub)]
 
 pub mod device;
@@ -15,7 +14,7 @@ pub use riffle_testing::{fixture, largest_difference};
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 
-/// The bits of logits, which tests compare.
+/// The bits of logits.
 pub fn bits(logits: &[f32]) -> Vec<u32> {
     logits.iter().map(|logit| logit.to_bits()).collect()
 }
@@ -36,21 +35,22 @@ pub fn write(session: &mut Session, tokens: Range<u32>) -> Vec<Vec<u32>> {
     written.collect()
 }
 
-/// A random model with two query heads to a KV head, on an f32 cache.
+/// A random model with two query heads per KV head, on an f32 cache.
 pub fn small_engine(options: EngineOptions) -> Arc<Engine> {
     let options = options.with_key_format(Format::F32).with_value_format(Format::F32);
     Engine::load(fixture("vectors/group2-dim64-linear-bf16"), options).expect("a model")
 }
 
-/// A random model of recurrent layers and one of attention, on an f32 cache.
+/// A random model with recurrent layers and one attention layer, on an f32 cache.
 pub fn hybrid_engine(options: EngineOptions) -> Arc<Engine> {
     let options = options.with_key_format(Format::F32).with_value_format(Format::F32);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/vectors/qwen3_5-0");
     Engine::load(path, options).expect("a model")
 }
 
-/// Writes the shipped hybrid model into `folder` with a layer that predicts further tokens, and returns its path. Parts of that layer are copies
-/// of the model's own; what joins embeddings and states is trained (`scripts/train_predictor.py`), so that about half of what it says is right.
+/// Writes the shipped hybrid model with a layer for further tokens into `folder`, and returns its path. Parts of the
+/// layer are copies of the model's own. Its projection of embeddings and states is trained
+/// (`scripts/train_predictor.py`), so that about half of its tokens are right.
 pub fn hybrid_with_predictor(folder: &Path) -> PathBuf {
     let (model, path) = (fixture("model-hybrid"), folder.join("model-with-predictor"));
     std::fs::create_dir(&path).expect("a folder");
@@ -93,7 +93,7 @@ pub fn prompt(length: usize) -> Vec<u32> {
     (0..length).map(|i| ((i * 37 + i / 7) % 61) as u32).collect()
 }
 
-/// For prefills that run to the end.
+/// A progress callback that never stops the prefill.
 pub fn go_on(_: PrefillProgress) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }

@@ -174,7 +174,7 @@ fn streaming_attention_loses_needles_outside_its_window_and_keeps_those_inside()
 
 #[test]
 fn a_policy_that_lets_go_of_tokens_is_asked_every_question_with_the_document_as_it_was_read() {
-    // With room for everything h2o lets go of nothing and finds what full attention finds, question after question.
+    // With a budget for all tokens h2o evicts nothing and finds what full attention finds, for every question.
     let all = samples(
         "full",
         "h2o:budget=4096,from=0",

@@ -44,7 +44,7 @@ fn formats_read_back_within_their_rounding() {
         Format::Bf16 => 1.0 / 256.0 / 2.0,
         // Half a step of a block's scale, and the scale's own rounding.
         Format::Q8_0 => 0.5 / 127.0 + 1.0 / 2048.0,
-        // That of 4 bits, as nothing is coarser.
+        // The bound of 4 bits, the coarsest format.
         _ => 1.0 / 8.0 + 1.0 / 2048.0,
     };
     for key_format in Format::ALL {
@@ -193,7 +193,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Any sequence of steps against one `Vec` a (layer, head), under a budget.
+    /// Compares any sequence of steps with one `Vec` per (layer, head), under a budget.
     #[test]
     fn a_cache_behaves_as_a_vector_of_tokens(
         steps in steps(),
@@ -262,7 +262,7 @@ fn tokens_that_come_encoded_are_those_that_are_appended() {
         for count in [1, 30, 64, 5] {
             let (keys, values) = (tokens(&shape, 1, 100, count), tokens(&shape, 2, 100, count));
             plain.append(0, &keys, &values).unwrap();
-            // A cache of one large page for each head encodes them from the lane on that they go to.
+            // A cache with one large page per head encodes the tokens in the same lanes.
             let mut encoders: Vec<KvCache> = Vec::new();
             let held: Vec<usize> = (0..shape.layer(0).kv_heads)
                 .map(|head| given.head_tokens(0, head))

@@ -1,4 +1,4 @@
-//! Tokens that leave from the middle of a (layer, KV head): what stays is what it was, and pages go.
+//! Evicts tokens from the middle of a (layer, KV head): the other tokens do not change, and pages are freed.
 
 use crate::testing::{append_all, shape, tokens};
 use riffle_attention::{Format, PageView, read_keys, read_values};
@@ -81,7 +81,7 @@ fn what_is_kept_is_to_the_bit_what_it_was_in_every_format_and_tier() {
                     "{key_format:?} {value_format:?} {page_tokens}"
                 );
                 assert!(rows(&mut cache, 1, 1) == before[1]);
-                // It goes on, each head from where it is.
+                // Each head continues from its own length.
                 append_all(&mut cache, 9, 20);
                 let more = rows(&mut cache, 1, 2);
                 assert!(more[..kept.len()] == expected && more.len() == kept.len() + 20);

@@ -29,7 +29,7 @@ fn a_cache_file_and_its_lock_must_be_regular_files() {
     let error = PathLock::take(&path).unwrap_err();
     assert!(matches!(error, KvError::File { action: "lock", .. }));
     assert!(error.to_string().contains("a pipe"), "{error}");
-    // A pipe that has the name of a file under way does not hold up a new one.
+    // A pipe with the name of a partial file does not block a new file.
     pipe(&folder.path().join(".session.1-0.partial"));
     fs::remove_file(&path).unwrap();
     let mut cache = KvCache::new(shape, None).unwrap();

@@ -1,4 +1,4 @@
-//! One cache and several: what is held, moved, shared, saved and given back.
+//! One cache or several: holding, moving, sharing, saving and freeing pages.
 
 mod cache;
 mod evict;

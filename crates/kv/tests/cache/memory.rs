@@ -1,4 +1,4 @@
-//! Bytes: what a cache may take, what it takes, and what it gives back.
+//! Bytes of a cache: limits, usage and release.
 
 use crate::testing::{all_contents, append_all, shape, tokens};
 use riffle_attention::Format;
@@ -65,7 +65,7 @@ fn a_refused_append_changes_nothing_and_says_what_fits() {
         assert!(message.contains(part), "no {part:?} in {message}");
     }
     assert_eq!((cache.usage(), all_contents(&cache)), (before, contents));
-    // Tokens that fit still go in, to the last one.
+    // Appends the last tokens that fit.
     append_all(&mut cache, 0, 26);
     let one = tokens(&shape, 0, 0, 1);
     assert!(cache.append(0, &one, &one).is_err());

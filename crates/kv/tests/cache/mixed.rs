@@ -20,7 +20,7 @@ fn outlook() -> Outlook {
     }
 }
 
-/// Tiers of which the nearest holds the fewest pages that it must and `more_rows` rows beside them.
+/// Tiers with the fewest near pages and `more_rows` rows in addition.
 fn tiers(folder: &Path, shape: &CacheShape, more_rows: u64, is_apart: bool) -> KvTiers {
     let mut tiers = KvTiers {
         disk: Some(DiskTier {
@@ -88,7 +88,7 @@ fn every_tier_gives_back_what_memory_holds_within_its_budget() {
             }
             assert!(cache.usage().bytes_by_tier.disk > 0);
             assert!(streamed(&mut cache) == streamed(&mut resident));
-            // A fork shares what lies far, and its copies are its own.
+            // A fork shares far pages, and its copies are separate.
             let mut fork = cache.fork();
             append_all(&mut fork, 9, 5);
             append_all(&mut cache, 5, 5);
@@ -135,7 +135,7 @@ fn the_plan_of_bytes_is_what_a_pool_takes() {
     let mut cache = pool.cache();
     (0..CONTEXT / 40).for_each(|_| append_all(&mut cache, 1, 40));
     assert!(pool.near_bytes() <= near && pool.file_bytes() <= disk);
-    // A window takes its share of one size of pages alone.
+    // A window has pages of one size only.
     let windows = Outlook {
         window_layers: vec![0],
         window_tokens: 64,

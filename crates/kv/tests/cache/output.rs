@@ -1,4 +1,4 @@
-//! Output files: what may be replaced, what stays as it is, and what is cleared away.
+//! Output files: replaced files, untouched files, and removed leftovers.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -76,7 +76,7 @@ fn only_files_of_the_same_kind_are_replaced() {
     write(&path, "notes: one");
     write(&path, "notes: two");
     assert_eq!(fs::read_to_string(&path).unwrap(), "notes: two");
-    // An empty file, as mktemp makes it, is replaced too.
+    // An empty file, such as one from mktemp, is replaced too.
     File::create(&path).unwrap();
     write(&path, "notes: three");
     let diary = folder.path("diary");
@@ -101,7 +101,7 @@ fn what_is_no_file_is_refused_before_the_work_and_left_alone() {
     assert!(made.success());
     assert!(refusal(&pipe).contains("a pipe"));
     assert!(refusal(&folder.path("no/such/out")).contains("its folder is not there"));
-    // A folder that nobody can write to, root included.
+    // Nobody can write to this folder, not even root.
     refusal(Path::new("/proc/riffle-output"));
     assert_eq!(folder.names(), ["dangling", "pipe", "to-device"]);
     assert!(fs::symlink_metadata(folder.path("dangling")).unwrap().is_symlink());
@@ -171,12 +171,12 @@ fn leftovers_of_ours_are_cleared_and_files_of_others_stay() {
     writer.flush().unwrap();
     let name = folder.names().pop().unwrap();
     let under_way = folder.path(&name);
-    // Somebody is writing it: it stays.
+    // A partial file that another process is writing stays.
     write(&path, "notes: one");
     assert_eq!(fs::read_to_string(&under_way).unwrap(), "notes: half");
     drop(writer);
 
-    // Left by a process that was killed.
+    // A partial file of a killed process.
     fs::write(&under_way, "notes: half").unwrap();
     let foreign = [
         ".out.partial",
@@ -189,7 +189,7 @@ fn leftovers_of_ours_are_cleared_and_files_of_others_stay() {
     }
     write(&path, "notes: two");
     assert!(!under_way.exists());
-    // The name of ours, but another content; and a link.
+    // A partial file with foreign content, and a link.
     fs::write(&under_way, "a diary").unwrap();
     write(&path, "notes: three");
     assert_eq!(fs::read_to_string(&under_way).unwrap(), "a diary");
@@ -248,7 +248,7 @@ fn only_files_of_ours_are_said_to_be_deleted() {
     let mut other_version = good.clone();
     other_version[8] ^= 1;
     assert!(message(&other_version).contains("format 2 (here 3), which this version cannot read: delete it"));
-    // Nor is a foreign file overwritten by a save.
+    // A save does not overwrite a foreign file either.
     fs::write(&path, "a diary").unwrap();
     assert!(
         cache

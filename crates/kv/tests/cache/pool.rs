@@ -1,5 +1,5 @@
-//! Pages that several sequences hold, against a model that stores every sequence's tokens apart: what is read is equal, no
-//! budget is passed, every holder is counted, and nothing is left at the end.
+//! Pages shared by several sequences, compared with a model of separate tokens: reads are equal, budgets hold,
+//! holders are counted, and nothing is left at the end.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,7 +23,7 @@ const SHAPE: CacheShape = CacheShape {
 };
 const MOST_TOKENS: usize = 200;
 
-/// Main memory that is refused while it is told to.
+/// Main memory that can refuse allocations.
 #[derive(Debug)]
 struct Refusing {
     memory: CpuDevice,
@@ -44,15 +44,15 @@ impl Device for Refusing {
     }
 }
 
-/// Bits of the keys and of the values of a token in one (layer, KV head).
+/// Bits of a token's keys and values in one (layer, KV head).
 type Row = (Vec<u32>, Vec<u32>);
 
-/// The contents of a sequence, apart from all others.
+/// The contents of a sequence, stored separately.
 #[derive(Clone, Default)]
 struct Plain {
     /// `[layers, kv_heads]`
     heads: Vec<Vec<Row>>,
-    /// The tokens that were read, where what is held follows from them alone.
+    /// The tokens read so far, if they alone determine the contents.
     text: Option<Vec<u32>>,
 }
 
@@ -66,7 +66,7 @@ impl Plain {
 }
 
 fn token(text: usize, position: usize) -> u32 {
-    // The two texts part after 40 tokens.
+    // The two texts differ after 40 tokens.
     (position * 7 + if position < 40 { 0 } else { text }) as u32
 }
 
@@ -146,7 +146,7 @@ fn streamed(cache: &mut KvCache) -> Vec<Vec<Row>> {
     found
 }
 
-/// How many page tables name each page.
+/// Number of page tables with each page.
 fn holders(caches: &[KvCache]) -> BTreeMap<PageId, usize> {
     let mut holders = BTreeMap::new();
     for cache in caches {
@@ -193,7 +193,7 @@ fn steps() -> impl Strategy<Value = Vec<(usize, bool, Step)>> {
         3 => Just(Step::Share),
         2 => Just(Step::Park),
     ];
-    // One step in eight finds that the system gives no memory.
+    // In one of eight steps the system refuses memory.
     let step = (0usize..4, (0usize..8).prop_map(|at| at == 0), step);
     proptest::collection::vec(step, 1..40)
 }
@@ -223,13 +223,13 @@ fn append(cache: &mut KvCache, plain: &mut Plain, text: usize, count: usize) {
     }
     match &mut plain.text {
         Some(tokens) if appended == SHAPE.layers.count() => tokens.extend(ids),
-        // Layers of different lengths follow from no text.
+        // Layers of different lengths match no text.
         text if appended > 0 => *text = None,
         _ => {}
     }
 }
 
-/// Replaces keys of some tokens within a page; where that is refused, each KV head has its old keys or its new ones.
+/// Replaces keys of some tokens within a page. After a refusal, each KV head has either its old or its new keys.
 fn turn(cache: &mut KvCache, plain: &mut Plain, first: usize) {
     let heads = SHAPE.layer(0).kv_heads..2 * SHAPE.layer(0).kv_heads;
     let held = heads.clone().map(|head| plain.heads[head].len()).min().unwrap();
@@ -250,7 +250,7 @@ fn turn(cache: &mut KvCache, plain: &mut Plain, first: usize) {
     }
 }
 
-/// Takes what others share of a text into an empty cache; what it should read then.
+/// Adopts shared pages of a text into an empty cache. Returns the expected contents.
 fn adopt(cache: &mut KvCache, text: usize) -> Plain {
     let mut plain = Plain::empty();
     let ids: Vec<u32> = (0..MOST_TOKENS).map(|at| token(text, at)).collect();
@@ -406,7 +406,7 @@ fn a_page_goes_to_the_disk_once_for_all_sequences_that_hold_it() {
     append_all(&mut book, 1, 200);
     assert_eq!(pool.file_bytes(), 0);
     let mut forks: Vec<KvCache> = (0..3).map(|_| book.fork()).collect();
-    // The forks grow until the pages that all of them hold have left.
+    // The forks grow until their shared pages have moved to disk.
     for step in 0..5 {
         for (salt, fork) in forks.iter_mut().enumerate() {
             append_all(fork, 10 * salt as u64 + step, 40);
@@ -415,7 +415,7 @@ fn a_page_goes_to_the_disk_once_for_all_sequences_that_hold_it() {
     let on_disk: Vec<u64> = forks.iter().map(|fork| fork.usage().bytes_by_tier.disk).collect();
     assert!(book.usage().bytes_by_tier.disk >= SHAPE.bytes_for(100));
     assert!(on_disk.iter().all(|bytes| *bytes >= book.usage().bytes_by_tier.disk));
-    // The files hold the pages that the forks hold apart, and one copy of the pages that all hold.
+    // The files hold the separate pages of the forks, and one copy of the shared pages.
     let apart: u64 = on_disk
         .iter()
         .map(|bytes| bytes - book.usage().bytes_by_tier.disk)
@@ -437,7 +437,7 @@ fn a_parked_sequence_leaves_the_nearest_tier_and_goes_on_to_the_bit() {
         let expected = streamed(&mut parked);
         assert_eq!(parked.park().unwrap(), SHAPE.bytes_for(150));
         assert_eq!(parked.usage().bytes_by_tier.disk, SHAPE.bytes_for(150));
-        // Pages that others hold stay.
+        // Pages of other sequences stay.
         assert_eq!(other.park().unwrap(), 0);
         assert!(streamed(&mut parked) == expected);
         let mut plain = KvCache::new(SHAPE, None).unwrap();
@@ -467,7 +467,7 @@ fn one_reader_shows_the_pages_of_several_sequences_of_its_pool() {
     let tokens = |pages: Vec<riffle_attention::PageView<'_>>| pages.iter().map(|page| page.tokens).sum::<usize>();
     assert_eq!(tokens(reader.pages(1, 2).collect()), 40);
     assert_eq!(tokens(question_pages.pages(1, 2).collect()), 60);
-    // The pages that both hold are the same memory.
+    // The shared pages of both are in the same memory.
     let first = |page: Option<riffle_attention::PageView<'_>>| match page.unwrap().keys {
         riffle_attention::Plane::F16(keys) => keys.as_ptr(),
         _ => unreachable!(),

@@ -1,4 +1,4 @@
-//! Beginnings kept on disk: found again to the bit, never wrong, never more than the budget.
+//! Beginnings on disk: exact to the bit, never wrong, and within the budget.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -66,7 +66,7 @@ fn a_beginning_is_found_again_to_the_bit_by_what_made_it_alone() {
 
         let (filled, ..) = found(&store, shape, b"model", &tokens);
         assert_eq!(all_contents(&filled), all_contents(&original));
-        // Another text shares the pages before the first that differs, and tokens behind the last.
+        // Another text shares the pages before the first difference. Later differences do not matter.
         for differs_at in [0, 31, 32, 127, 128, 135] {
             let mut other = tokens.clone();
             other[differs_at] += 1;
@@ -100,7 +100,7 @@ fn the_budget_holds_and_what_was_used_longest_ago_goes_first() {
             .unwrap();
     }
     assert_eq!(bytes(folder.path()), 6 * one);
-    // The first text is used again, so the second makes room, from its end.
+    // The first text is used again, so blocks of the second are removed, from its end.
     assert_eq!(found(&store, shape, b"", &text(1, 48)).1, 48);
     let kept = store.store(&cache(shape, 3, 32), b"", &text(3, 32)).unwrap();
     assert_eq!((kept.new_blocks, kept.removed_blocks, kept.bytes), (2, 2, 6 * one));
@@ -109,10 +109,10 @@ fn the_budget_holds_and_what_was_used_longest_ago_goes_first() {
         [tokens_of(9), tokens_of(1), tokens_of(2), tokens_of(3)],
         [0, 48, 16, 32]
     );
-    // More than the budget: its beginning is kept, and nothing is written beyond.
+    // For a text larger than the budget, only its beginning is written.
     let kept = store.store(&cache(shape, 4, 160), b"", &text(4, 160)).unwrap();
     assert_eq!((kept.tokens, bytes(folder.path())), (96, 6 * one));
-    // A smaller budget holds from the next store on.
+    // The next store applies a smaller budget.
     let small = PrefixCache::open(folder.path(), one).unwrap();
     small.store(&cache(shape, 5, 16), b"", &text(5, 16)).unwrap();
     assert_eq!(
@@ -137,7 +137,7 @@ fn a_damaged_block_is_removed_and_never_used() {
         match damage % 5 {
             0 => content.truncate(content.len() * damage / 40),
             1 => content.push(0),
-            // A whole block of another place.
+            // A complete block from another position.
             2 => content = fs::read(&all[(damage + 1) % 4]).unwrap(),
             _ => {
                 let at = content.len() * damage / 40;
@@ -152,7 +152,7 @@ fn a_damaged_block_is_removed_and_never_used() {
         assert_eq!(all_contents(&filled), all_contents(&expected));
         assert_eq!(found(&store, shape, b"", &tokens).2, 0);
     }
-    // A block that is gone, a block that no index names, and a file of somebody else that has the name of one.
+    // A missing block, an unindexed block, and a foreign file with a block's name.
     store.store(&original, b"", &tokens).unwrap();
     fs::remove_file(&blocks(folder.path())[0]).unwrap();
     assert!(found(&store, shape, b"", &tokens).1 < 64);
@@ -271,7 +271,7 @@ fn a_note_comes_back_with_exactly_the_tokens_it_was_kept_with_and_within_the_bud
         .unwrap();
     assert_eq!((kept.tokens, kept.new_blocks), (64, 0));
     assert_eq!(kept.bytes, bytes(folder.path()));
-    // Not whole pages: the note belongs nowhere.
+    // A note needs a beginning of whole pages.
     store
         .store_with_note(&original, b"model", &tokens[..100], b"state")
         .unwrap();
@@ -281,7 +281,7 @@ fn a_note_comes_back_with_exactly_the_tokens_it_was_kept_with_and_within_the_bud
         .store_with_note(&original, b"model", &tokens[..128], b"state after four")
         .unwrap();
     assert_eq!(find(&tokens), (128, Some(b"state after four".to_vec())));
-    // A note that has changed is removed, and an earlier one serves.
+    // A changed note is removed, and an earlier one is used.
     for path in blocks(folder.path()) {
         let mut content = fs::read(&path).unwrap();
         if content.windows(16).any(|window| window == b"state after four") {
@@ -292,7 +292,7 @@ fn a_note_comes_back_with_exactly_the_tokens_it_was_kept_with_and_within_the_bud
     assert_eq!(find(&tokens), (64, Some(b"state after two".to_vec())));
     assert_eq!(found(&store, shape, b"model", &tokens).1, 140);
 
-    // A budget that holds the pages and not the note.
+    // The budget has room for the pages but not for the note.
     let tight = tempfile::tempdir().unwrap();
     let all = bytes(folder.path());
     let store = PrefixCache::open(tight.path(), all / 2).unwrap();
@@ -321,7 +321,7 @@ fn a_cache_that_holds_first_pages_is_filled_with_those_after_them() {
         assert_eq!((found.tokens, stepwise.tokens(0)), (held, held));
     }
     assert_eq!(all_contents(&stepwise), all_contents(&whole));
-    // First pages that are not kept are no reason to look no further.
+    // The search continues after missing first pages.
     let of_pages = |path: &PathBuf| fs::read(path).unwrap().starts_with(b"RIFFLEPB");
     fs::remove_file(blocks(folder.path()).into_iter().find(of_pages).unwrap()).unwrap();
     let mut first = KvCache::new(shape, None).unwrap();

@@ -1,4 +1,4 @@
-//! Blocks in a store that others share: found to the bit or not at all, whatever the store does.
+//! Blocks in a shared store: exact to the bit or absent, whatever faults the store has.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ fn cache(shape: CacheShape, salt: u64, tokens: usize) -> KvCache {
     cache
 }
 
-/// Blocks of several slices: two layers of 200 KB each, and a head.
+/// Blocks with several slices: two layers of 200 KB each, and a header.
 fn large_shape() -> CacheShape {
     CacheShape {
         layers: LayerShapes::alike(5, LayerShape::new(2, 128)),
@@ -55,7 +55,7 @@ fn publish(shared: &SharedBlocks, cache: &KvCache, tokens: &[u32]) {
     }
 }
 
-/// Fills an empty cache; returns it cut to what came whole, and the time that took.
+/// Fetches into an empty cache. Returns the cache cut to its complete part, and the duration.
 fn fetched(shared: &SharedBlocks, shape: CacheShape, tokens: &[u32]) -> (KvCache, Duration) {
     let mut cache = KvCache::new(shape, None).unwrap();
     let took = fetch_into(shared, &mut cache, tokens);
@@ -129,7 +129,7 @@ fn a_fetch_goes_on_from_what_the_cache_holds() {
     fetch_into(&shared, &mut filled, &tokens);
     assert_eq!(filled.tokens(0), 6 * PAGE);
     assert!(is_beginning_of(&filled, 3));
-    // Slices of the other four blocks alone were asked for.
+    // Only slices of the other four blocks were requested.
     assert_eq!(store.count(Operation::Get), 4);
 }
 
@@ -149,7 +149,7 @@ fn the_length_is_found_with_few_questions_whatever_it_is() {
             assert!(store.count(Operation::Contains) - before <= 7);
         }
         store.restore(&empty);
-        // Removed blocks are written again by a process that does not know them.
+        // A process without knowledge of them writes removed blocks again.
         publisher = open(&store, quick());
     }
 }
@@ -181,7 +181,7 @@ fn damaged_and_cut_blocks_are_counted_never_used_and_written_anew() {
                 notices.len() == 1 && notices[0].contains("fake://store is damaged"),
                 "{notices:?}"
             );
-            // Whoever has read the text writes what was bad.
+            // A process that has read the text overwrites the bad block.
             publish(&shared, &original, &tokens);
             let (filled, _) = fetched(&open(&store, quick()), shape, &tokens);
             assert_eq!(filled.tokens(0), 4 * page);
@@ -227,8 +227,8 @@ fn a_store_that_gives_the_bytes_of_another_block_is_found_out() {
         let (filled, _) = fetched(&open(&store, quick()), shape, &tokens);
         assert!(filled.tokens(0) <= most_tokens && is_beginning_of(&filled, 3));
     }
-    // A store that is wrong again and again is left alone as one that fails. Of one thread each fetch sees one bad block. A failure is
-    // counted for good, while the pause it begins may be over on a busy machine.
+    // A store with repeated wrong blocks is skipped like a failing one. With one thread each fetch sees one bad
+    // block. The count of failures lasts, but the pause may already be over on a busy machine.
     let shared = open(&store, SharedOptions { parallel: 1, ..quick() });
     for failures in [0, 0, 1] {
         fetched(&shared, shape, &tokens);
@@ -248,7 +248,7 @@ fn a_store_that_is_slow_or_gone_costs_one_operation_then_nothing() {
         store.set_faults(move |_, _| given.clone());
         let shared = open(&store, quick());
         let asked = store.count(Operation::Contains);
-        // The pause is of 2 seconds from the failure on: a machine that is held up for longer sees no more of it.
+        // The pause lasts 2 seconds from the failure; a slow machine may miss it.
         let began = Instant::now();
         for _ in 0..20 {
             let (filled, _) = fetched(&shared, shape, &tokens);
@@ -262,7 +262,7 @@ fn a_store_that_is_slow_or_gone_costs_one_operation_then_nothing() {
         let notices = shared.take_notices();
         assert_eq!(notices.len(), 1, "{notices:?}");
         assert!(notices[0].contains("prompts are read here"));
-        // After the pause it is tried again, and told when it works.
+        // After the pause the store is tried again, and a notice says that it works.
         store.set_faults(|_, _| Fault::None);
         while fetched(&shared, shape, &tokens).0.tokens(0) < 6 * PAGE {
             assert!(began.elapsed() < Duration::from_secs(150), "it is not tried again");
@@ -312,11 +312,11 @@ fn a_full_queue_and_a_paused_store_never_block_the_publisher() {
             .unwrap(),
         offered
     );
-    // It waited for no operation of the store: the first takes a second.
+    // It did not wait for the store, whose first operation takes a second.
     assert!(began.elapsed() < Duration::from_secs(1) && !shared.can_publish(&shape));
     assert_eq!(shared.counts().queued_bytes, 3 * block as u64);
     assert!(!shared.flush(Duration::from_millis(1500)) && shared.counts().failures > 0);
-    // Blocks that wait are written when the store works again.
+    // Queued blocks are written after the store works again.
     store.set_faults(|_, _| Fault::None);
     assert!(shared.flush(Duration::from_secs(20)));
     assert_eq!(store.names().len(), 3);
@@ -342,7 +342,7 @@ fn who_waits_gets_blocks_as_another_publishes_them_and_gives_up_after_the_wait()
     let (store, shape) = (FakeStore::default(), shape(PAGE, Format::F16));
     let tokens = text(1, 6 * PAGE);
     let original = cache(shape, 3, 6 * PAGE);
-    // Far longer than the pauses of the publisher, so that no slow machine is taken for one that is late.
+    // Much longer than the publisher's pauses, so that a slow machine is not counted as late.
     let wait = Duration::from_secs(3);
     let options = SharedOptions { wait, ..quick() };
     let publisher = open(&store, quick());
@@ -358,7 +358,7 @@ fn who_waits_gets_blocks_as_another_publishes_them_and_gives_up_after_the_wait()
     let (filled, is_right, took) = reader.join().unwrap();
     assert!(filled == 4 * PAGE && is_right);
     assert!(took > wait, "{took:?}");
-    // All that is wanted is there: nothing is waited for.
+    // Everything is available, so there is no wait.
     let (filled, took) = fetched(
         &open(&store, SharedOptions { wait, ..quick() }),
         shape,
@@ -400,7 +400,7 @@ fn a_note_is_found_with_the_longest_beginning_that_has_one() {
         assert_eq!(note_of(&tokens[..5 * PAGE]), Some((3 * PAGE, vec![3; 100])));
         assert_eq!(note_of(&tokens[..2 * PAGE]), None);
     }
-    // A damaged note is not used; the next shorter beginning is.
+    // Instead of a damaged note the next shorter beginning is used.
     let note = store.names().into_iter().find(|name| name.ends_with("5.note")).unwrap();
     store.change(&note, |bytes| bytes[50] ^= 1);
     let mut fetch = shared.fetch(&FetchRequest {
@@ -439,7 +439,7 @@ fn a_sweep_removes_the_old_then_the_ends_of_what_is_beyond_the_budget() {
     assert_eq!(with(None, Some(Duration::from_secs(4 * 3600))).removed_blocks, 0);
     let swept = with(Some(6), None);
     assert_eq!((swept.removed_blocks, swept.bytes), (2, store.bytes()));
-    // The first text lost its end, and is found up to there.
+    // The first text lost its last blocks, and is found up to them.
     let tokens_of = |salt| {
         fetched(&open(&store, quick()), shape, &text(salt, 4 * PAGE))
             .0
@@ -470,7 +470,7 @@ fn the_first_layers_of_the_end_arrive_before_the_last_ones() {
         ready.push((fetch.ready_layers(&cache), fetch.whole_tokens(&cache) / page));
         fetch.wait(Duration::from_secs(1));
     }
-    // Layers get ready while the last blocks are not whole.
+    // The first layers are ready while the last blocks are incomplete.
     assert!(
         ready
             .iter()

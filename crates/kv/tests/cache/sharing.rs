@@ -1,4 +1,4 @@
-//! Sequences that hold pages in common: each reads its own text, and what is common is there once.
+//! Sequences with shared pages: each reads its own text, and shared pages are stored once.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,7 +11,7 @@ use riffle_kv::{CacheShape, CpuDevice, DiskTier, KvCache, KvError, KvTiers, Outl
 
 pub(crate) type Contents = BTreeMap<(usize, usize, usize), (Vec<u32>, Vec<u32>)>;
 
-/// Everything a cache holds, wherever it lies.
+/// The complete contents of a cache, from all tiers.
 pub(crate) fn streamed(cache: &mut KvCache) -> Contents {
     let shape = *cache.shape();
     let mut found = Contents::new();
@@ -50,7 +50,7 @@ fn forks_share_what_they_begin_with_and_write_into_copies() {
         let bytes = pool.near_bytes();
         let mut fork = book.fork();
         assert_eq!(all_contents(&fork), alone);
-        // Four pages, of which one is not full; nothing was written yet.
+        // Four pages, one of them partial. The fork has written nothing yet.
         assert_eq!(fork.usage().shared_bytes, shape.bytes_for(100));
         assert!(pool.near_bytes() <= bytes);
 
@@ -65,7 +65,7 @@ fn forks_share_what_they_begin_with_and_write_into_copies() {
             );
             assert_ne!(book.0[..100 * 48 + 3 * 48], fork.0[..]);
         }
-        // Going back into what is shared, and on with something else.
+        // Truncates into the shared pages, then appends other tokens.
         let mut third = fork.fork();
         third.truncate(50);
         append_all(&mut third, 7, 30);
@@ -87,7 +87,7 @@ fn forks_share_what_they_begin_with_and_write_into_copies() {
 #[test]
 fn a_beginning_is_found_by_its_hash_under_the_same_origin_alone() {
     let shape = shape(16, Format::F16);
-    // Slabs of a small budget are small: what is mapped is nearly what is held.
+    // A small budget has small slabs: mapped memory is close to used memory.
     let pool = PagePool::new(shape, KvTiers::memory(Some(shape.bytes_for(640)))).unwrap();
     let mut first = pool.cache();
     append_all(&mut first, 1, 90);
@@ -106,7 +106,7 @@ fn a_beginning_is_found_by_its_hash_under_the_same_origin_alone() {
     );
     assert_eq!(all_contents(&second)[0].0[..], all_contents(&first)[0].0[..32 * 48]);
 
-    // Who computed the same pages gives up its own.
+    // A sequence that computed the same pages drops its own copies.
     let mut third = pool.cache();
     append_all(&mut third, 1, 90);
     let before = pool.near_bytes();
@@ -115,7 +115,7 @@ fn a_beginning_is_found_by_its_hash_under_the_same_origin_alone() {
     assert_eq!(third.usage().shared_bytes, shape.bytes_for(80));
     assert_eq!(all_contents(&third), all_contents(&first));
     drop((first, third));
-    // Pages that nobody holds any more are not found.
+    // Pages without a holder are not found.
     assert_eq!(pool.cache().adopt(b"model, full", &text), 32);
     drop(second);
     assert_eq!(pool.cache().adopt(b"model, full", &text), 0);
@@ -129,7 +129,7 @@ fn sequences_of_a_pool_keep_to_one_budget_in_which_shared_pages_count_once() {
     let pool = PagePool::new(shape, KvTiers::memory(Some(budget))).unwrap();
     let mut book = pool.cache();
     append_all(&mut book, 1, 256);
-    // Eight of ten pages: three sequences of them have room only because they are there once.
+    // Three sequences with eight of ten pages fit only because the pages are stored once.
     let mut forks = [book.fork(), book.fork()];
     for fork in &mut forks {
         append_all(fork, 3, 32);
@@ -191,7 +191,7 @@ fn a_sequence_that_fills_the_nearest_tier_leaves_room_to_those_that_share_its_pa
             append_all(&mut book, 1, 40);
             append_all(&mut plain, 1, 40);
         }
-        // It is full: nothing was left to others.
+        // The budget is full.
         assert!(pool.near_bytes() > budget * 9 / 10);
         let expected = streamed(&mut plain);
         for round in 0..3 {
@@ -256,7 +256,7 @@ fn a_fork_goes_on_within_the_budget_that_was_planned_for_it() {
             for _ in 0..16 {
                 append_all(&mut book, 1, 40);
             }
-            // Each question fills what the book leaves of the context.
+            // Each question fills the rest of the context.
             for question in 0..4 {
                 let mut fork = book.fork();
                 append_all(&mut fork, question, 40);
@@ -331,7 +331,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
-    /// Three sequences of one pool against three that know nothing of each other.
+    /// Compares three sequences of one pool with three separate ones.
     #[test]
     fn sequences_that_share_pages_read_as_if_they_did_not(
         steps in steps(),
@@ -358,7 +358,7 @@ proptest! {
                         if pooled[who].tokens(layer) + count <= 400 {
                             match pooled[who].append(layer, &keys, &values) {
                                 Ok(()) => plain[who].append(layer, &keys, &values).unwrap(),
-                                // Others have taken what it would need near.
+                                // Other sequences have taken the near memory.
                                 Err(KvError::NearBudget { .. }) if tier > 0 => {}
                                 Err(error) => prop_assert!(false, "{}", error),
                             }
@@ -386,7 +386,7 @@ proptest! {
                 Step::Fork(from, to) if from != to => {
                     let (copy, path) = (folder.path().join("copy"), folder.path());
                     prop_assert!(path.exists());
-                    // The sequence it takes the place of goes first.
+                    // The replaced sequence is dropped first.
                     pooled[to] = pool.cache();
                     pooled[to] = pooled[from].fork();
                     plain[from].save(&copy, b"", b"").unwrap();

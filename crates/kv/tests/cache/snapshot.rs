@@ -1,4 +1,4 @@
-//! A cache in a file: what comes back, and that nothing wrong ever comes back.
+//! Cache files: a restore is exact, and a wrong file is never restored.
 
 use std::fs;
 use std::path::Path;
@@ -89,7 +89,7 @@ fn equal_pages_have_equal_hashes_whatever_their_memory_held_before() {
             }
         }
         assert_eq!(fresh.page_hash(0, shape.layer(0).kv_heads, 0), None);
-        // Different pages have different hashes, and so has a page with one token less.
+        // Different pages have different hashes, also a page with one token less.
         append_all(&mut fresh, 3, 1);
         hashes.push(fresh.page_hash(0, 0, 1).unwrap());
         let count = hashes.len();
@@ -147,7 +147,7 @@ fn a_file_of_another_model_or_shape_is_refused_by_name() {
     }
 }
 
-/// Every byte of a small file.
+/// Changes every byte of a small file.
 #[test]
 fn a_changed_missing_or_added_byte_is_always_noticed() {
     let folder = tempfile::tempdir().unwrap();
@@ -161,7 +161,7 @@ fn a_changed_missing_or_added_byte_is_always_noticed() {
     let mut cache = KvCache::new(shape, None).unwrap();
     append_all(&mut cache, 0, 21);
     cache.save(&path, b"id", b"note").unwrap();
-    // A budget that fits keeps the mappings small, and so thousands of restores quick.
+    // A tight budget keeps the mappings small, which makes thousands of restores fast.
     let budget = Some(shape.bytes_for(21));
     let good = fs::read(&path).unwrap();
     let refused = |bytes: &[u8]| {
@@ -178,7 +178,7 @@ fn a_changed_missing_or_added_byte_is_always_noticed() {
         );
         let message = error.to_string();
         assert!(message.contains("cache.kv") && !message.contains('\n'), "{message}");
-        // Nobody is told to delete a file that may be another program's.
+        // The message does not advise deleting a file that another program may own.
         assert_eq!(
             message.contains("delete it"),
             bytes.starts_with(b"RIFFLEKV"),
@@ -192,7 +192,7 @@ fn a_changed_missing_or_added_byte_is_always_noticed() {
         refused(&good[..at]);
     }
     refused(&[&good[..], &[0]].concat());
-    // Two pages that change places are each right, but not where they are.
+    // Two swapped pages are each valid, but in the wrong place.
     let page = shape.page_bytes(0) as usize + 16;
     let first = good.len() - 16 - 4 * page;
     let mut swapped = good.clone();
@@ -221,7 +221,7 @@ fn a_save_that_fails_keeps_what_was_there_and_names_the_file() {
         "{message}"
     );
 
-    // A folder stands where the file should go.
+    // The path of the file is a folder.
     let taken = folder.path().join("taken");
     fs::create_dir(&taken).unwrap();
     fs::write(taken.join("inside"), "kept").unwrap();
@@ -239,7 +239,7 @@ fn crash_shape() -> CacheShape {
     }
 }
 
-/// Not a test of its own: what the next one starts, kills, and starts again. Saves forever.
+/// The child process of the next test, which starts and kills it repeatedly. It saves forever.
 #[test]
 fn saver_process() {
     let Some(path) = std::env::var_os(CHILD_PATH) else {
@@ -283,7 +283,7 @@ fn a_process_killed_while_it_saves_leaves_one_whole_cache() {
             );
             std::thread::sleep(Duration::from_millis(1));
         }
-        // The first round waits for a whole file; the others stop anywhere.
+        // The first round waits for a complete file; the others stop at any moment.
         while !path.exists() {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -294,7 +294,7 @@ fn a_process_killed_while_it_saves_leaves_one_whole_cache() {
         let (cache, attachment) = KvCache::restore(&path, &crash_shape(), b"model", None).unwrap();
         assert_eq!(all_contents(&cache), expected[usize::from(attachment[0])]);
     }
-    // Some were killed in the middle, or the test has shown nothing; the next save clears what they left.
+    // At least one process was killed during a save. The next save removes its leftovers.
     assert!(abandoned > 0);
     KvCache::new(crash_shape(), None)
         .unwrap()

@@ -1,4 +1,5 @@
-//! Tokens of a page that a text fills in part: found again to the bit, one tail a block, within the budget, and told to nobody.
+//! Tails (tokens of a partial page): exact to the bit, one per block, within the budget, and not reported to
+//! listeners.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,7 @@ fn tails(folder: &Path) -> Vec<PathBuf> {
     tails
 }
 
-/// Keeps a text that was read, with an answer behind it.
+/// Stores a text that was read, with an answer after it.
 fn keep(store: &PrefixCache, shape: CacheShape, salt: u64, tokens: &[u32]) -> usize {
     let held = cache(shape, salt, tokens.len() + 5);
     store.store(&held, b"model", tokens).unwrap().tokens
@@ -36,7 +37,8 @@ fn a_text_is_found_again_to_its_last_token_and_goes_on_with_the_same_bits() {
                 value_format,
                 ..shape
             };
-            // Texts shorter than a page, tails of one token and of all but one of a page, at and beside stripes of 16 tokens.
+            // Texts shorter than a page, tails of one token and of all but one of a page, and lengths near stripes of
+            // 16 tokens.
             for length in [1, 16, 31, 33, 64 + 15, 64 + 17, 64 + 31] {
                 let folder = tempfile::tempdir().unwrap();
                 let store = PrefixCache::open(folder.path(), ALL).unwrap();
@@ -77,11 +79,11 @@ fn a_text_that_parts_from_a_tail_takes_the_tokens_that_both_begin_with() {
             assert_eq!(kept, differs_at);
             assert_eq!(all_contents(&filled), all_contents(&cache(shape, 3, differs_at)));
         }
-        // Fewer tokens than the tail has, and none behind the page.
+        // Texts that end with the page or within the tail.
         for asked in [64, 66] {
             assert_eq!(found(&store, shape, b"model", &tokens[..asked]).1, asked);
         }
-        // A text that parts before the last page finds no tail of its own.
+        // A text that differs before the last page finds no tail.
         let mut other = tokens.clone();
         other[40] += 1;
         assert_eq!(found(&store, shape, b"model", &other).1, 32);
@@ -120,14 +122,14 @@ fn a_block_has_one_tail_of_the_newest_text_unless_an_older_one_holds_that_whole(
     second[40] += 1;
     let known = |tokens: &[u32]| store.known_tokens(&shape, b"model", tokens).unwrap();
     keep(&store, shape, 3, &first[..50]);
-    // A longer one takes its place, and a beginning of it does not.
+    // A longer tail replaces it; a beginning of it does not.
     keep(&store, shape, 3, &first[..58]);
     assert_eq!((known(&first), tails(folder.path()).len()), (58, 1));
     let before = fs::read(&tails(folder.path())[0]).unwrap();
     assert_eq!(keep(&store, shape, 3, &first[..45]), 45);
     assert!(fs::read(&tails(folder.path())[0]).unwrap() == before);
     assert_eq!(known(&first), 58);
-    // One of a newer text takes its place, although it is shorter.
+    // A tail of a newer text replaces it, although it is shorter.
     keep(&store, shape, 4, &second[..45]);
     assert_eq!((known(&first), known(&second), tails(folder.path()).len()), (40, 45, 1));
     let stored = store.store(&cache(shape, 4, 45), b"model", &second[..45]).unwrap();
@@ -143,7 +145,7 @@ fn a_whole_page_takes_the_place_of_the_tail_that_it_begins_with() {
     let tokens = text(1, 96);
     let mut other = tokens.clone();
     other[40] += 1;
-    // A text of another end keeps its tail.
+    // A text with another end keeps its own tail.
     keep(&store, shape, 4, &other[..50]);
     keep(&store, shape, 3, &tokens[..64]);
     assert_eq!(tails(folder.path()).len(), 1);
@@ -169,7 +171,7 @@ fn tails_keep_to_the_budget_and_leave_before_their_block() {
     let (block, tail) = (size(16), size(25) - size(16));
     let folder = tempfile::tempdir().unwrap();
     let all = bytes;
-    // Room for the pages and not for the tokens behind them.
+    // The budget has room for the pages but not for the tail.
     let store = PrefixCache::open(folder.path(), 2 * block + tail - 1).unwrap();
     assert_eq!(keep(&store, shape, 1, &text(1, 41)), 32);
     assert_eq!(all(folder.path()), 2 * block);
@@ -177,14 +179,14 @@ fn tails_keep_to_the_budget_and_leave_before_their_block() {
     assert_eq!(keep(&store, shape, 1, &text(1, 41)), 41);
     let stored = store.store(&cache(shape, 2, 9), b"model", &text(2, 9)).unwrap();
     assert_eq!((stored.removed_blocks, stored.bytes), (0, 2 * block + 2 * tail));
-    // The first text was used longest ago, and leaves from its end.
+    // The first text is the least recently used, and is removed from its end.
     let stored = store.store(&cache(shape, 2, 9), b"other", &text(2, 9)).unwrap();
     assert_eq!((stored.removed_blocks, stored.bytes), (1, 2 * block + 2 * tail));
     assert_eq!(all(folder.path()), stored.bytes);
     let known = |identity: &[u8], tokens: &[u32]| store.known_tokens(&shape, identity, tokens).unwrap();
     assert_eq!(known(b"model", &text(1, 41)), 32);
     assert_eq!((known(b"model", &text(2, 9)), known(b"other", &text(2, 9))), (9, 9));
-    // Being found is a use of a tail.
+    // A lookup counts as a use of the tail.
     assert_eq!(found(&store, shape, b"model", &text(2, 9)).1, 9);
     assert_eq!(found(&store, shape, b"model", &text(1, 41)).1, 32);
     let stored = store.store(&cache(shape, 5, 9), b"third", &text(5, 9)).unwrap();
@@ -212,9 +214,9 @@ fn a_damaged_tail_is_removed_and_never_used() {
         match damage % 5 {
             0 => content.truncate(content.len() * damage / 60),
             1 => content.push(0),
-            // A whole tail of another block.
+            // A complete tail of another block.
             2 => content = fs::read(all.iter().find(|path| !mine(path)).unwrap()).unwrap(),
-            // The head, and the number of tokens in it.
+            // The header, or its number of tokens.
             3 => content[damage] ^= 1 << (damage % 8),
             _ => {
                 let at = content.len() * damage / 60;
@@ -228,7 +230,7 @@ fn a_damaged_tail_is_removed_and_never_used() {
         assert_eq!(all_contents(&filled), all_contents(&cache(shape, 3, 32)));
         assert_eq!((found(&store, shape, b"model", &tokens).2, path.exists()), (0, false));
     }
-    // A tail that is gone, and one that a dead process wrote and no index names.
+    // A missing tail, and an unindexed tail of a dead process.
     keep(&store, shape, 3, &tokens);
     let path = tails(folder.path()).pop().unwrap();
     let content = fs::read(&path).unwrap();
@@ -250,7 +252,7 @@ fn a_damaged_tail_makes_room_for_the_next_one() {
     let tokens = text(1, 70);
     for kept in [50, 70] {
         keep(&store, shape, 3, &tokens[..50]);
-        // Another number of tokens: its head cannot be read.
+        // With another number of tokens the header is unreadable.
         let path = tails(folder.path()).pop().unwrap();
         let mut content = fs::read(&path).unwrap();
         content[48..52].fill(0xff);
@@ -277,7 +279,7 @@ fn a_cache_that_holds_a_page_in_part_is_filled_anew_from_there() {
         assert_eq!((found.tokens, filled.tokens(0)), (held, held));
         assert_eq!(all_contents(&filled), all_contents(&cache(shape, 3, held)));
     }
-    // No room for the tail: what was held stays, in whole pages.
+    // Without room for the tail, the cache keeps its whole pages.
     let mut small = KvCache::new(shape, Some(shape.bytes_for(64))).unwrap();
     append_all(&mut small, 3, 64);
     assert!(store.fill(&mut small, b"model", &tokens).is_err());

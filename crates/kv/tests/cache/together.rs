@@ -1,5 +1,5 @@
-//! Rows of several sequences that read their pages together: each is shown what it would be shown alone, in that order, and what
-//! several of them read of farther tiers is loaded once.
+//! Rows of several sequences read pages together: each sees its own pages in its own order, and shared far pages are
+//! loaded once.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -29,7 +29,7 @@ struct Wanted {
     pages: Option<Vec<Vec<Span>>>,
 }
 
-/// The pages that reads were shown, `[reads, kv_heads]`, and the attention of two rows a KV head over them.
+/// The pages of the reads, `[reads, kv_heads]`, and the attention of two rows per KV head over them.
 #[derive(PartialEq)]
 struct Read {
     pages: Vec<Vec<Vec<Shown>>>,
@@ -75,7 +75,7 @@ fn shown(shape: &CacheShape, page: &PageView<'_>) -> Shown {
     (page.start, keys, values)
 }
 
-/// Streams reads of some sequences in one go.
+/// Streams the reads of some sequences together.
 fn read(sequences: &mut [&mut KvCache], reads: &[Wanted], layer: usize, next: Option<usize>) -> Read {
     let shape = *sequences[0].shape();
     let (heads, head_dim) = (shape.layer(0).kv_heads, shape.layer(0).key_width);
@@ -125,7 +125,7 @@ fn read(sequences: &mut [&mut KvCache], reads: &[Wanted], layer: usize, next: Op
     Read { pages, partials }
 }
 
-/// The reads one after the other.
+/// The same reads one by one.
 fn read_apart(sequences: &mut [KvCache], reads: &[Wanted], layer: usize) -> Read {
     let mut all = Read {
         pages: Vec::new(),
@@ -143,7 +143,7 @@ fn read_apart(sequences: &mut [KvCache], reads: &[Wanted], layer: usize) -> Read
     all
 }
 
-/// Far pages that are read, each with a sequence, KV head and number that names it.
+/// The far pages of the reads, each with a sequence, KV head and index.
 fn far_pages(sequences: &[KvCache], reads: &[Wanted], layer: usize) -> BTreeMap<PageId, (usize, usize, usize)> {
     let mut far = BTreeMap::new();
     for wanted in reads {
@@ -162,7 +162,7 @@ fn far_pages(sequences: &[KvCache], reads: &[Wanted], layer: usize) -> BTreeMap<
     far
 }
 
-/// Planes that are loaded when each page is loaded once.
+/// Number of planes to load if each page is loaded once.
 fn planes_of(
     sequences: &mut [KvCache],
     pages: &BTreeMap<PageId, (usize, usize, usize)>,
@@ -212,7 +212,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..40)
 }
 
-/// Grows a sequence by tokens of the one text, unless it holds something else or there is no room for them.
+/// Appends tokens of the common text to a sequence, unless the sequence holds other tokens or there is no memory.
 fn append(sequence: &mut KvCache, count: usize) {
     let shape = *sequence.shape();
     for layer in 0..shape.layers.count() {
@@ -228,7 +228,7 @@ fn append(sequence: &mut KvCache, count: usize) {
     }
 }
 
-/// Takes a step that reads nothing. What a sequence holds follows from its length while it is `whole`.
+/// Runs a step without a read. The length of a sequence determines its contents while it is `whole`.
 fn change(sequences: &mut [KvCache], whole: &mut [bool], step: &Step) {
     match step {
         Step::Append(who, count) => append(&mut sequences[*who], *count),
@@ -291,7 +291,7 @@ proptest! {
             let all: &mut Vec<&mut KvCache> = &mut sequences.iter_mut().collect();
             prop_assert!(read(all, reads, *layer, reads_ahead.then_some(1 - *layer)) == apart);
             let loaded = device.planes() - before;
-            // Only a page that stands at two places may come twice. What comes ahead is counted when it arrives.
+            // Only a page with two holders may be loaded twice. Pages loaded ahead count on arrival.
             let is_once = loaded == once || loaded > once && whole.contains(&false);
             prop_assert!(is_once || reads_ahead, "{} for {}", loaded, once);
             prop_assert!(sequences[0].mapped_bytes() <= budgets);
@@ -301,7 +301,7 @@ proptest! {
     }
 }
 
-/// Eight sequences that read a document which lies on disk, all of it, each with some tokens of its own.
+/// Eight sequences with a common document on disk and a few tokens of their own.
 fn readers_of_a_document(pool: &PagePool) -> Vec<KvCache> {
     let mut book = pool.cache();
     for _ in 0..20 {

@@ -1,4 +1,4 @@
-//! Versions of pages: what was copied under a version is what the page holds, whatever happened in between.
+//! Versions of pages: equal versions mean equal contents, whatever happened in between.
 
 use std::collections::HashMap;
 
@@ -12,12 +12,13 @@ fn shape() -> CacheShape {
     crate::testing::shape(PAGE_TOKENS, Format::F16)
 }
 
-/// Copies of pages, as a device holds them: the first tokens that were seen under each version.
+/// Copies of pages, like a device's: the first tokens seen under each version.
 #[derive(Default)]
 struct Copies(HashMap<PageVersion, [Vec<u32>; 2]>);
 
 impl Copies {
-    /// Compares every page of a sequence with its copy, and copies what is new; returns how many tokens were there already.
+    /// Compares every page of a sequence with its copy, and copies new tokens. Returns the number of already copied
+    /// tokens.
     fn check(&mut self, cache: &KvCache) -> usize {
         let (shape, mut known) = (*cache.shape(), 0);
         for layer in 0..shape.layers.count() {
@@ -105,7 +106,7 @@ fn a_page_holds_what_was_copied_under_its_version_whatever_sequences_do() {
                     cache.remove_first_pages(1, draws.below(layer_pages + 1)).unwrap();
                 }
                 7 => {
-                    // Whoever encodes tokens may fail when it has written some.
+                    // An encoder may fail after it has written some tokens.
                     let failed = cache.append_encoded::<KvError>(0, 5, |_| Ok(Vec::new()));
                     assert!(failed.is_err());
                 }
@@ -127,18 +128,18 @@ fn what_is_appended_to_keeps_its_version_and_what_is_written_over_does_not() {
     assert_eq!(copies.check(&cache), 0);
     append(&mut cache, 5, 20);
     assert_eq!(copies.check(&cache), 20 * heads);
-    // Back to within a page: the whole pages before it are what they were.
+    // A truncation within a page leaves the pages before it unchanged.
     cache.truncate(37);
     assert_eq!(copies.check(&cache), 37 * heads);
     append(&mut cache, 9, 1);
     assert_eq!(copies.check(&cache), 32 * heads);
-    // A fork is the same pages until it writes.
+    // A fork has the same pages until it writes.
     let mut fork = cache.fork();
     assert_eq!(copies.check(&fork), 38 * heads);
     append(&mut fork, 11, 1);
     assert_eq!(copies.check(&fork), 32 * heads);
     assert_eq!(copies.check(&cache), 38 * heads);
-    // Ids of freed pages name others.
+    // Other pages reuse the ids of freed pages.
     let ids = cache.page_ids(0, 0).to_vec();
     drop((cache, fork));
     let mut other = pool.cache();

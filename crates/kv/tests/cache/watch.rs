@@ -1,4 +1,4 @@
-//! Changes that a pool and a prefix cache tell of: whoever applies them knows what is held and where.
+//! Changes reported by a pool and a prefix cache: a listener that applies them knows all contents and their tiers.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -29,20 +29,20 @@ fn apply(picture: &mut Picture, changes: Vec<RowChange>) {
     }
 }
 
-/// The tiers of the rows of `text` that a new sequence can go on from, as the pool itself has it.
+/// The tiers of the rows of `text` that a new sequence can share, according to the pool.
 fn held(pool: &PagePool, text: &[u32]) -> Vec<RowTier> {
     let mut cache = pool.cache();
     let rows = cache.adopt(IDENTITY, text) / PAGE;
     (0..rows).map(|row| cache.row_tier(row).unwrap()).collect()
 }
 
-/// The same as a subscriber works it out.
+/// The same according to a listener.
 fn expected(picture: &Picture, text: &[u32]) -> Vec<RowTier> {
     let blocks = TextBlock::chain(PAGE, text);
     blocks.map_while(|block| picture.get(&block.key).copied()).collect()
 }
 
-/// Texts that begin alike in twos and fours.
+/// Texts with common beginnings, in pairs and in fours.
 fn texts() -> Vec<Vec<u32>> {
     (0..4u32)
         .map(|text| {
@@ -104,7 +104,7 @@ fn tiers(folder: &Path, shape: &CacheShape) -> KvTiers {
     tiers
 }
 
-/// A sequence, the text it reads and whether it holds all it has read.
+/// A sequence, its text, and true if it still holds all of it.
 struct Sequence {
     cache: KvCache,
     text: usize,
@@ -203,7 +203,7 @@ proptest! {
             for text in &texts {
                 prop_assert_eq!(expected(&picture, text), held(&pool, text));
             }
-            // Looking changed nothing.
+            // The lookup changed nothing.
             prop_assert_eq!(pool.take_row_changes(), Vec::new());
         }
         drop(sequences);
@@ -292,7 +292,7 @@ fn a_listing_tells_what_a_prefix_cache_finds_whoever_writes_to_it() {
         }
     }
     assert!(listing.refresh(&ours).unwrap().is_empty());
-    // A process that begins later is told the same, in order.
+    // A later process gets the same reports, in order.
     let mut later = Kept::default();
     later.apply(PrefixListing::new(&shape, IDENTITY, false).refresh(&theirs).unwrap());
     later.blocks.sort_unstable();

@@ -13,7 +13,7 @@ pub(crate) fn shape(page_tokens: usize, format: Format) -> CacheShape {
     }
 }
 
-/// The same with layers that differ in heads and widths, two sizes of pages of one width each, and a latent layer.
+/// The same with layers of different heads and widths, with two page sizes, and with a latent layer.
 pub(crate) fn mixed_shape(page_tokens: usize, format: Format) -> CacheShape {
     let layers = [
         LayerShape::new(3, 48),
@@ -36,8 +36,8 @@ pub(crate) fn mixed_shape(page_tokens: usize, format: Format) -> CacheShape {
     }
 }
 
-/// Tokens `first..first + tokens` of a fixed sequence, `[tokens, kv_heads, key_width]` as in the first layer; `salt` tells keys from
-/// values and one sequence from another.
+/// Tokens `first..first + tokens` of a fixed sequence, `[tokens, kv_heads, key_width]` as in the first layer. `salt`
+/// distinguishes sequences, and keys from values.
 pub(crate) fn tokens(shape: &CacheShape, salt: u64, first: usize, tokens: usize) -> Vec<f32> {
     rows(shape.layer(0).kv_heads * shape.layer(0).key_width, salt, first, tokens)
 }

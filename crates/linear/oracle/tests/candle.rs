@@ -106,7 +106,7 @@ fn products_equal_candles_within_what_rounding_the_activations_allows() {
                 products += f64::from(expected * expected);
             }
         }
-        // The bound above is that of the worst case.
+        // The bound above is for the worst case.
         let typical = (differences / products).sqrt();
         assert!(
             typical < 0.02,

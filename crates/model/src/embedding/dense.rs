@@ -1,4 +1,4 @@
-//! A linear layer behind a pooled state.
+//! A linear layer after a pooled state.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use crate::ModelError;
 use crate::fields::{Fields, read_json};
 use crate::weights::{Checkpoint, open_directory};
 
-/// The function behind a [`Dense`] layer.
+/// The function after a [`Dense`] layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DenseActivation {
@@ -18,7 +18,7 @@ pub enum DenseActivation {
     Tanh,
 }
 
-/// A linear layer of a text's vector, with a function behind it.
+/// A linear layer of a text's vector, with a function after it.
 #[derive(Clone)]
 pub struct Dense {
     // [outputs, inputs]
@@ -73,7 +73,7 @@ impl Dense {
 }
 
 impl DenseFiles {
-    /// Opens the folder of a layer behind vectors of `inputs` elements. The inner error says why it is not computed.
+    /// Opens the folder of a layer for vectors of `inputs` elements. The inner error explains why it is unsupported.
     pub(super) fn open(folder: &Path, inputs: usize) -> Result<Result<Self, String>, ModelError> {
         let path = folder.join("config.json");
         let Some(value) = read_json(&path)? else {

@@ -1,4 +1,4 @@
-//! How a model makes one vector of a text: which hidden states it pools, and the layers behind them.
+//! The vector of a text: the pooled hidden states, and the layers after them.
 
 mod dense;
 mod sentence_transformers;
@@ -28,19 +28,19 @@ pub enum Pooling {
 pub struct TextEmbedding {
     /// The hidden states that are pooled, after the final norm.
     pub pooling: Pooling,
-    /// Layers behind the pooled state, first to last.
+    /// Layers after the pooled state, first to last.
     pub dense: Vec<Dense>,
     /// True if vectors have the length 1.
     pub is_normalised: bool,
-    /// True if a text ends with the token that ends texts where the tokenizer adds none: the files do not say how texts end.
+    /// True if a text gets an end token that the tokenizer does not add, because the files do not specify the end of texts.
     pub ends_texts: bool,
     /// Texts before the input, by name, such as `query`.
     pub prompts: BTreeMap<String, String>,
     /// The one of [`prompts`](Self::prompts) that stands before inputs which name none.
     pub default_prompt: Option<String>,
-    /// Most tokens of a text, where it is fewer than the model has positions.
+    /// Most tokens of a text, if fewer than the model's positions.
     pub most_tokens: Option<usize>,
-    /// Why the files allow no vectors, in one line; `None` where they do.
+    /// The reason why the files allow no vectors, in one line; `None` if they do.
     pub refusal: Option<String>,
 }
 
@@ -60,7 +60,7 @@ impl Default for TextEmbedding {
 }
 
 impl TextEmbedding {
-    /// By the number that `pooling_type` of a GGUF file holds, as llama.cpp counts them; `None` where there is no such key.
+    /// The pooling of a GGUF file's `pooling_type`, with llama.cpp's numbers; `None` without this key.
     pub(crate) fn of_gguf(pooling_type: Option<i128>) -> Self {
         let pooling = match pooling_type {
             None | Some(3 | 4) => Ok(Pooling::Last),
@@ -80,7 +80,7 @@ impl TextEmbedding {
         self.dense.last().map_or(hidden_size, Dense::outputs)
     }
 
-    /// Appends the token that ends a text, where the files do not say how texts end and the tokenizer ends them by no special token.
+    /// Appends the end token of a text, if neither the files nor the tokenizer specify the end of texts.
     pub fn end_text(&self, tokens: &mut Vec<u32>, tokenizer: &Tokenizer) {
         let is_ended = tokens.last().is_some_and(|token| tokenizer.is_special(*token));
         if self.ends_texts && self.pooling == Pooling::Last && !is_ended {
@@ -104,7 +104,7 @@ impl TextEmbedding {
         vector
     }
 
-    /// Bytes of the layers behind the pooled state.
+    /// Bytes of the layers after the pooled state.
     pub(crate) fn bytes(&self) -> u64 {
         self.dense.iter().map(Dense::bytes).sum()
     }

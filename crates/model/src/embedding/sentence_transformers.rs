@@ -19,7 +19,7 @@ const MOST_MODULES: usize = 16;
 pub(crate) struct EmbeddingFiles {
     embedding: TextEmbedding,
     dense: Vec<DenseFiles>,
-    /// True if the file is a reranker's, with a head for scores beside the one for words.
+    /// True if the file is a reranker's, with a head for scores in addition to the head for words.
     pub(crate) ranks: bool,
 }
 

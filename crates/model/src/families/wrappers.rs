@@ -2,6 +2,8 @@
 //!
 //! Only the text model is computed. Its settings are in `text_config`, and its tensor names have a prefix.
 
+use serde_json::Value;
+
 use super::defaults::{is_tied_by_default, with_class_defaults, with_wrapped_defaults};
 use super::phi3;
 use crate::ModelError;
@@ -238,6 +240,10 @@ pub(crate) fn text_fields(fields: Fields) -> Result<Fields, ModelError> {
     let is_tied = tied || text_tied && TIED_BY_TEXT.contains(&wrapper.class);
     let fields = fields.with_only(&SHARED).of_text_model()?;
     let mut fields = fields.with("tie_word_embeddings", is_tied);
+    if wrapper.class == "Gemma3ForConditionalGeneration" {
+        // Only the class of the text model bends its logits.
+        fields = fields.with("final_logit_softcapping", Value::Null);
+    }
     if let Some(factor) = wrapper.ignored_factor {
         fields = fields.with(factor, 1.0);
     }

@@ -74,6 +74,11 @@ pub(super) enum Architecture {
     GptNeoX,
     Gpt2,
     StarCoder,
+    PaddleOcr,
+    HunyuanVl,
+    Mellum,
+    Mistral4,
+    Laguna,
 }
 
 /// Name in the file, architecture, name in config.json.
@@ -150,6 +155,11 @@ const ARCHITECTURES: &[(&str, Architecture, &str)] = &[
     ("gptneox", Architecture::GptNeoX, "GPTNeoXForCausalLM"),
     ("gpt2", Architecture::Gpt2, "GPT2LMHeadModel"),
     ("starcoder", Architecture::StarCoder, "GPTBigCodeForCausalLM"),
+    ("paddleocr", Architecture::PaddleOcr, "PaddleOCRTextModel"),
+    ("hunyuan_vl", Architecture::HunyuanVl, "HunYuanDenseV1ForCausalLM"),
+    ("mellum", Architecture::Mellum, "MellumForCausalLM"),
+    ("mistral4", Architecture::Mistral4, "Mistral4ForCausalLM"),
+    ("laguna", Architecture::Laguna, "LagunaForCausalLM"),
 ];
 
 /// Classes of config.json whose files have another class's architecture.
@@ -247,6 +257,7 @@ impl Architecture {
                 | Architecture::Qwen35Moe
                 | Architecture::Qwen3Next
                 | Architecture::Lfm2Moe
+                | Architecture::Mellum
         )
     }
 
@@ -268,7 +279,10 @@ impl Architecture {
 
     /// True if its attention is latent, with different key and value widths.
     pub(super) fn is_latent(self) -> bool {
-        matches!(self, Architecture::MiniCpm3 | Architecture::Deepseek2) || self.has_indexers()
+        matches!(
+            self,
+            Architecture::MiniCpm3 | Architecture::Deepseek2 | Architecture::Mistral4
+        ) || self.has_indexers()
     }
 
     /// True if its layers read an indexer's selection.
@@ -294,6 +308,8 @@ impl Architecture {
                 | Architecture::GraniteSwa
                 | Architecture::Gemma4
                 | Architecture::MuseGlimmer
+                | Architecture::Mellum
+                | Architecture::Laguna
         )
     }
 

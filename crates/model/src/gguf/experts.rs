@@ -39,7 +39,9 @@ pub(super) fn experts(
     if sparse.is_empty() {
         // Dense files of DeepSeek's architecture have the key too.
         return match architecture {
-            Architecture::Deepseek2 | Architecture::Deepseek32 | Architecture::GlmDsa => Ok(()),
+            Architecture::Deepseek2 | Architecture::Deepseek32 | Architecture::GlmDsa | Architecture::Mistral4 => {
+                Ok(())
+            }
             _ => Err(keys.error("expert_count", "is not 0, but no layer has a router of experts")),
         };
     }
@@ -108,12 +110,13 @@ fn of_architecture(
                 settings.entry(name).or_insert(1.into());
             }
         }
-        Architecture::Deepseek32 | Architecture::GlmDsa => {
+        Architecture::Deepseek32 | Architecture::GlmDsa | Architecture::Mistral4 => {
             settings.insert("n_routed_experts".into(), count);
             for name in ["n_group", "topk_group"] {
                 settings.entry(name).or_insert(1.into());
             }
         }
+        Architecture::Laguna => insert(json!({"moe_routed_scaling_factor": scale})),
         Architecture::HyV3 => insert(json!({"router_scaling_factor": scale})),
         Architecture::Afmoe if keys.json("expert_weights_norm")? != Some(true.into()) => {
             let problem = "is missing or false: such files are read in two ways; use the directory";
@@ -196,6 +199,7 @@ fn check_scores(architecture: Architecture, keys: &OwnKeys<'_>) -> Result<(), Mo
         | Architecture::ExaoneMoe
         | Architecture::Deepseek32
         | Architecture::GlmDsa
+        | Architecture::Laguna
         | Architecture::HyV3 => &[ANY, SIGMOID],
         Architecture::Cohere2Moe => &[ANY, SOFTMAX, SIGMOID],
         Architecture::Deepseek2 => &[ANY, SOFTMAX, SIGMOID],

@@ -1,4 +1,4 @@
-//! Settings of Gemma 4 and Muse Glimmer that GGUF spells differently: those of single layers.
+//! Settings of single layers of Gemma 4 and Muse Glimmer, which GGUF spells differently.
 
 use serde_json::{Map, Value, json};
 
@@ -109,7 +109,7 @@ fn size(keys: &OwnKeys<'_>, key: &str) -> Result<usize, ModelError> {
 }
 
 /// A size for each layer, from a list or from one number for all.
-fn sizes(keys: &OwnKeys<'_>, key: &str, layers: usize) -> Result<Vec<usize>, ModelError> {
+pub(super) fn sizes(keys: &OwnKeys<'_>, key: &str, layers: usize) -> Result<Vec<usize>, ModelError> {
     let Some(Metadata::List(list)) = keys.metadata(key) else {
         return Ok(vec![size(keys, key)?; layers]);
     };

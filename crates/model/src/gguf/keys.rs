@@ -40,15 +40,15 @@ enum For {
 use Architecture::{
     Afmoe, Cohere2, Cohere2Moe, CommandR, Deepseek2, Deepseek32, Dots1, Ernie45Moe, Exaone4, ExaoneMoe, FalconH1,
     Gemma2, Gemma3, Gemma4, GemmaEmbedding, Glm4Moe, GlmDsa, GptNeoX, GptOss, Granite, GraniteHybrid, GraniteMoe,
-    GraniteSwa, HunyuanMoe, HyV3, Lfm2, Lfm2Moe, Llama, Llama4, Mamba2, MiniCpm3, MiniMaxM2, Mistral3, MuseGlimmer,
-    NemotronH, NemotronHMoe, Olmo2, Olmoe, Phi2, Qwen2Moe, Qwen2Vl, Qwen3Moe, Qwen3Next, Qwen3Vl, Qwen3VlMoe, Qwen35,
-    Qwen35Moe, StableLm,
+    GraniteSwa, HunyuanMoe, HunyuanVl, HyV3, Laguna, Lfm2, Lfm2Moe, Llama, Llama4, Mamba2, Mellum, MiniCpm3, MiniMaxM2,
+    Mistral3, Mistral4, MuseGlimmer, NemotronH, NemotronHMoe, Olmo2, Olmoe, PaddleOcr, Phi2, Qwen2Moe, Qwen2Vl,
+    Qwen3Moe, Qwen3Next, Qwen3Vl, Qwen3VlMoe, Qwen35, Qwen35Moe, StableLm,
 };
 use For::{All, None as NoOne, Only};
 use KeyKind::{Any, Count, Counts, Flag, List, NotNegative, Number, Positive, Size, Text};
 
 /// Architectures with latent attention.
-const LATENT: &[Architecture] = &[Deepseek2, MiniCpm3, Deepseek32, GlmDsa];
+const LATENT: &[Architecture] = &[Deepseek2, MiniCpm3, Deepseek32, GlmDsa, Mistral4];
 
 /// Architectures whose layers read an indexer's selection.
 const INDEXED: &[Architecture] = &[Deepseek32, GlmDsa];
@@ -93,6 +93,9 @@ const EXPERTS: &[Architecture] = &[
     Cohere2Moe,
     ExaoneMoe,
     HyV3,
+    Mellum,
+    Mistral4,
+    Laguna,
 ];
 
 /// Architectures with recurrent layers.
@@ -107,7 +110,7 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     ("embedding_length", Size, All, &[]),
     ("block_count", Size, All, &[]),
     ("feed_forward_length", Counts, All, &[]),
-    ("attention.head_count", Count, All, &[]),
+    ("attention.head_count", Counts, All, &[]),
     ("attention.head_count_kv", Counts, All, &[]),
     ("attention.key_length", Size, All, &[]),
     ("attention.value_length", Size, All, &[]),
@@ -143,6 +146,8 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
             Cohere2Moe,
             GraniteSwa,
             ExaoneMoe,
+            Mellum,
+            Laguna,
         ]),
         &[],
     ),
@@ -152,10 +157,10 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     (
         "rope.freq_base_swa",
         Positive,
-        Only(&[Gemma3, GemmaEmbedding, Gemma4, Olmo2]),
+        Only(&[Gemma3, GemmaEmbedding, Gemma4, Olmo2, Mellum, Laguna]),
         &[],
     ),
-    ("rope.dimension_count_swa", Size, Only(&[Gemma4]), &[]),
+    ("rope.dimension_count_swa", Size, Only(&[Gemma4, Laguna]), &[]),
     ("rope.dimension_count", Size, All, &[]),
     ("rope.scale_linear", NotNegative, All, &[]),
     ("rope.scaling.type", Text, All, &[]),
@@ -169,10 +174,15 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     (
         "rope.scaling.yarn_log_multiplier",
         Number,
-        Only(&[Mistral3, Deepseek2, Deepseek32]),
+        Only(&[Mistral3, Mistral4, Deepseek2, Deepseek32]),
         &[0.0],
     ),
-    ("attention.temperature_scale", Number, Only(&[Mistral3]), &[0.0]),
+    (
+        "attention.temperature_scale",
+        Number,
+        Only(&[Mistral3, Mistral4]),
+        &[0.0],
+    ),
     ("rope.scaling.alpha", Number, NoOne, &[0.0]),
     // Recurrent layers, and layers that predict further tokens.
     ("ssm.conv_kernel", Size, Only(RECURRENT), &[]),
@@ -248,7 +258,9 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     (
         "rope.dimension_sections",
         Any,
-        Only(&[Qwen35, Qwen35Moe, Qwen2Vl, Qwen3Vl, Qwen3VlMoe, Glm4Moe]),
+        Only(&[
+            Qwen35, Qwen35Moe, Qwen2Vl, Qwen3Vl, Qwen3VlMoe, Glm4Moe, PaddleOcr, HunyuanVl,
+        ]),
         &[],
     ),
     ("n_deepstack_layers", Count, Only(&[Qwen3Vl, Qwen3VlMoe]), &[0.0]),

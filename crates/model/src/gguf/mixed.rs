@@ -16,7 +16,9 @@ pub(super) fn settings(
     settings: &mut Map<String, Value>,
 ) -> Result<(), ModelError> {
     match architecture {
-        Architecture::MiniCpm3 | Architecture::Deepseek2 => latent(architecture, keys, weights, settings),
+        Architecture::MiniCpm3 | Architecture::Deepseek2 | Architecture::Mistral4 => {
+            latent(architecture, keys, weights, settings)
+        }
         Architecture::Deepseek32 | Architecture::GlmDsa => {
             latent(architecture, keys, weights, settings)?;
             indexers(keys, weights, settings)

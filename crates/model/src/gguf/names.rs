@@ -169,6 +169,9 @@ const HUNYUAN_PARTS: &[(&str, &str)] = &[
     ("attn_k_norm", "self_attn.key_layernorm"),
 ];
 
+/// Names that differ in Laguna.
+const LAGUNA_PARTS: &[(&str, &str)] = &[("attn_gate", "self_attn.g_proj")];
+
 /// Names of latent attention.
 const LATENT_PARTS: &[(&str, &str)] = &[
     ("attn_q_a", "self_attn.q_a_proj"),
@@ -394,9 +397,10 @@ fn own_parts(architecture: Architecture) -> &'static [(&'static str, &'static st
         Architecture::Falcon => FALCON_PARTS,
         Architecture::GptNeoX => GPT_NEOX_PARTS,
         Architecture::Gpt2 | Architecture::StarCoder => GPT2_PARTS,
-        Architecture::HunyuanDense | Architecture::HunyuanMoe => HUNYUAN_PARTS,
-        Architecture::MiniCpm3 | Architecture::Deepseek2 => LATENT_PARTS,
+        Architecture::HunyuanDense | Architecture::HunyuanMoe | Architecture::HunyuanVl => HUNYUAN_PARTS,
+        Architecture::MiniCpm3 | Architecture::Deepseek2 | Architecture::Mistral4 => LATENT_PARTS,
         Architecture::Deepseek32 | Architecture::GlmDsa => INDEXED_PARTS,
+        Architecture::Laguna => LAGUNA_PARTS,
         Architecture::Lfm2 | Architecture::Lfm2Moe => LFM2_PARTS,
         Architecture::GraniteHybrid => GRANITE_HYBRID_PARTS,
         Architecture::FalconH1 => FALCON_H1_PARTS,

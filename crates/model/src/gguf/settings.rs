@@ -133,6 +133,9 @@ pub(super) fn fields(
     let (prefix, _, family) = *architecture.row();
     let keys = OwnKeys { header, prefix };
     let mut settings = direct(&keys, family, weights)?;
+    if architecture == Architecture::Laguna {
+        spelt::laguna(&keys, weights, &mut settings)?;
+    }
     let has = |name: &str| weights.info(name).is_some();
     if architecture.is_hybrid() {
         hybrid(
@@ -256,6 +259,20 @@ fn rotations(
             json!({"full_attention": rotation, "sliding_attention": {"rope_theta": local}})
         }
         Architecture::Gemma4 => gemma4::rotations(keys, rotation)?,
+        Architecture::Mellum | Architecture::Laguna => {
+            let mut local = Map::new();
+            for (name, keys_of_layers) in [
+                ("rope_theta", ["rope.freq_base_swa", "rope.freq_base"]),
+                ("rotary_dim", ["rope.dimension_count_swa", "rope.dimension_count"]),
+            ] {
+                for key in keys_of_layers {
+                    if let Some(value) = keys.json(key)? {
+                        local.entry(name).or_insert(value);
+                    }
+                }
+            }
+            json!({"full_attention": rotation, "sliding_attention": local})
+        }
         Architecture::GptOss => {
             // The range of its scaling is not rounded; files lack this setting.
             rotation.insert("truncate".into(), false.into());
@@ -265,8 +282,14 @@ fn rotations(
             growing_queries(keys, &mut rotation, settings)?;
             Value::Object(rotation)
         }
-        Architecture::Deepseek2 | Architecture::Deepseek32 => {
+        Architecture::Deepseek2 | Architecture::Deepseek32 | Architecture::Mistral4 => {
             mixed::magnitudes(keys, &mut rotation)?;
+            if let Some(growth) = keys
+                .number("attention.temperature_scale")?
+                .filter(|growth| *growth != 0.0)
+            {
+                rotation.insert("llama_4_scaling_beta".into(), json!(growth));
+            }
             Value::Object(rotation)
         }
         _ => Value::Object(rotation),
@@ -279,7 +302,7 @@ fn direct(keys: &OwnKeys<'_>, family: &str, weights: &Checkpoint) -> Result<Map<
     settings.insert("architectures".into(), json!([family]));
     for (key, setting) in SETTINGS {
         // Lists for single layers are read together with their meaning.
-        if keys.prefix == "gemma4" && matches!(keys.metadata(key), Some(Metadata::List(_))) {
+        if ["gemma4", "laguna"].contains(&keys.prefix) && matches!(keys.metadata(key), Some(Metadata::List(_))) {
             continue;
         }
         if let Some(value) = keys.json(key)? {

@@ -3,9 +3,12 @@
 use serde_json::{Map, Value, json};
 
 use super::architecture::Architecture;
+use super::gemma4::sizes;
 use super::settings::OwnKeys;
 use crate::ModelError;
+use crate::config::LARGEST_COUNT;
 use crate::fields::Fields;
+use crate::weights::Checkpoint;
 
 /// Adds them; `known` are the settings so far, and `has` tells if a tensor exists.
 pub(super) fn settings(
@@ -93,5 +96,38 @@ fn positions(keys: &OwnKeys<'_>, settings: &mut Map<String, Value>) -> Result<()
     let theta = keys.number("rope.freq_base")?.unwrap_or(10_000.0);
     let bases = flags.iter().map(|turns| if *turns { theta } else { 0.0 });
     settings.insert("layer_rope_theta".into(), bases.collect::<Vec<_>>().into());
+    Ok(())
+}
+
+/// The query heads of each layer of Laguna, the layers with a window, and the kind of gates: one value for a head, or
+/// one for each of its dimensions.
+pub(super) fn laguna(
+    keys: &OwnKeys<'_>,
+    weights: &Checkpoint,
+    settings: &mut Map<String, Value>,
+) -> Result<(), ModelError> {
+    let layers = settings.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(0);
+    if !(1..=LARGEST_COUNT as u64).contains(&layers) {
+        return Err(keys.error("block_count", format!("must be 1 to {LARGEST_COUNT}, found {layers}")));
+    }
+    let heads = sizes(keys, "attention.head_count", layers as usize)?;
+    let gate = weights.info("model.layers.0.self_attn.g_proj.weight");
+    let by_head = gate.is_some_and(|gate| gate.shape.first() == heads.first());
+    let kind = if by_head { "per-head" } else { "per-element" };
+    settings.insert("gating".into(), kind.into());
+    // Files without a pattern have a window in three layers of four, as llama.cpp reads them.
+    let has_window = keys
+        .number("attention.sliding_window")?
+        .is_some_and(|window| window > 0.0);
+    let kind = |layer: usize| match has_window && !layer.is_multiple_of(4) {
+        true => "sliding_attention",
+        false => "full_attention",
+    };
+    settings.insert(
+        "layer_types".into(),
+        (0..heads.len()).map(kind).collect::<Vec<_>>().into(),
+    );
+    settings.insert("num_attention_heads".into(), heads.iter().max().copied().into());
+    settings.insert("num_attention_heads_per_layer".into(), heads.into());
     Ok(())
 }

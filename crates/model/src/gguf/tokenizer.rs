@@ -109,7 +109,7 @@ impl<'a> Tokens<'a> {
         ChatTemplate::of_templates(&templates, special_tokens)
     }
 
-    /// The tokens around the parts of a text whose middle is to be written, where the file names them.
+    /// The tokens for infill (the middle of a text), if the file names them.
     pub(super) fn infill(&self) -> Result<Option<InfillTokens>, ModelError> {
         // Older files have other names for three of them.
         let either = |name: &'static str, older: &'static str| match self.named(name)? {

@@ -25,7 +25,7 @@ pub(crate) struct DenseAttention {
     indexers: Vec<Option<IndexerShape>>,
     // per layer with an indexer of its own [tokens, width]
     index_keys: Vec<Vec<f32>>,
-    /// What each token reads in layers that read what this one's indexer chooses; ascending.
+    /// Positions selected by the indexer of each layer, `[layers][tokens]`, ascending.
     chosen: Vec<Vec<Vec<usize>>>,
 }
 

@@ -228,7 +228,7 @@ fn votes_of_queries_that_were_rolled_back_do_not_count() {
     go_on(&scene, 81, 120, 120, 13, &mut rolled);
     rolled.truncate(81);
     assert_eq!(rolled.save_state(), read(1).save_state());
-    // Farther back than anything remembered, nobody has voted.
+    // There are no votes before the oldest stored ones.
     rolled.truncate(70);
     let mut nobody = make("h2o", Phase::Decode);
     nobody.prepare(
@@ -260,7 +260,7 @@ fn a_rollback_to_where_the_prompt_ends_keeps_what_its_last_queries_looked_at() {
 fn after_a_rollback_evictions_go_by_the_votes_that_remain() {
     let scene = sequence(9, 130, 2);
     let spec = "h2o:budget=60,observed=20,recent=4";
-    // Other queries after token 90, which are rolled back before anything is let go for their votes.
+    // Other queries after token 90 are rolled back before their votes evict anything.
     let mut other = sequence(9, 130, 2);
     for query in &mut other.queries[91 * 2 * 32..] {
         *query *= -3.0;

@@ -20,7 +20,7 @@ fn a_restored_policy_selects_as_the_saved_one() {
         restored.restore_state(&saved.save_state()).unwrap();
         assert_eq!(restored.save_state(), saved.save_state(), "{}", info.name);
 
-        // The sequence goes on by 100 tokens.
+        // The sequence grows by 100 tokens.
         drop(pages);
         scene = decode_scene(433, 32);
         let pages = scene.pages();

@@ -72,7 +72,7 @@ def attend(
 
 @dataclass(frozen=True)
 class Reference:
-    """What the reference computes, in float64."""
+    """Computes the reference in float64."""
 
     output: np.ndarray
     """`[heads, rows, width]`"""
@@ -110,8 +110,8 @@ def select(
     layer: int | None = None,
     layers: int = 64,
 ) -> list[Selection]:
-    """What a policy selects for these queries as one tile, by KV head. Some policies read everything in the first layers:
-    `layer` is the last one where it is not given."""
+    """Selects keys with a policy for these queries as one tile, by KV head. `layer` defaults to the last layer, because some
+    policies read everything in the first layers."""
     if phase not in ("prefill", "decode"):
         raise ArrayError(f"phase is {phase!r}, but it must be 'prefill' or 'decode'")
     place = (phase == "prefill", layers - 1 if layer is None else layer, layers)
@@ -121,7 +121,7 @@ def select(
 
 @dataclass(frozen=True)
 class AuditedQuery:
-    """A query beside exact attention."""
+    """A query compared with exact attention."""
 
     layer: int
     kv_head: int
@@ -203,8 +203,8 @@ class PagedCache:
         return like(queries, self._native.attend(arrays, call).transpose(1, 0, 2))
 
     def append(self, keys: Array, values: Array, *, layer: int = 0) -> None:
-        """Appends keys and values `[kv_heads, tokens, head_dim]` to a layer without attending, such as those of another cache. Policies
-        that learn from what is attended to learn nothing of them."""
+        """Appends keys and values `[kv_heads, tokens, head_dim]` to a layer without attention, such as a copy of another cache.
+        Policies that learn from attention learn nothing from them."""
         self._native.append([native(keys, "keys"), native(values, "values")], layer)
 
     def tokens(self, layer: int = 0) -> int:
@@ -212,7 +212,7 @@ class PagedCache:
         return self._native.tokens(layer)
 
     def truncate(self, tokens: int) -> None:
-        """Forgets what follows the first `tokens` tokens."""
+        """Forgets everything after the first `tokens` tokens."""
         self._native.truncate(tokens)
 
     @property
@@ -222,12 +222,12 @@ class PagedCache:
 
     @property
     def audit(self) -> dict[str, Any] | None:
-        """What the policies kept of the true attention, where `audit` is on."""
+        """Shares of exact attention that the policies kept, if `audit` is on."""
         report = self._native.audit()
         return None if report is None else json.loads(report)
 
     def take_audited(self) -> list[AuditedQuery]:
-        """The queries that were audited since the last call, with their kept mass and what they read."""
+        """The queries audited since the last call, with their kept mass and their selections."""
         return [AuditedQuery(*query) for query in self._native.take_audited()]
 
     def close(self) -> None:
@@ -236,7 +236,7 @@ class PagedCache:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was closed."""
+        """True after `close`."""
         return self._native.is_closed
 
     def __enter__(self) -> PagedCache:
@@ -250,7 +250,7 @@ class PagedCache:
 
 
 def native(array: Array, name: str) -> np.ndarray:
-    """An array as numpy's, where it lies. Bits of bfloat16 become 16-bit integers, which the kernels take for it."""
+    """An array as a numpy array, without a copy. Bits of bfloat16 become 16-bit integers for the kernels."""
     if isinstance(array, np.ndarray):
         if array.dtype == np.uint16:
             raise ArrayError(f"{name} has elements of type uint16, but they must be float32, float16 or bfloat16")
@@ -287,7 +287,7 @@ def like(source: Array, array: np.ndarray) -> Any:
 
 
 def is_torch(array: Any) -> bool:
-    """Whether it is a tensor of torch, which need not be installed."""
+    """True if it is a tensor of torch, which need not be installed."""
     return type(array).__module__.split(".")[0] == "torch" or hasattr(array, "untyped_storage")
 
 

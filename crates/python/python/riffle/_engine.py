@@ -22,27 +22,27 @@ Prompt = Union[str, Sequence[int]]
 """A text, or its tokens."""
 
 Progress = Callable[[float, int], object]
-"""Called from time to time with what is done and with all there is to do. What it raises ends the call."""
+"""Called regularly with the finished and the total amount of work. An exception from it ends the call."""
 
 Message = Mapping[str, Any]
 """A turn of a conversation: `{"role": "user", "content": "…"}`."""
 
 
 class EngineOptions(TypedDict, total=False):
-    """Options of an engine; those that are left out have the defaults of the `riffle` command."""
+    """Options of an engine. Omitted options have the defaults of the `riffle` command."""
 
     adapter_scales: Sequence[float]
-    """How strongly each of `adapters` changes the model; 1 is as it was trained, 0 switches it off. `Engine.with_options` takes others."""
+    """Strength of each of `adapters`: 1 as trained, 0 off. `Engine.with_options` can change it."""
     adapters: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-    """Adapters (LoRA) beside the weights: folders of PEFT or GGUF files, at most eight."""
+    """Adapters (LoRA) for the weights: folders of PEFT or GGUF files, at most eight."""
     activations: str
-    """`exact` or `rounded`: how linear layers of bf16 weights take their input."""
+    """`exact` or `rounded`: precision of the input of linear layers with bf16 weights."""
     attention: str
-    """`exact` or `rounded`: how prompts attend."""
+    """`exact` or `rounded`: precision of prompt attention."""
     audit: bool
     """Compare sampled queries with exact attention: `Session.audit`."""
     auto: float
-    """Move each head to the cheapest policy that keeps this share of the true attention."""
+    """Move each head to the cheapest policy that keeps this share of the exact attention."""
     batch_tokens: int
     """Tokens that pass one layer before the next (`-b`)."""
     chunk_tokens: int
@@ -60,13 +60,13 @@ class EngineOptions(TypedDict, total=False):
     kv_device: str | int
     """Bytes of the newest KV pages, such as `"4G"`."""
     kv_disk: str | os.PathLike[str]
-    """Folder for the oldest KV pages, once `kv_ram` is used up."""
+    """Folder for the oldest KV pages, once `kv_ram` is full."""
     kv_disk_bytes: str | int
     """Bytes of KV pages in that folder."""
     kv_ram: str | int
     """Bytes of KV pages in memory."""
     kv_rotate: bool
-    """Rotate heads before they are cached; on for planes in q4_0 unless it is given."""
+    """Rotate heads (Hadamard) in the cache [default: on for planes in q4_0]."""
     kv_type: str
     """`f32`, `f16`, `bf16`, `q8_0` or `q4_0`, or two of them as `KEYS:VALUES`."""
     memory: str | int
@@ -74,41 +74,41 @@ class EngineOptions(TypedDict, total=False):
     page_tokens: int
     """Tokens in a page of the KV cache, a multiple of 16."""
     pool_tokens: int
-    """Tokens that all sequences together may hold."""
+    """Most tokens of all sequences together; shared tokens count once."""
     prefill: str
     """Policy for prompts."""
     profile: str | os.PathLike[str]
-    """A file with policies of layers and heads, as `riffle calibrate` writes it."""
+    """Policies of layers and heads from a file of `riffle calibrate`."""
     rope_scaling: str
-    """Go beyond the context that the model was made for: `yarn:factor=4`."""
+    """Extend the model's context: `yarn:factor=4`."""
     select_tokens: str
     """Read only this share of the prompt's tokens in the upper layers: `"0.2"`."""
     sequences: int
-    """Sequences that are alive at a time: answers of a batch, or forks of a session."""
+    """Most sequences at a time: answers of a batch, or forks of a session."""
     sink_tokens: int
     """First tokens that `window` keeps."""
     weights_ram: str | int
-    """Most memory for weights; further experts of a mixture stay in the model's file and are read as they are used."""
+    """Most memory for weights; further experts of a mixture stay in the model's file and are read when needed."""
     window: int
-    """Keep only the latest tokens and the sinks: text without end in constant memory."""
+    """Keep only the latest tokens and the sinks: endless text in constant memory."""
 
 
 class AnswerOptions(TypedDict, total=False):
-    """Options of an answer; those that are left out are what the model's files recommend."""
+    """Options of an answer. Omitted options have the values that the model's files recommend."""
 
     draft: str
-    """What guesses tokens: `none`, `auto`, `ngram`, `sparse:POLICY`, `mtp`, `model:PATH`. The answer is the same to the byte."""
+    """Source of drafts: `none`, `auto`, `ngram`, `sparse:POLICY`, `mtp`, `model:PATH`. The answer is the same to the byte."""
     frequency_penalty: float
     ignore_end: bool
-    """Go on after the model's end of a text."""
+    """Continue after the model's end of a text."""
     logit_bias: Mapping[int, float]
     max_tokens: int
-    """Tokens to generate at most; 256 unless it is given."""
+    """Most tokens of the answer [default: 256]."""
     min_p: float
     min_tokens: int
     presence_penalty: float
     probabilities: int
-    """Tell how likely each token was, with so many of the likeliest tokens in its place (engines, not sessions)."""
+    """Return the probability of each token, and of this many likeliest alternatives (engines, not sessions)."""
     repeat_penalty: float
     repeat_window: int
     seed: int
@@ -122,7 +122,7 @@ class AnswerOptions(TypedDict, total=False):
 
 
 def _written(options: Any) -> dict[str, str]:
-    """Names of options, and their types as they are written."""
+    """Names of options, and their types as written."""
     return {name: getattr(kind, "__forward_arg__", kind) for name, kind in options.__annotations__.items()}
 
 
@@ -131,11 +131,11 @@ _ANSWER = _written(AnswerOptions)
 _BYTES = ("kv_device", "kv_disk_bytes", "kv_ram", "memory", "weights_ram")
 
 _LARGEST = 2**64 - 1
-"""No option and no token is larger."""
+"""Largest value of an option or a token."""
 
 
 def _whole(value: Any) -> int | None:
-    """A whole number that is not a truth value, of Python or numpy."""
+    """A whole number of Python or numpy that is not a Boolean."""
     if isinstance(value, (bool, np.bool_)):
         return None
     try:
@@ -150,11 +150,11 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "float": (lambda value: _whole(value) is not None or isinstance(value, (float, np.floating)), "a number"),
     "str": (lambda value: isinstance(value, str), "a text"),
 }
-"""What options that are written with a plain type take, and how it is said."""
+"""For each plain type: a check of values, and its name in errors."""
 
 
 def _check(name: str, value: Any, written: str) -> None:
-    """Refuses a value that is not of a plain type; other types are not looked at."""
+    """Refuses a value of the wrong plain type; other types are not checked."""
     is_right, kind = _KINDS.get(written, (None, ""))
     if is_right is None:
         return
@@ -165,7 +165,7 @@ def _check(name: str, value: Any, written: str) -> None:
 
 
 def _given(known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """All known options, those that were not given as `None`. `known` has their types as they are written."""
+    """All known options; omitted ones are `None`. `known` has their types as written."""
     for name, value in given.items():
         if name not in known:
             raise TypeError(f"unknown option {name!r}; there are {', '.join(known)}")
@@ -205,7 +205,7 @@ def _prompt(prompt: Prompt) -> Prompt:
 
 
 def plan(model: str | os.PathLike[str], **options: Unpack[EngineOptions]) -> Plan:
-    """What a run would take. Nothing is loaded: the files' headers are enough."""
+    """Plans the memory of a run from the files' headers, without loading the model."""
     return Plan(json.loads(_riffle.plan(os.fspath(model), _engine_options(options))))
 
 
@@ -228,14 +228,14 @@ class Engine:
         self._native = _riffle.Engine(os.fspath(model), _engine_options(options), threads)
 
     def with_options(self, **options: Unpack[EngineOptions]) -> Engine:
-        """The same weights under other options; those that are not given stay."""
+        """An engine on the same weights with changed options."""
         other = Engine.__new__(Engine)
         other._given = {**self._given, **options}
         other._native = self._native.with_options(_engine_options(other._given))
         return other
 
     def close(self) -> None:
-        """Frees the model. Its sessions refuse to go on; their pages are freed with them."""
+        """Frees the model. Its sessions can no longer be used, and keep their pages until they are freed."""
         self._native.close()
 
     def __enter__(self) -> Engine:
@@ -257,7 +257,7 @@ class Engine:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was closed."""
+        """True after `close`."""
         return self._native.is_closed
 
     @property
@@ -277,25 +277,25 @@ class Engine:
 
     @property
     def plan(self) -> Plan:
-        """The memory plan that the engine keeps to."""
+        """The memory plan of the engine."""
         return Plan(json.loads(self._native.plan()))
 
     @property
     def begin_token(self) -> int | None:
-        """The token that begins texts."""
+        """The token at the beginning of texts."""
         return self._native.end_tokens[0]
 
     @property
     def end_token(self) -> int | None:
-        """The token that ends texts."""
+        """The token at the end of texts."""
         return self._native.end_tokens[1]
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        """The tokens of a text; with `add_special` those that the model's texts begin with are added."""
+        """The tokens of a text; `add_special` adds the special tokens at the beginning of the model's texts."""
         return self._native.encode(text, add_special)
 
     def decode(self, tokens: Iterable[int], *, special: bool = False) -> str:
-        """The text of tokens; with `special` the special ones are written too."""
+        """The text of tokens; `special` includes special tokens."""
         return self._native.decode([int(token) for token in tokens], special)
 
     def session(self) -> Session:
@@ -303,7 +303,7 @@ class Engine:
         return Session(self._native.session())
 
     def restore(self, path: str | os.PathLike[str]) -> Session:
-        """The session that `Session.save` wrote, under the same model and options."""
+        """Restores a session from a file of `Session.save`, which needs the same model and options."""
         return Session(self._native.restore(os.fspath(path)))
 
     def generate(
@@ -315,8 +315,7 @@ class Engine:
     def batch(
         self, prompts: Iterable[Prompt], *, progress: Progress | None = None, **options: Unpack[AnswerOptions]
     ) -> list[Generation]:
-        """Answers several prompts. As many are read and answered at a time as the engine's `sequences` allow; what prompts begin
-        with alike is read once."""
+        """Answers several prompts, `sequences` of the engine at a time. A common beginning of prompts is read once."""
         if isinstance(prompts, str):
             raise TypeError("batch takes several prompts: give a list, or use generate for one")
         asked = [_prompt(prompt) for prompt in prompts]
@@ -324,11 +323,11 @@ class Engine:
         return [Generation._of(answer) for answer in answers]
 
     def stream(self, prompt: Prompt, *, progress: Progress | None = None, **options: Unpack[AnswerOptions]) -> Stream:
-        """Reads a prompt and answers piece by piece, for `for` and `async for`."""
+        """Reads a prompt and streams the answer in pieces, for `for` and `async for`."""
         return self.session().stream(prompt, progress=progress, **options)
 
     def render(self, messages: Iterable[Message], *, add_prompt: bool = True, **variables: Any) -> str:
-        """The text of a conversation by the model's chat template; `variables` such as `tools` go to the template."""
+        """Renders a conversation with the model's chat template; `variables` such as `tools` go to the template."""
         turns = [dict(message) for message in messages]
         return self._native.render(json.dumps(turns), json.dumps(variables), add_prompt)
 
@@ -341,8 +340,8 @@ class Engine:
         progress: Progress | None = None,
         **options: Unpack[AnswerOptions],
     ) -> Generation:
-        """Answers the last turn of a conversation. A session keeps what earlier turns read: it goes on where the conversation and
-        the session's text part."""
+        """Answers the last turn of a conversation. A session keeps earlier turns: reading starts at the first difference
+        between the conversation and the session's text."""
         tokens = self._conversation(messages, variables)
         if session is None:
             return self.generate(tokens, progress=progress, **options)
@@ -357,7 +356,7 @@ class Engine:
         progress: Progress | None = None,
         **options: Unpack[AnswerOptions],
     ) -> Stream:
-        """As `chat`, piece by piece."""
+        """As `chat`, streamed in pieces."""
         tokens = self._conversation(messages, variables)
         session = self.session() if session is None else session
         return session._stream(tokens, options, progress=progress, replaces=True)
@@ -367,7 +366,7 @@ class Engine:
         return list(self._native.conversation_tokens(json.dumps(turns), json.dumps(dict(variables or {}))))
 
     def logits(self, prompt: Prompt, *, first: int = 0, progress: Progress | None = None) -> np.ndarray:
-        """Logits `[tokens, vocabulary]` after the prompt's tokens from number `first` on."""
+        """Logits `[tokens, vocabulary]` after the prompt's tokens from index `first` on."""
         return self.session().prefill_logits(prompt, first=first, progress=progress)
 
     def log_probabilities(self, prompt: Prompt, *, progress: Progress | None = None) -> np.ndarray:
@@ -377,7 +376,7 @@ class Engine:
 
 
 class Session:
-    """One text with its pages, its policies and the answer under way. One call at a time uses it."""
+    """One text with its pages, policies and current answer. Only one call at a time may use it."""
 
     def __init__(self, native: _riffle.Session):
         if not isinstance(native, _riffle.Session):
@@ -410,7 +409,7 @@ class Session:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was closed."""
+        """True after `close`."""
         return self._native.is_closed
 
     @property
@@ -430,7 +429,7 @@ class Session:
 
     @property
     def audit(self) -> dict[str, Any] | None:
-        """What the policies kept of the true attention, where the engine has `audit=True`."""
+        """Shares of exact attention that the policies kept, if the engine has `audit=True`."""
         report = self._native.audit()
         return None if report is None else json.loads(report)
 
@@ -440,11 +439,11 @@ class Session:
         return self._native.logits()
 
     def prefill(self, prompt: Prompt, *, progress: Progress | None = None) -> int:
-        """Reads a prompt behind what the session holds; returns its tokens."""
+        """Appends a prompt to the session's text and reads it. Returns its tokens."""
         return self._native.prefill(_prompt(prompt), progress)
 
     def prefill_logits(self, prompt: Prompt, *, first: int = 0, progress: Progress | None = None) -> np.ndarray:
-        """Reads a prompt and returns logits `[tokens, vocabulary]` after its tokens from number `first` on."""
+        """Reads a prompt and returns logits `[tokens, vocabulary]` after its tokens from index `first` on."""
         return self._native.prefill_logits(_prompt(prompt), _count("first", first), progress)
 
     def log_probabilities(
@@ -458,36 +457,36 @@ class Session:
     def generate(
         self, prompt: Prompt | None = None, *, progress: Progress | None = None, **options: Unpack[AnswerOptions]
     ) -> Generation:
-        """Reads a prompt, where one is given, and answers. Without one the answer under way goes on."""
+        """Reads a prompt and answers. Without a prompt it continues the current answer."""
         return self._answer(prompt, options, progress=progress, replaces=False)
 
     def stream(
         self, prompt: Prompt | None = None, *, progress: Progress | None = None, **options: Unpack[AnswerOptions]
     ) -> Stream:
-        """As `generate`, piece by piece. The session is in use until the stream has ended."""
+        """As `generate`, streamed in pieces. The session is in use until the stream ends."""
         return self._stream(prompt, options, progress=progress, replaces=False)
 
     def advance(self, token: int) -> None:
-        """Reads one token as a generated one; `logits` then follow it."""
+        """Reads one token as a generated one. `logits` are then the logits after it."""
         self._native.advance(_count("token", token))
 
     def truncate(self, tokens: int) -> None:
-        """Forgets everything behind the first `tokens` tokens."""
+        """Forgets everything after the first `tokens` tokens."""
         self._native.truncate(_count("tokens", tokens))
 
     def fork(self) -> Session:
-        """A session that goes on from here. Both share their pages until one of them writes."""
+        """A copy of the session. Both share their pages until one of them writes."""
         return Session(self._native.fork())
 
     def save(self, path: str | os.PathLike[str]) -> int:
-        """Writes the session to a file, whole or not at all; returns its bytes."""
+        """Saves the session to a file atomically. Returns the file's bytes."""
         return self._native.save(os.fspath(path))
 
     def compress(
         self, keep: float, *, method: str = "kvzip", progress: Progress | None = None
     ) -> dict[str, int]:
-        """Evicts the pairs of keys and values that later questions need least and keeps the share `keep` of them. `method` is
-        `kvzip` or `expected`."""
+        """Keeps the share `keep` of keys and values, and evicts those that later questions need least. `method` is `kvzip` or
+        `expected`."""
         return json.loads(self._native.compress(f"{method}:{keep}", progress))
 
     def _answer(

@@ -10,12 +10,12 @@ from . import _riffle
 
 @dataclass(frozen=True)
 class TokenProbability:
-    """How likely a token was, before temperature, penalties and biases."""
+    """Probability of a token, before temperature, penalties and biases."""
 
     token: int
     log_probability: float
     likeliest: tuple[tuple[int, float], ...]
-    """The likeliest tokens in its place with the logarithms of their probabilities, the likeliest first."""
+    """The likeliest alternatives with the logarithms of their probabilities, in descending order."""
 
 
 @dataclass(frozen=True)
@@ -24,20 +24,20 @@ class Generation:
 
     text: str
     tokens: list[int]
-    """The drawn tokens, the one that ended the text included."""
+    """The drawn tokens, including the token that ended the text."""
     stop_reason: str
     """`end_of_text`, `stop_string`, `max_tokens`, `context_full` or `interrupted`."""
     stop: str | None
-    """The text that ended it."""
+    """The stop string that ended it."""
     prompt_tokens: int
     reused_tokens: int
-    """Tokens of the prompt that had been read before."""
+    """Number of reused prompt tokens."""
     drafted_tokens: int
     accepted_tokens: int
     read_s: float
-    """Seconds in which the prompt was read."""
+    """Seconds of reading the prompt."""
     answered_s: float
-    """Seconds in which the answer was written."""
+    """Seconds of writing the answer."""
     probabilities: list[TokenProbability] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -50,7 +50,7 @@ class Generation:
 
 
 class Plan:
-    """What a run takes, part by part, before anything is allocated. `plan["weights_bytes"]` reads a part."""
+    """Memory of a run by part, before anything is allocated. `plan["weights_bytes"]` reads a part."""
 
     def __init__(self, parts: dict[str, Any]):
         self._parts = parts
@@ -76,7 +76,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether the run fits memory and tiers."""
+        """True if the run fits memory and tiers."""
         return bool(self._parts["fits"])
 
     def __repr__(self) -> str:
@@ -89,7 +89,7 @@ class Plan:
 
 
 class Stream:
-    """An answer that is written while it is read: an iterator of pieces of text, also for `async for`.
+    """A streamed answer: an iterator of pieces of text, also for `async for`.
 
     Leaving the loop early and `close()` stop the answer at its next token; what was written stays in the session.
     """
@@ -115,7 +115,7 @@ class Stream:
         return piece
 
     def close(self) -> None:
-        """Stops the answer at its next token."""
+        """Stops the answer before its next token."""
         self._native.close()
 
     def __enter__(self) -> Stream:

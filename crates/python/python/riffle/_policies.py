@@ -28,7 +28,7 @@ class PolicyInfo:
 
 @dataclass(frozen=True)
 class SelectContext:
-    """What a policy is told when it selects. Positions count from the first token that the KV head holds."""
+    """Context of a selection. Positions count from the first token that the KV head holds."""
 
     phase: str
     """`prefill` or `decode`."""
@@ -60,17 +60,17 @@ class Policy(ABC):
     """
 
     prefill: bool = True
-    """Whether it selects for prompts."""
+    """True if it selects for prompts."""
     decode: bool = True
-    """Whether it selects for generated tokens."""
+    """True if it selects for generated tokens."""
     reads_keys: bool = True
-    """Whether `SelectContext.keys` is filled in, which copies the keys for every call."""
+    """True to fill in `SelectContext.keys`, which copies the keys for every call."""
     follows_from_keys: bool = False
-    """Whether it selects the same whatever it selected before. Then answers may be drafted and beginnings shared."""
+    """True if selections do not depend on earlier selections. Then answers may be drafted and beginnings shared."""
 
     @abstractmethod
     def select(self, queries: np.ndarray, context: SelectContext) -> Selection:
-        """What the queries `[rows, group, head_dim]` at `context.start` and behind it read."""
+        """Selects the keys for the queries `[rows, group, head_dim]` from position `context.start` on."""
 
 
 def register(name: str, policy: Policy) -> None:

@@ -1,4 +1,4 @@
-"""The native half of the package. Its faces are in the package's Python files."""
+"""The native module. The package's Python files wrap it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -89,15 +89,15 @@ class PagedCache:
     def __reduce__(self) -> Any: ...
 
 class Selection:
-    """What some queries read of one KV head: plain data, compared and hashed by what it names. `riffle.selection` makes one."""
+    """The keys of one KV head that some queries read, as hashable data. `riffle.selection` makes one."""
 
     def __new__(cls, parts: _Fields) -> Selection: ...
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """Ranges of positions that every query reads, sorted and apart from one another."""
+        """Ranges of positions that every query reads, sorted and disjoint."""
     @property
     def row_window(self) -> int:
-        """Latest tokens that each query reads, itself included."""
+        """Number of latest tokens that each query reads, including itself."""
     @property
     def diagonals(self) -> list[int]:
         """Distances at which every query reads one token."""
@@ -107,13 +107,13 @@ class Selection:
     def row_extras(self, query: int) -> list[int]:
         """Further tokens that one query reads."""
     def contains(self, query: int, key: int) -> bool:
-        """Whether a query reads a key."""
+        """True if a query reads a key."""
     def pair_count(self, start: int, rows: int) -> int:
-        """Pairs of query and key that the queries from `start` on read."""
+        """Number of (query, key) pairs that the queries from `start` on read."""
     def reads(self, start: int, rows: int) -> list[tuple[int, int]]:
-        """Ranges that hold every token which one of the queries reads."""
+        """Ranges with every token that at least one query reads."""
     def mask(self, start: int, rows: int, tokens: int) -> np.ndarray:
-        """`[rows, tokens]`: whether query `start + r` reads key `t`."""
+        """`[rows, tokens]`: true if query `start + r` reads key `t`."""
     def parts(self) -> _Fields: ...
     def __eq__(self, other: object) -> bool: ...
     def __hash__(self) -> int: ...
@@ -132,10 +132,10 @@ def parse_policy(text: str) -> str:
     """A policy's name with all of its parameters."""
 
 def set_threads(count: int) -> None:
-    """Sets how many threads calls on arrays and engines without a number of their own share; one for each core at first."""
+    """Sets the threads of calls on arrays and of engines without their own number [default: one per core]."""
 
 def threads() -> int:
-    """How many threads they share."""
+    """Number of these threads."""
 
 def run_needle(engine: Engine, tasks: _Fields, progress: _Progress = None) -> str: ...
 def run_ruler(engine: Engine, tasks: _Fields, progress: _Progress = None) -> str: ...

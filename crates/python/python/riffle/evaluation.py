@@ -1,4 +1,4 @@
-"""What a policy keeps and loses: needles, RULER's tasks, policies side by side, and records of the `riffle` command.
+"""Measures the quality of policies: needles, RULER's tasks, comparisons, and records of the `riffle` command.
 
 Every function returns a frame of pandas: `pip install riffle[evaluation]`.
 """
@@ -105,7 +105,7 @@ class Record:
         self.header = header
         """Name, command, model, machine and time."""
         self.rows = rows
-        """What was found."""
+        """The results."""
 
     @property
     def name(self) -> str:
@@ -114,7 +114,7 @@ class Record:
 
     @property
     def kind(self) -> str:
-        """What was measured: `needle`, `ruler`, `comparison`, `context` and others."""
+        """Kind of the measurement: `needle`, `ruler`, `comparison`, `context` and others."""
         return str(self.header["kind"])
 
     def __repr__(self) -> str:

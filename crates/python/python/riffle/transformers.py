@@ -209,7 +209,7 @@ class Cache(cache_utils.Cache):
 
     @property
     def audit(self) -> dict[str, Any] | None:
-        """What the policies kept of the true attention, by layer and head, where `audit` is on."""
+        """Shares of exact attention that the policies kept, by layer and head, if `audit` is on."""
         return None if self._pages is None else self._pages.audit
 
     def take_audited(self) -> list[AuditedQuery]:
@@ -297,7 +297,7 @@ def mask(
 
 
 def _is_causal(function: Any, rows: int, tokens: int, row_offset: int, token_offset: int, window: int | None) -> bool:
-    """Whether a mask function is causal, or a causal window: looked up where these masks change."""
+    """True if a mask function is causal, or causal within a window. Only keys at the edges of the mask are tested."""
     last = row_offset + rows - 1
     near = window or 1
     places = {row_offset, last, row_offset + rows // 2, row_offset + 1, row_offset + near, row_offset + near - 1}

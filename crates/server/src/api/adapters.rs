@@ -1,4 +1,4 @@
-//! The adapters (LoRA) beside the model: `GET` and `POST /lora-adapters`, in llama.cpp's shape.
+//! The adapters (LoRA) of the model: `GET` and `POST /lora-adapters`, in llama.cpp's shape.
 
 use std::sync::Arc;
 
@@ -13,12 +13,12 @@ use crate::asking::adapters::scales_of;
 use crate::failure::{Failure, Shape};
 use crate::fields::Warnings;
 
-/// Lists the adapters and the scales of requests that give none.
+/// Lists the adapters and their default scales.
 pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<Value> {
     Json(described(&app))
 }
 
-/// Sets the scales of requests that give none: a list of `{"id": 0, "scale": 0.5}`. Adapters that are left out get 0.
+/// Sets the default scales from a list of `{"id": 0, "scale": 0.5}`. Omitted adapters get 0.
 pub(crate) async fn set(State(app): State<Arc<App>>, request: Request) -> Response {
     respond(Shape::OpenAi, set_scales(&app, request).await)
 }

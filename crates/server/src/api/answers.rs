@@ -1,4 +1,4 @@
-//! Several answers to one request, taken as they come.
+//! Several answers to one request, with their events as they arrive.
 
 use std::future::poll_fn;
 use std::task::Poll;
@@ -7,7 +7,7 @@ use crate::driver::{Answer, DriverEvent, Finished, Token};
 use crate::failure::Failure;
 use crate::speech::{AnswerPiece, Speech};
 
-/// Answers under way, by their index.
+/// Running answers, by their index.
 #[derive(Debug, Default)]
 pub(crate) struct Answers(Vec<Option<Answer>>);
 
@@ -35,7 +35,7 @@ impl Answers {
                         }
                         return Poll::Ready(Some((index, told)));
                     }
-                    // The engine's thread has gone without a word.
+                    // The engine's thread has ended without an event.
                     Poll::Ready(None) => {
                         *place = None;
                         return Poll::Ready(Some((index, DriverEvent::Failed(Failure::stopping()))));
@@ -49,7 +49,7 @@ impl Answers {
     }
 }
 
-/// One answer as a whole, put together from its events.
+/// A complete answer, assembled from its events.
 #[derive(Debug)]
 pub(crate) struct Whole {
     pub(crate) text: String,

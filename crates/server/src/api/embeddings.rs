@@ -18,10 +18,10 @@ use crate::asking::whole_texts::{TooLong, WholeTexts};
 use crate::failure::{Failure, Shape};
 use crate::fields::{Fields, unexpected};
 
-/// Most texts of a request, as OpenAI has it.
+/// Most texts of a request, the same as OpenAI's.
 const MOST_TEXTS: usize = 2048;
 
-/// Vectors that are asked for.
+/// A request for vectors.
 struct Embeddings {
     model: String,
     texts: WholeTexts,
@@ -112,14 +112,14 @@ impl Embeddings {
     }
 }
 
-/// The name that the answer gives the model.
+/// The model's name in the answer.
 pub(super) fn model_of(app: &App, fields: &mut Fields) -> Result<String, Failure> {
     Ok(app
         .take_model(fields)?
         .unwrap_or_else(|| app.options.model_name.clone()))
 }
 
-/// Takes `dimensions`: the first elements of a vector that are wanted.
+/// Takes `dimensions`: the number of leading elements of a vector.
 pub(super) fn take_dimensions(app: &App, fields: &mut Fields) -> Result<Option<usize>, Failure> {
     let hidden_size = app.engine.model().config().hidden_size;
     let width = app
@@ -146,7 +146,7 @@ pub(super) fn prompt_of(app: &App, asked: Option<&str>) -> Result<String, Failur
     })
 }
 
-/// Cuts a vector to its first elements, and gives it the length 1 again.
+/// Cuts a vector to its first elements, and scales it to length 1.
 pub(super) fn shorten(vector: &mut Vec<f32>, dimensions: Option<usize>) {
     if let Some(dimensions) = dimensions.filter(|dimensions| *dimensions < vector.len()) {
         vector.truncate(dimensions);

@@ -46,7 +46,7 @@ impl StreamPart for Line {
     }
 }
 
-/// An event that carries data alone.
+/// An event with data only.
 pub(super) fn data(value: &Value) -> Result<Event, Infallible> {
     Ok(Event::default().data(value.to_string()))
 }
@@ -61,10 +61,10 @@ pub(super) fn done() -> Result<Event, Infallible> {
     Ok(Event::default().data("[DONE]"))
 }
 
-/// A response that is a stream.
+/// A streamed response.
 pub(super) fn response<P: StreamPart>(parts: impl Stream<Item = Result<P, Infallible>> + Send + 'static) -> Response {
     let mut response = P::response(parts);
-    // A proxy that collects the stream before it passes it on would make an answer seem to stall.
+    // Without this header a proxy may collect the stream, and the answer would seem to stall.
     response
         .headers_mut()
         .insert("x-accel-buffering", HeaderValue::from_static("no"));

@@ -1,4 +1,4 @@
-//! `/infill`, as llama.cpp's server has it.
+//! `/infill` of llama.cpp's server.
 
 use std::sync::Arc;
 
@@ -13,13 +13,13 @@ use crate::asking::infill::{Gap, infill_tokens};
 use crate::failure::{Failure, Shape};
 use crate::fields::Fields;
 
-/// Name of a file that has none.
+/// Name of a file without a name.
 const UNNAMED: &str = "tmp";
 
-/// Most files beside the text.
+/// Most further files.
 const MOST_FILES: usize = 1024;
 
-/// Fields that editors send and that do not change the text: limits of time, and which fields the answer may leave out.
+/// Fields of editors that do not change the text: time limits, and fields that the answer may omit.
 const WITHOUT_EFFECT: [&str; 5] = [
     "samplers",
     "n_indent",
@@ -54,7 +54,7 @@ fn take_gap(app: &App, fields: &mut Fields) -> Result<Gap, Failure> {
     })
 }
 
-/// Takes `input_extra`: files beside the text.
+/// Takes `input_extra`: further files.
 fn take_files(fields: &mut Fields) -> Result<Vec<(String, String)>, Failure> {
     let list = fields.list("input_extra")?.unwrap_or_default();
     if list.len() > MOST_FILES {
@@ -68,7 +68,7 @@ fn take_files(fields: &mut Fields) -> Result<Vec<(String, String)>, Failure> {
         let mut file = Fields::from_value(file, &format!("input_extra[{at}]"), &warnings)?;
         let name = file.text("filename")?.unwrap_or_else(|| UNNAMED.to_owned());
         let text = file.required_text("text")?;
-        // llama.vim tells when it saw a file.
+        // llama.vim sends the time at which it read a file.
         file.ignore_rest_but(&["time"]);
         Ok((name, text))
     });

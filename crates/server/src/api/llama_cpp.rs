@@ -1,4 +1,4 @@
-//! `/completion`, `/props` and `/slots`, as llama.cpp's server has them.
+//! `/completion`, `/props` and `/slots` of llama.cpp's server.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use crate::models::choice::model_of_query;
 use crate::models::entry::Entry;
 use crate::site::Site;
 
-/// Continuations that are asked for.
+/// A request for continuations.
 pub(super) struct Completion {
     wishes: Wishes,
     prompts: Vec<Prompt>,
@@ -36,11 +36,11 @@ pub(super) struct Completion {
     is_streamed: bool,
 }
 
-/// Continuations under way.
+/// Running continuations.
 struct CompletionAnswer {
     app: Arc<App>,
     asked: OngoingAnswers,
-    /// The prompts that came as texts, by their index.
+    /// Prompts that were sent as texts, by their index.
     prompts: Vec<Option<String>>,
 }
 
@@ -57,7 +57,7 @@ async fn begin(app: Arc<App>, request: Request) -> Result<Response, Failure> {
 }
 
 impl Completion {
-    /// Asks for the continuations and answers with them.
+    /// Requests the continuations and answers with them.
     pub(super) async fn answer(self, app: Arc<App>) -> Result<Response, Failure> {
         let Self {
             wishes,
@@ -82,7 +82,7 @@ impl Completion {
     /// Reads the fields of a request for continuations of `prompts`.
     pub(super) fn take(app: &Arc<App>, fields: &mut Fields, prompts: Vec<Prompt>) -> Result<Self, Failure> {
         let mut wishes = take_wishes(app, fields, &["n_predict", "max_tokens"])?;
-        // A schema without the object of OpenAI's around it.
+        // A schema without OpenAI's object around it.
         if prompts.iter().any(|prompt| matches!(prompt, Prompt::Gap(_))) {
             wishes.end_behind_gap(app);
         }
@@ -95,7 +95,7 @@ impl Completion {
             &[json!("")],
             "send a JSON schema as json_schema, or a Lark grammar as response_format",
         )?;
-        // Tokens are always given.
+        // Answers always contain tokens.
         fields.pass_over(&["return_tokens"]);
         take_without_effect(fields)?;
         Ok(Self {
@@ -107,7 +107,7 @@ impl Completion {
     }
 }
 
-/// Why an answer ended, and the stop text that ended it.
+/// The stop reason of an answer, and the stop text that ended it.
 fn stop_of(stop: &StopReason) -> (&'static str, &str) {
     match stop {
         StopReason::MaxTokens | StopReason::ContextFull | StopReason::Interrupted => ("limit", ""),
@@ -163,7 +163,7 @@ impl Answering for CompletionAnswer {
             let tokens: Vec<u32> = whole.tokens.iter().map(|token| token.token).collect();
             bodies.push(self.end(index, &whole.text, &tokens, finished));
         }
-        // The answer to one prompt stands alone.
+        // The answer to one prompt is not in a list.
         let body = if bodies.len() == 1 {
             bodies.remove(0)
         } else {
@@ -229,7 +229,7 @@ fn props_of(site: &Site, entry: &Entry) -> Value {
     })
 }
 
-/// A slot for each request that is read or answered at a time. Requests are not bound to slots: the first ones are busy.
+/// One slot for each request that runs at a time. Requests have no fixed slots: the first ones are busy.
 pub(crate) async fn slots(State(site): State<Arc<Site>>, uri: Uri) -> Response {
     let found = entry_of(&site, &uri).map(|entry| {
         let (busy, context) = (entry.metrics.running(), entry.context_tokens);

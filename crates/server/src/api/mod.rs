@@ -1,4 +1,4 @@
-//! The shapes that requests and answers have.
+//! Shapes of requests and answers.
 
 pub(crate) mod adapters;
 pub(crate) mod answers;
@@ -28,19 +28,19 @@ use crate::app::App;
 use crate::failure::{Failure, Shape};
 use crate::fields::Fields;
 
-/// An answer under way, in the shape of one API.
+/// A running answer in the shape of one API.
 trait Answering {
     /// A part of the streamed answer.
     type Part: events::StreamPart;
 
-    /// The answer in one body, once it has ended.
+    /// The complete answer in one body.
     fn whole(self) -> impl Future<Output = Result<Response, Failure>> + Send;
 
-    /// The answer in parts, while it is written.
+    /// The answer in parts, during generation.
     fn stream(self) -> impl Stream<Item = Result<Self::Part, Infallible>> + Send + 'static;
 }
 
-/// The answer as the client wants it.
+/// The answer, streamed or whole.
 async fn send(answering: impl Answering, is_streamed: bool) -> Result<Response, Failure> {
     if is_streamed {
         Ok(events::response(answering.stream()))
@@ -49,7 +49,8 @@ async fn send(answering: impl Answering, is_streamed: bool) -> Result<Response, 
     }
 }
 
-/// Reads the body of a request. `take` reads the fields that its API knows, the model's name among them; all others are refused.
+/// Reads the body of a request. `take` reads the fields of its API, including the model's name; all others are
+/// refused.
 async fn read<T>(
     app: &Arc<App>,
     request: Request,
@@ -66,7 +67,7 @@ async fn fields_of(request: Request) -> Result<Fields, Failure> {
     Fields::of_body(&body_of(request).await?)
 }
 
-/// The bytes of a request's body, which is to be JSON.
+/// The bytes of a request's body, which must be JSON.
 pub(crate) async fn body_of(request: Request) -> Result<Bytes, Failure> {
     check_type(&request)?;
     Bytes::from_request(request, &()).await.map_err(|rejection| {
@@ -82,7 +83,7 @@ pub(crate) async fn body_of(request: Request) -> Result<Bytes, Failure> {
     })
 }
 
-/// A page of a stranger can send anything but JSON without asking.
+/// A foreign web page can send any type except JSON without a preflight request.
 fn check_type(request: &Request) -> Result<(), Failure> {
     let encoding = request.headers().get(header::CONTENT_ENCODING);
     if encoding.is_some_and(|encoding| !encoding.as_bytes().eq_ignore_ascii_case(b"identity")) {

@@ -21,7 +21,7 @@ use crate::models::choice::model_of_query;
 use crate::site::Site;
 use crate::tokenising::Wanted;
 
-/// Says that the server is there.
+/// Answers that the server is running.
 pub(crate) async fn health(State(site): State<Arc<Site>>) -> Response {
     if site.models.is_alive() {
         Json(json!({"status": "ok"})).into_response()
@@ -30,7 +30,7 @@ pub(crate) async fn health(State(site): State<Arc<Site>>) -> Response {
     }
 }
 
-/// Says if it takes a request now.
+/// Answers whether the server accepts a request now.
 pub(crate) async fn ready(State(site): State<Arc<Site>>) -> Response {
     let is_ending = site.is_ending.load(Ordering::Relaxed);
     if is_ending {
@@ -49,7 +49,7 @@ pub(crate) async fn ready(State(site): State<Arc<Site>>) -> Response {
     }
 }
 
-/// The version. Routers tell servers with vLLM's metrics by this path.
+/// The version. Routers detect servers with vLLM's metrics by this path.
 pub(crate) async fn version() -> Json<Value> {
     Json(json!({"version": env!("CARGO_PKG_VERSION")}))
 }
@@ -59,7 +59,7 @@ pub(crate) async fn metrics(State(site): State<Arc<Site>>) -> Response {
     ([(header::CONTENT_TYPE, kind)], site.metrics_text()).into_response()
 }
 
-/// Facts about the server and a model for the web page: the model that the query names, or the first.
+/// Facts about the server and a model for the web page: the query's model, or the first.
 pub(crate) async fn status(State(site): State<Arc<Site>>, uri: Uri) -> Response {
     respond(Shape::OpenAi, status_of(&site, uri.query()))
 }
@@ -95,7 +95,7 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> R
 async fn tokens_of(app: &Arc<App>, request: Request) -> Result<Response, Failure> {
     let mut fields = fields_of(request).await?;
     app.take_model(&mut fields)?;
-    // llama.cpp and vLLM have other names for the same.
+    // llama.cpp and vLLM use different names for it.
     let text = match fields.text("content")? {
         Some(text) => text,
         None => fields

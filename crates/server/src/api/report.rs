@@ -1,4 +1,4 @@
-//! The counts and notes that an answer carries beside its text.
+//! Counts and notes in an answer.
 
 use riffle_engine::{AuditReport, DraftCount, StopReason};
 use serde_json::{Value, json};
@@ -7,13 +7,13 @@ use crate::app::App;
 use crate::asking::Wishes;
 use crate::driver::{Finished, Reading};
 
-/// Tokens of one request over all its answers, in OpenAI's names.
+/// Tokens of one request over all its answers, with OpenAI's names.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Usage {
     pub(super) prompt_tokens: usize,
     pub(super) cached_tokens: usize,
     pub(super) written_tokens: usize,
-    /// How many of the tokens written were thoughts.
+    /// Number of written tokens that are thoughts.
     pub(super) thought_tokens: usize,
     pub(super) drafts: DraftCount,
 }
@@ -53,7 +53,7 @@ impl Usage {
     }
 }
 
-/// Why an answer ended, in OpenAI's words.
+/// The stop reason of an answer, in OpenAI's words.
 pub(super) fn finish_reason(stop: &StopReason, calls: usize) -> &'static str {
     match stop {
         StopReason::MaxTokens | StopReason::ContextFull | StopReason::Interrupted => "length",
@@ -104,7 +104,7 @@ fn kept_mass(audit: &AuditReport) -> Value {
     })
 }
 
-/// Speeds in llama.cpp's names.
+/// Speeds with llama.cpp's names.
 fn timings(finished: &Finished) -> Value {
     let (report, times) = (&finished.report, finished.report.times);
     let read = report.prompt_tokens - report.reused_tokens;
@@ -129,7 +129,7 @@ pub(super) fn put_end(body: &mut Value, app: &App, wishes: &Wishes, finished: &F
     body["riffle"] = riffle(app, wishes, finished);
 }
 
-/// Adds to a chunk of OpenAI's shape how far the prompt has been read.
+/// Adds the progress of reading to a chunk of OpenAI's shape.
 pub(super) fn put_progress(chunk: &mut Value, wishes: &Wishes, reading: &Reading) {
     let (llama, own) = progress(reading);
     if wishes.extras.shows_progress {
@@ -138,7 +138,7 @@ pub(super) fn put_progress(chunk: &mut Value, wishes: &Wishes, reading: &Reading
     chunk["riffle"] = own;
 }
 
-/// How far a prompt has been read, in llama.cpp's names and ours.
+/// The progress of reading a prompt, with llama.cpp's names and ours.
 pub(super) fn progress(reading: &Reading) -> (Value, Value) {
     let done = reading.progress.tokens_done;
     let llama = json!({

@@ -18,7 +18,7 @@ use crate::fields::{Fields, text_of};
 /// Most documents of a request.
 const MOST_DOCUMENTS: usize = 1024;
 
-/// Documents to be put in order.
+/// Documents to rank.
 struct Rerank {
     model: String,
     documents: Vec<String>,

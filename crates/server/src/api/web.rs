@@ -1,4 +1,4 @@
-//! The web page, which is part of the program.
+//! The web page, compiled into the program.
 
 use axum::extract::Path;
 use axum::http::{HeaderMap, StatusCode, header};
@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 
 use crate::failure::Failure;
 
-/// Content security policy of the page. The page loads from this server and talks to it alone.
+/// Content security policy of the page, which loads from this server only.
 const POLICY: &str = "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self' data:; worker-src 'self'; \
      object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -24,7 +24,7 @@ struct File {
     bytes: &'static [u8],
 }
 
-/// A file of the folder `web`; one of a pinned library names where it lies there.
+/// A file of the folder `web`, or of a pinned library below it.
 macro_rules! file {
     ($name:literal, $kind:ident) => {
         file!($name, $kind, $name)
@@ -79,7 +79,7 @@ const FILES: &[File] = &[
     file!("pdfjs-4.10.38.LICENSE", TEXT, "vendor/pdfjs-4.10.38/LICENSE"),
 ];
 
-/// The page for browsers. Clients of Ollama ask here if it runs.
+/// The page for browsers. Clients of Ollama check here whether it runs.
 pub(crate) async fn page(headers: HeaderMap) -> Response {
     let accepted = headers.get(header::ACCEPT).and_then(|kinds| kinds.to_str().ok());
     match accepted {
@@ -150,7 +150,7 @@ mod tests {
             for name in quoted(text_of(file), "\"web/").chain(quoted(text_of(file), "\"./")) {
                 assert!(is_there(name), "{} loads {name}", file.name);
             }
-            // A proxy may have put the page under a path of its own.
+            // A proxy may serve the page under another path.
             let from_root = ["\"/web", "\"/v1", "\"/status"];
             assert!(
                 !from_root.iter().any(|link| text_of(file).contains(link)),
@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(response("../Cargo.toml").status(), StatusCode::NOT_FOUND);
     }
 
-    /// The policy of the page would stop the first two; the third would run what a model writes.
+    /// The content security policy would block the first two. The third would run code that a model writes.
     #[test]
     fn the_page_has_no_script_or_style_of_its_own_and_takes_no_markup_from_texts() {
         let page = text_of(FILES.iter().find(|file| file.name == "index.html").unwrap());

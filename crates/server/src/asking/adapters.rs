@@ -1,5 +1,5 @@
-//! The adapters (LoRA) that a request is computed with: one by its name as the model, or several by number,
-//! `"lora": [{"id": 0, "scale": 0.5}]`.
+//! The adapters (LoRA) of a request: one by its name as the model, or several by index, `"lora": [{"id": 0, "scale":
+//! 0.5}]`.
 
 use riffle_model::AdapterScales;
 use serde_json::Value;
@@ -12,7 +12,8 @@ use crate::request_notes::RequestNotes;
 /// Largest scale.
 const MOST_SCALE: f64 = 100.0;
 
-/// Takes the fields `model` and `lora`: the name that the answer gives the model, and the scales, where the request chooses adapters.
+/// Takes the fields `model` and `lora`: the model's name in the answer, and the scales if the request chooses
+/// adapters.
 pub(super) fn take_model_and_adapters(
     app: &App,
     fields: &mut Fields,
@@ -42,7 +43,7 @@ pub(super) fn take_model_and_adapters(
     }
 }
 
-/// The scales that a list of adapters says. Those that are left out get 0.
+/// The scales in a list of adapters. Omitted adapters get 0.
 pub(crate) fn scales_of(app: &App, value: &Value, place: &str, warnings: &Warnings) -> Result<AdapterScales, Failure> {
     let Value::Array(items) = value else {
         return Err(unexpected(place, "a list of {\"id\": 0, \"scale\": 1}", value));

@@ -1,4 +1,4 @@
-//! Texts that a client wants continued as they are, without the chat template.
+//! Texts to continue without the chat template.
 
 use std::sync::Arc;
 
@@ -15,12 +15,12 @@ use crate::forms::Form;
 use crate::speech::{KnownTools, Speech};
 use crate::tokenising::{Wanted, encode_now, tokenise};
 
-/// A prompt as it was sent.
+/// A prompt of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Prompt {
     Text(String),
     Tokens(Vec<u32>),
-    /// A text whose middle is to be written.
+    /// A text with a gap to fill.
     Gap(Box<Gap>),
 }
 
@@ -46,7 +46,7 @@ pub(crate) fn prompts_of(app: &App, value: Value, place: &str) -> Result<Vec<Pro
     }
 }
 
-/// The tokens of prompts. A text begins as the model's tokenizer begins texts.
+/// The tokens of prompts. A text gets the tokenizer's first tokens.
 pub(crate) async fn tokens_of(app: &App, prompts: Vec<Prompt>) -> Result<Vec<Vec<u32>>, Failure> {
     let engine = Arc::clone(&app.engine);
     tokenise(move |client| {
@@ -60,12 +60,12 @@ pub(crate) async fn tokens_of(app: &App, prompts: Vec<Prompt>) -> Result<Vec<Vec
     .await
 }
 
-/// Reads an answer as text alone: marks of thoughts and calls are part of it.
+/// Reads an answer as plain text, including marks of thoughts and calls.
 pub(crate) fn plain_speech(app: &App) -> Speech {
     Speech::new(app.markup, KnownTools::default(), false).without_thoughts()
 }
 
-/// Asks for the continuation of each prompt. `form` comes with the field that it stands in.
+/// Requests the continuation of each prompt. `form` includes its field.
 pub(crate) async fn continue_prompts(
     app: &App,
     mut wishes: Wishes,

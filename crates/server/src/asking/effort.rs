@@ -1,11 +1,11 @@
-//! How much a model shall think, from the words of clients to the variables of a chat template.
+//! The effort of thinking, from clients' words to variables of a chat template.
 
 use serde_json::{Map, Value, json};
 
 use crate::failure::Failure;
 use crate::fields::{Fields, unexpected};
 
-/// A degree of thinking, in the words that clients use.
+/// A degree of thinking, in the words of clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Effort {
     None,
@@ -17,7 +17,7 @@ pub(crate) enum Effort {
     Most,
 }
 
-/// How much a client wants the model to think.
+/// The requested effort of thinking.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Thinking {
     pub(crate) effort: Option<Effort>,
@@ -48,7 +48,7 @@ impl Effort {
         }
     }
 
-    /// The effort that a word names. `auto` and `default` leave it to the model.
+    /// The effort of a word. `auto` and `default` leave the choice to the model.
     fn parse(word: &str, place: &str) -> Result<Option<Self>, Failure> {
         let lower = word.to_ascii_lowercase();
         if ["auto", "default", "adaptive", ""].contains(&lower.as_str()) {
@@ -63,7 +63,7 @@ impl Effort {
         })
     }
 
-    /// The nearest of several efforts; of two at one distance the higher.
+    /// The nearest of several efforts; of two equally near ones the higher.
     pub(crate) fn nearest(self, among: &[Self]) -> Option<Self> {
         let distance = |other: &Self| (*other as i32 - self as i32).abs();
         among
@@ -74,7 +74,7 @@ impl Effort {
 }
 
 impl Thinking {
-    /// Takes all fields in which OpenAI's clients and other servers say how much to think.
+    /// Takes all fields of OpenAI's clients and other servers for the effort of thinking.
     pub(crate) fn take(fields: &mut Fields) -> Result<Self, Failure> {
         let mut thinking = Self::default();
         thinking.take_word(fields, "reasoning_effort")?;
@@ -103,7 +103,7 @@ impl Thinking {
         Ok(thinking)
     }
 
-    /// Takes `thinking`, as Anthropic has it and others after it.
+    /// Takes `thinking`, the field of Anthropic and others.
     pub(crate) fn take_switch(&mut self, fields: &mut Fields) -> Result<(), Failure> {
         let name = fields.name("thinking");
         let Some(mut thinking) = fields.object("thinking")? else {
@@ -143,7 +143,8 @@ impl Thinking {
         Ok(())
     }
 
-    /// The variables of a template that takes these words (`efforts`) and switches (`switches`, such as `enable_thinking`).
+    /// The variables of a template that supports these words (`efforts`) and switches (`switches`, such as
+    /// `enable_thinking`).
     pub(crate) fn variables(self, efforts: &[Effort], switches: &[&str]) -> Map<String, Value> {
         let mut variables = Map::new();
         let is_on = self.is_on.or(self.effort.map(|effort| effort != Effort::None));
@@ -152,7 +153,7 @@ impl Thinking {
                 variables.insert((*switch).to_owned(), json!(is_on));
             }
         }
-        // A template without a switch thinks as little as it can.
+        // A template without a switch gets its lowest effort.
         let wanted = match is_on {
             Some(false) if switches.is_empty() => Some(Effort::None),
             Some(false) => None,

@@ -1,4 +1,4 @@
-//! Texts with a gap that the model fills in.
+//! Texts with a gap for the model to fill (infill).
 
 use riffle_engine::{Engine, EngineError};
 use riffle_model::{ConversationText, InfillTokens, Tokenizer};
@@ -9,27 +9,27 @@ use crate::app::App;
 use crate::failure::Failure;
 use crate::tokenising::{Client, Wanted, encode_now};
 
-/// The name of a repository where a request gives files beside the text, as llama.cpp has it.
+/// The name of the repository of a request with further files, the same as llama.cpp's.
 const REPOSITORY: &str = "myproject\n";
 
 /// The name of the file with the gap.
 const FILE: &str = "filename\n";
 
-/// Stands before texts beside the gap in models that have no token for files, as in llama.cpp.
+/// Separates further files for models without a token for files, the same as llama.cpp's.
 const SNIPPET: &str = "\n\n--- snippet ---\n\n";
 
 /// A text with a gap.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Gap {
-    /// The text in front of the gap.
+    /// The text before the gap.
     pub(crate) prefix: String,
-    /// The text behind the gap.
+    /// The text after the gap.
     pub(crate) suffix: String,
-    /// Names and texts of files beside it.
+    /// Names and texts of further files.
     pub(crate) files: Vec<(String, String)>,
 }
 
-/// Tokens of a prompt that is put together part by part.
+/// Tokens of a prompt, assembled part by part.
 struct Parts<'a> {
     engine: &'a Engine,
     client: &'a Client,
@@ -66,8 +66,8 @@ impl Gap {
         prompts.collect()
     }
 
-    /// The tokens of the prompt: the files beside it, the text in front of the gap, the text behind it, and the mark at which the model
-    /// begins to write. What the texts spell stays text.
+    /// The tokens of the prompt: the further files, the text before the gap, the text after it, and the mark at which
+    /// the model begins to write. Marks in the texts stay text.
     pub(crate) fn tokens(&self, engine: &Engine, client: &Client) -> Result<Vec<u32>, Failure> {
         let marks = infill_tokens(engine)?;
         let tokenizer = engine.tokenizer().map_err(|error| Failure::from_engine(&error))?;
@@ -83,7 +83,7 @@ impl Gap {
                 parts.push(marks.suffix, &self.suffix)?;
                 parts.tokens.push(middle);
             }
-            // The model goes on with the text in front of the gap.
+            // The model continues the text before the gap.
             None => {
                 parts.push(marks.suffix, &self.suffix)?;
                 parts.push(marks.prefix, &self.prefix)?;
@@ -107,7 +107,7 @@ impl Parts<'_> {
         Ok(())
     }
 
-    /// Files beside the text, in the order of arXiv:2409.12186.
+    /// The further files, in the order of arXiv:2409.12186.
     fn push_files(&mut self, marks: &InfillTokens, files: &[(String, String)]) -> Result<(), Failure> {
         if files.is_empty() {
             return Ok(());
@@ -130,14 +130,14 @@ impl Parts<'_> {
 }
 
 impl Wishes {
-    /// Ends an answer where the next file would begin.
+    /// Ends an answer at the beginning of the next file.
     pub(crate) fn end_behind_gap(&mut self, app: &App) {
         let ends = app.engine.infill_tokens().into_iter().flat_map(InfillTokens::ends);
         self.generate.stop_tokens.extend(ends);
     }
 }
 
-/// The model's tokens for filling in the middle.
+/// The model's tokens for infill.
 pub(crate) fn infill_tokens(engine: &Engine) -> Result<InfillTokens, Failure> {
     engine.infill_tokens().copied().ok_or_else(|| {
         Failure::bad("this model was not trained to fill in the middle: use a model that was, such as Qwen2.5-Coder")
@@ -145,7 +145,7 @@ pub(crate) fn infill_tokens(engine: &Engine) -> Result<InfillTokens, Failure> {
     })
 }
 
-/// The tokens with which every text begins.
+/// The tokenizer's first tokens of a text.
 fn beginning(tokenizer: &Tokenizer) -> Result<Vec<u32>, Failure> {
     let around = tokenizer.encode("", true);
     let around = around.map_err(|error| Failure::from_engine(&EngineError::from(error)))?;

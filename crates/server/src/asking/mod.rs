@@ -1,4 +1,4 @@
-//! From the fields of a request, whatever its API, to what the scheduler is asked.
+//! From the fields of a request of any API to a request for the scheduler.
 
 pub(crate) mod adapters;
 pub(crate) mod continuation;
@@ -27,18 +27,18 @@ use crate::forms::Form;
 use crate::forms::thoughts::BehindThought;
 use crate::request_notes::{RequestNotes, line_of};
 
-/// Everything that an answer needs but its prompt.
+/// All options of an answer, without its prompt.
 #[derive(Debug, Clone)]
 pub(crate) struct Wishes {
-    /// The name that the answer gives the model.
+    /// The model's name in the answer.
     pub(crate) model: String,
     pub(crate) generate: GenerateOptions,
-    /// True if the request says how long an answer may be.
+    /// True if the request sets the length of an answer.
     pub(crate) has_length: bool,
-    /// True if the request gives a seed; otherwise each answer has one of its own.
+    /// True if the request sets a seed; otherwise each answer has its own.
     pub(crate) has_seed: bool,
     pub(crate) extras: options::Extras,
-    /// True if the answer begins inside a thought, and its form stands behind that.
+    /// True if the answer begins inside a thought, and its form follows the thought.
     pub(crate) has_thought_first: bool,
     /// Warnings of the request.
     pub(crate) warnings: Warnings,
@@ -46,7 +46,7 @@ pub(crate) struct Wishes {
 }
 
 impl Wishes {
-    /// Policies and adapters of this request, where they are not those of the server.
+    /// Policies and adapters of this request, if they differ from the server's.
     fn sequence(&self, app: &App) -> Option<SequenceOptions> {
         let extras = &self.extras;
         let own = app.engine.options().sequence.clone();
@@ -63,7 +63,7 @@ impl Wishes {
         })
     }
 
-    /// Has the answers keep to a form, which stands in the field of the given name.
+    /// Constrains the answers to a form of the given field.
     pub(crate) async fn keep_to(&mut self, app: &App, form: Option<(Form, String)>) -> Result<(), Failure> {
         if let Some((form, place)) = form {
             self.generate.form = Some(app.forms.prepare(form, &place).await?);
@@ -71,7 +71,7 @@ impl Wishes {
         Ok(())
     }
 
-    /// Cuts the length of an answer to the room behind its prompt.
+    /// Cuts the length of an answer to the context after its prompt.
     fn limit_length(&self, app: &App, prompt: usize, generate: &mut GenerateOptions) -> Result<(), Failure> {
         let context = app.engine.plan().context_tokens;
         if prompt > context {
@@ -80,7 +80,7 @@ impl Wishes {
             ))
             .with_code("context_length_exceeded"));
         }
-        // The last token of an answer is written and not read: it needs no room.
+        // The last token of an answer is not read, so it needs no place in the context.
         let room = context - prompt + 1;
         if !self.has_length {
             generate.max_tokens = app.options.default_max_tokens.min(room).max(1);
@@ -95,7 +95,7 @@ impl Wishes {
         Ok(())
     }
 
-    /// Asks for `choices` answers to each of the prompts, in their order.
+    /// Requests `choices` answers to each of the prompts, in their order.
     pub(crate) async fn ask(&self, app: &App, prompts: &[Vec<u32>], choices: usize) -> Result<Answers, Failure> {
         let most = app.options.limits.answers_per_request;
         if prompts.len().saturating_mul(choices) > most {
@@ -137,7 +137,7 @@ impl Wishes {
             let line = line_of(RequestNotes::current().as_ref(), "without_effect");
             app.log.request(&line.with("fields", warnings.join("; ")));
         }
-        // A refusal of the scheduler must come before an answer begins.
+        // The scheduler must refuse a request before its answer begins.
         for answer in &mut answers {
             answer.accepted().await?;
         }
@@ -145,7 +145,7 @@ impl Wishes {
     }
 }
 
-/// Has an answer end its thought before it takes its form. The thought gets half of the answer's length at most.
+/// Makes an answer end its thought before its form begins. The thought gets at most half of the answer's length.
 fn put_behind_thought(app: &App, generate: &mut GenerateOptions) -> Result<(), Failure> {
     if let Some(form) = generate.form.take() {
         let form = BehindThought::new(&app.engine, form, app.markup.thoughts().end, generate.max_tokens / 2);

@@ -1,4 +1,4 @@
-//! Sampling, lengths, policies: fields that several APIs share.
+//! Sampling, lengths and policies: common fields of several APIs.
 
 use std::str::FromStr;
 
@@ -17,29 +17,29 @@ use crate::fields::{Fields, integer_of};
 const MOST_STOPS: usize = 64;
 const LONGEST_STOP: usize = 1024;
 
-/// Most tokens that biases may be given for.
+/// Most tokens with a bias.
 const MOST_BIASES: usize = 4096;
 
-/// Options of this server alone, from the field `riffle`.
+/// Options of this server only, from the field `riffle`.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Extras {
     pub(crate) prefill: Option<PolicyRules>,
     pub(crate) decode: Option<PolicyRules>,
     pub(crate) audits: bool,
-    /// The sources of drafts, in place of the server's `--draft`.
+    /// The sources of drafts, instead of the server's `--draft`.
     pub(crate) draft: Option<DraftSpec>,
-    /// True if an answer that repeats itself goes on, in place of the server's `--allow-loops`.
+    /// True if an answer that repeats itself continues, instead of the server's `--allow-loops`.
     pub(crate) allows_loops: Option<bool>,
-    /// The session that the prompt goes on from.
+    /// The session that the prompt continues.
     pub(crate) session: Option<String>,
     pub(crate) priority: i32,
-    /// True if a stream tells how far the prompt has been read.
+    /// True if a stream reports the progress of reading the prompt.
     pub(crate) shows_progress: bool,
-    /// Factors on the adapters, in place of the server's.
+    /// Scales of the adapters, instead of the server's.
     pub(crate) adapters: Option<AdapterScales>,
 }
 
-/// Takes what decides how tokens are drawn and when an answer ends; `lengths` are the names of the field that says how long it may be.
+/// Takes the options for sampling and for the end of an answer. `lengths` are the names of the field with its length.
 pub(crate) fn take_wishes(app: &App, fields: &mut Fields, lengths: &[&str]) -> Result<Wishes, Failure> {
     let (model, adapters) = take_model_and_adapters(app, fields)?;
     let seed = take_seed(fields)?;
@@ -77,7 +77,7 @@ pub(crate) fn take_wishes(app: &App, fields: &mut Fields, lengths: &[&str]) -> R
     })
 }
 
-/// Any 64 bits.
+/// A seed of any 64 bits.
 fn take_seed(fields: &mut Fields) -> Result<Option<i64>, Failure> {
     let place = fields.name("seed");
     let seed = fields.value("seed").map(|seed| match seed.as_u64() {
@@ -94,14 +94,14 @@ fn take_length(fields: &mut Fields, names: &[&str]) -> Result<Option<usize>, Fai
         let Some(asked) = fields.value(name) else {
             continue;
         };
-        // Every length beyond the room is cut to it.
+        // Every length beyond the context is cut to it.
         let is_longest = asked.as_f64().is_some_and(|tokens| tokens > f64::from(i32::MAX));
         let asked = if is_longest {
             i64::from(i32::MAX)
         } else {
             integer_of(&asked, &place, -1..=i64::from(i32::MAX))?
         };
-        // Some clients write -1 for "as long as it gets".
+        // Some clients write -1 for no limit.
         length = length.or(usize::try_from(asked).ok());
     }
     Ok(length)
@@ -163,14 +163,14 @@ fn take_stop_tokens(app: &App, fields: &mut Fields) -> Result<Vec<u32>, Failure>
     ids.iter().map(|id| token_of(app, id, &name)).collect()
 }
 
-/// The token that a number is.
+/// The token with this id.
 pub(crate) fn token_of(app: &App, value: &Value, place: &str) -> Result<u32, Failure> {
     let last = app.engine.model().config().vocab_size as i64 - 1;
     let id = integer_of(value, place, 0..=last)?;
     Ok(u32::try_from(id).unwrap_or(0))
 }
 
-/// `{"TOKEN": BIAS}`, or `[[TOKEN, BIAS]]` as llama.cpp takes it.
+/// `{"TOKEN": BIAS}`, or llama.cpp's `[[TOKEN, BIAS]]`.
 fn take_biases(app: &App, fields: &mut Fields) -> Result<Vec<(u32, f32)>, Failure> {
     let name = fields.name("logit_bias");
     let pairs: Vec<(Value, Value)> = match fields.value("logit_bias") {
@@ -234,7 +234,7 @@ fn take_extras(fields: &mut Fields) -> Result<Extras, Failure> {
     Ok(extras)
 }
 
-/// A field whose text is parsed; `reason` says why a text was refused.
+/// A parsed text field; `reason` explains the refusal of a text.
 fn take_parsed<T: FromStr>(
     fields: &mut Fields,
     name: &str,

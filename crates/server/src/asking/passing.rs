@@ -1,4 +1,4 @@
-//! Fields that clients send to every server and that do not change an answer here.
+//! Fields of clients that do not change an answer here.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ use crate::app::App;
 use crate::failure::Failure;
 use crate::fields::Fields;
 
-/// Notes of clients, and hints to other servers about caches, places and billing.
+/// Notes of clients, and hints to other servers about caches, locations and billing.
 const NOTES: &[&str] = &[
     "user",
     "metadata",
@@ -35,11 +35,11 @@ const NOTES: &[&str] = &[
     "route",
     "prediction",
     "num_ctx",
-    // One implementation of forms serves all.
+    // There is only one implementation of forms.
     "guided_decoding_backend",
 ];
 
-/// Samplers and modes that this server does not have, with the value that switches each off.
+/// Unsupported samplers and modes, with the value that switches each off.
 const OFF: &[(&str, &str)] = &[
     ("best_of", "1"),
     ("top_a", "0"),
@@ -99,7 +99,7 @@ const SETTINGS_OF_OFF: &[&str] = &[
     "dynatemp_high",
 ];
 
-/// Takes the fields that do not change an answer. A sampler that is switched on is refused by name.
+/// Takes the fields without effect on an answer. Unsupported samplers are refused by name if they are on.
 pub(crate) fn take_without_effect(fields: &mut Fields) -> Result<(), Failure> {
     fields.pass_over(NOTES);
     for (name, off) in OFF {
@@ -134,12 +134,12 @@ pub(crate) fn take_without_effect(fields: &mut Fields) -> Result<(), Failure> {
     fields.refuse("audio", &[], "this model writes text alone")
 }
 
-/// True if the field is a sampler or a mode that this server does not have, or a setting of one.
+/// True if the field is an unsupported sampler or mode, or a setting of one.
 pub(crate) fn is_known(name: &str) -> bool {
     OFF.iter().any(|(own, _)| *own == name) || SETTINGS_OF_OFF.contains(&name)
 }
 
-/// Takes `options`, in which Ollama's clients put samplers and lengths, as if its fields stood in the request.
+/// Takes the fields of `options`, in which Ollama's clients send samplers and lengths, like fields of the request.
 pub(crate) fn take_options(app: &App, fields: &mut Fields) -> Result<(), Failure> {
     let Some(mut options) = fields.object("options")? else {
         return Ok(());
@@ -159,7 +159,7 @@ pub(crate) fn take_options(app: &App, fields: &mut Fields) -> Result<(), Failure
     Ok(())
 }
 
-/// Takes `num_ctx`. The context is the server's: a larger one that is asked for becomes a warning.
+/// Takes `num_ctx`. The server sets the context, so a larger value becomes a warning.
 pub(crate) fn warn_of_context(app: &App, options: &mut Fields) {
     let context = app.engine.plan().context_tokens;
     let asked = options.value("num_ctx").and_then(|tokens| tokens.as_u64());

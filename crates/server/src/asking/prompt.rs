@@ -13,23 +13,23 @@ use crate::failure::Failure;
 use crate::fields::{Fields, Warnings, unexpected};
 use crate::tokenising::{Wanted, encode_now, tokenise};
 
-/// Stands for the text of a begun answer while its conversation is rendered.
+/// Placeholder for the text of a begun answer while its conversation is rendered.
 const BEGUN: &str = "\u{fdef}begun\u{fdef}";
 
-/// A conversation to be put into the model's words.
+/// A conversation to render with the template.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Conversation {
-    /// Messages as templates take them.
+    /// Messages in the shape of templates.
     pub(crate) messages: Vec<Value>,
-    /// Tools in OpenAI's shape; empty where there are none.
+    /// Tools in OpenAI's shape; may be empty.
     pub(crate) tools: Vec<Value>,
     /// Further variables of the template.
     pub(crate) variables: Map<String, Value>,
-    /// How much the model shall think.
+    /// The requested effort of thinking.
     pub(crate) thinking: Thinking,
     /// True if the last message is the beginning of the answer.
     pub(crate) goes_on: bool,
-    /// True if the text ends with the last message, and not where the assistant is to speak.
+    /// True if the text ends with the last message, instead of the start of the assistant's turn.
     pub(crate) ends_with_message: bool,
     /// Warnings of the request.
     pub(crate) warnings: Warnings,
@@ -39,7 +39,7 @@ pub(crate) struct Conversation {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Prompt {
     pub(crate) tokens: Vec<u32>,
-    /// True if the prompt ends inside a thought that the answer goes on with.
+    /// True if the prompt ends inside a thought that the answer continues.
     pub(crate) is_thinking: bool,
 }
 
@@ -63,7 +63,7 @@ pub(crate) async fn encode(
     tokenise(move |client| encode_now(&engine, &text.into(), add_special, wanted, client)).await
 }
 
-/// The text of a conversation in the model's template; without one the texts of its messages, one after the other.
+/// The text of a conversation in the model's template; without a template the texts of its messages, joined.
 pub(crate) async fn render(app: &Arc<App>, conversation: Conversation) -> Result<ConversationText, Failure> {
     let until = Instant::now() + app.options.limits.request_time;
     let app = Arc::clone(app);
@@ -132,7 +132,8 @@ fn render_now(app: &App, conversation: Conversation, until: Instant) -> Result<C
     }
 }
 
-/// Gives a thought the name that templates of gpt-oss have for it. They refuse one beside a text and a call, which says more.
+/// Renames a thought for templates of gpt-oss. They refuse a thought beside a text and a call, and the refusal
+/// explains more.
 fn name_thought(message: &mut Value) {
     let has_text = message["content"].as_str().is_some_and(|text| !text.is_empty());
     let calls = message.get("tool_calls").is_some();
@@ -144,7 +145,7 @@ fn name_thought(message: &mut Value) {
     }
 }
 
-/// The text of a conversation up to the end of its last message, which the answer goes on with.
+/// The text of a conversation up to the end of its last message, which the answer continues.
 fn begun_answer(
     mut messages: Vec<Value>,
     render: &dyn Fn(&[Value]) -> Result<ConversationText, Failure>,
@@ -154,7 +155,7 @@ fn begun_answer(
     };
     let beginning = last["content"].as_str().unwrap_or("").to_owned();
     last["content"] = BEGUN.into();
-    // The texts before and behind that of the last message.
+    // The texts before and after the last message's text.
     let around = |last: Value| {
         let mut messages = messages.clone();
         messages.push(last);
@@ -173,7 +174,7 @@ fn begun_answer(
         last.as_object_mut().map(|fields| fields.remove(name));
         around(last)
     };
-    // A field that the template does not show would be lost in silence.
+    // A field that the template does not render would be lost silently.
     let refuse = |name: &str| {
         Failure::field(
             format!("the last message's {name}"),
@@ -185,7 +186,7 @@ fn begun_answer(
     }
     text.push_content(&beginning);
     if last.get("tool_calls").is_some() {
-        // The answer goes on behind the calls: only the end of the turn is taken off.
+        // The answer continues after the calls, so only the end of the turn is removed.
         let (_, end_of_turn) = without("tool_calls")?;
         let calls = behind.text().strip_suffix(end_of_turn.text()).map_or(0, str::len);
         if calls == 0 {
@@ -211,7 +212,7 @@ pub(crate) async fn prompt(app: &Arc<App>, conversation: Conversation) -> Result
     Ok(Prompt { tokens, is_thinking })
 }
 
-/// How many tokens the prompt of a conversation has; it may have more than the context holds.
+/// Number of tokens in the prompt of a conversation; it may exceed the context.
 pub(crate) async fn count(app: &Arc<App>, conversation: Conversation) -> Result<usize, Failure> {
     let text = render(app, conversation).await?;
     Ok(encode_conversation(app, text, Wanted::Count).await?.len())

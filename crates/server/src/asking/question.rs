@@ -1,4 +1,4 @@
-//! A conversation that a client wants answered, whatever its API.
+//! A conversation to answer, from any API.
 
 use std::sync::Arc;
 
@@ -14,23 +14,23 @@ use crate::forms::Form;
 use crate::forms::calls::form_beside;
 use crate::speech::{KnownTools, Speech};
 
-/// A conversation with everything that its answer has to keep to.
+/// A conversation with all constraints on its answer.
 pub(crate) struct Question {
     pub(crate) wishes: Wishes,
     pub(crate) conversation: Conversation,
-    /// The form of the answer, and the field that asks for it.
+    /// The form of the answer, and its field.
     form: Option<(Form, String)>,
-    /// True if the answer is JSON that the client asked for: it is never a call without marks.
+    /// True if the answer is requested JSON: it is never a call without marks.
     gives_data: bool,
-    /// True if the form holds calls alone, and the answer may be text.
+    /// True if the form applies only to calls, and the answer may be text.
     is_free_form: bool,
     tools: KnownTools,
     is_single_call: bool,
-    /// Answers that are asked for.
+    /// Requested number of answers.
     pub(crate) choices: usize,
 }
 
-/// Answers under way, and how their text is to be read.
+/// Running answers, and the parser of their text.
 pub(crate) struct OngoingAnswers {
     pub(crate) wishes: Wishes,
     pub(crate) answers: Answers,
@@ -60,7 +60,7 @@ impl Question {
                     .add(&place, "the answer has to be a call: the form was left out");
                 tools_form.map(|form| (form, "tool_choice".to_owned()))
             }
-            // Strict tools that may be called: the answer is a call or the JSON that was asked for.
+            // With optional strict tools the answer is a call or the requested JSON.
             (Some((form, place)), Some(_)) => {
                 let schema = match form {
                     Form::Schema(schema) => schema,
@@ -94,11 +94,11 @@ impl Question {
         count(app, self.conversation).await
     }
 
-    /// Asks for the answers; returns once the scheduler has taken the request.
+    /// Requests the answers. Returns after the scheduler has accepted the request.
     pub(crate) async fn ask(mut self, app: &Arc<App>) -> Result<OngoingAnswers, Failure> {
         let prompt = prompt(app, self.conversation).await?;
         let prompt_tokens = prompt.tokens.len();
-        // A call that may be left out is free to stand behind a thought of any length.
+        // An optional call may follow a thought of any length.
         self.wishes.has_thought_first = prompt.is_thinking && !self.is_free_form;
         self.wishes.keep_to(app, self.form).await?;
         Ok(OngoingAnswers {

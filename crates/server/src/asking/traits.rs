@@ -1,4 +1,4 @@
-//! Traits of a model's chat template, found by rendering small conversations.
+//! Traits of a model's chat template, found by rendering short conversations.
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -9,13 +9,13 @@ use serde_json::{Map, Value, json};
 use super::effort::Effort;
 use super::turns::Turns;
 
-/// Longest time for all renderings together.
+/// Longest time of all renderings.
 const LONGEST: Duration = Duration::from_secs(5);
 
-/// Names under which templates take a switch for thinking.
+/// Names of a template's variable that switches thinking.
 const SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
 
-/// An id of a call as this server makes them, and one of the form that Mistral's templates ask for.
+/// An id of this server's calls, and one in the form of Mistral's templates.
 const LONG_ID: &str = "call_0123456789abcdef0123456789abcdef";
 const SHORT_ID: &str = "abcdefghi";
 
@@ -26,15 +26,15 @@ const SHORT_LENGTH: usize = 9;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TemplateTraits {
     pub(crate) turns: Turns,
-    /// Words that it takes as `reasoning_effort`; empty if it does not read that variable.
+    /// Supported words of `reasoning_effort`; empty if the template does not read that variable.
     pub(crate) efforts: Vec<Effort>,
     /// Variables that switch thinking on and off.
     pub(crate) switches: Vec<&'static str>,
-    /// True if ids of calls must have nine letters or digits.
+    /// True if ids of calls must be nine letters or digits.
     has_short_ids: bool,
 }
 
-/// Renders conversations that tell how a template behaves.
+/// Renders conversations that show a template's behaviour.
 struct Probe<'t> {
     template: &'t ChatTemplate,
     tools: Value,
@@ -53,7 +53,7 @@ impl TemplateTraits {
             until: Instant::now() + LONGEST,
         };
         let (system, user, assistant) = (said("system"), said("user"), said("assistant"));
-        // A template that refuses even this says little: its errors are told when a conversation comes.
+        // If a template refuses even this, its errors are reported for a real conversation.
         if !probe.keeps(&[user("a1")]) {
             return Self {
                 turns: Turns::ANY,
@@ -78,7 +78,7 @@ impl TemplateTraits {
                     && probe.keeps(&[system("a1"), user("b2"), assistant("c3"), user("d4"), system("e5")]),
                 user_runs: probe.keeps(&[user("a1"), user("b2")]),
                 assistant_runs: probe.keeps(&[user("a1"), assistant("b2"), assistant("c3"), user("d4")]),
-                // A template without a place for results says nothing about what follows them.
+                // A template without tool results shows nothing about the messages after them.
                 user_after_tool: !probe.keeps(&called) || probe.keeps(&behind_tool),
                 without_user: probe.keeps(&[system("a1")]),
             },
@@ -88,7 +88,7 @@ impl TemplateTraits {
         }
     }
 
-    /// Gives ids of calls and results the form that the template asks for. Equal ids stay equal.
+    /// Gives ids of calls and results the template's form. Equal ids stay equal.
     pub(crate) fn shorten_ids(&self, messages: &mut [Value]) {
         if !self.has_short_ids {
             return;
@@ -130,7 +130,7 @@ impl Probe<'_> {
         text.ok().map(ConversationText::into_text)
     }
 
-    /// True if the template renders the messages and shows all their texts in their order.
+    /// True if the template renders the messages with all their texts in order.
     fn keeps(&self, messages: &[Value]) -> bool {
         let Some(text) = self.render(messages, &[]) else {
             return false;
@@ -152,7 +152,7 @@ impl Probe<'_> {
         !renders(LONG_ID) && renders(SHORT_ID)
     }
 
-    /// A template that takes any word is trained on the common three, and on those that it names itself.
+    /// A template that accepts any word is trained on the common three, and on the words in its own text.
     fn efforts(&self) -> Vec<Effort> {
         const WORD: &str = "reasoning_effort";
         if !self.template.mentions(WORD) {
@@ -202,7 +202,7 @@ fn shorten(id: &mut Value) {
     }
 }
 
-/// Nine letters and digits that depend on a text alone (FNV-1a in base 62).
+/// Nine letters and digits that depend only on a text (FNV-1a in base 62).
 fn short_id(text: &str) -> String {
     const SIGNS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
     let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {

@@ -6,30 +6,30 @@
 
 use serde_json::{Value, json};
 
-/// Text between two messages that become one.
+/// Text between two joined messages.
 const BETWEEN: &str = "\n\n";
 
-/// The orders of messages that a template takes without an error and without losing one.
+/// The orders of messages that a template renders without an error or a loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Turns {
     /// A system message at the beginning.
     pub(crate) system: bool,
     /// Several system messages at the beginning.
     pub(crate) system_runs: bool,
-    /// System messages behind others.
+    /// System messages after others.
     pub(crate) later_system: bool,
     /// Several users' messages in a row.
     pub(crate) user_runs: bool,
     /// Several assistants' messages in a row.
     pub(crate) assistant_runs: bool,
-    /// A user's message directly behind the result of a tool.
+    /// A user's message directly after the result of a tool.
     pub(crate) user_after_tool: bool,
     /// A conversation without a user's message.
     pub(crate) without_user: bool,
 }
 
 impl Turns {
-    /// Order of a template that takes messages in any order.
+    /// Order of a template that accepts messages in any order.
     pub(crate) const ANY: Self = Self {
         system: true,
         system_runs: true,
@@ -40,7 +40,7 @@ impl Turns {
         without_user: true,
     };
 
-    /// The same messages in an order that the template takes.
+    /// The same messages in an order that the template accepts.
     pub(crate) fn arrange(self, messages: Vec<Value>) -> Vec<Value> {
         if self == Self::ANY {
             return messages;
@@ -72,7 +72,7 @@ impl Turns {
         }
     }
 
-    /// True if two neighbours become one message.
+    /// True if two adjacent messages become one.
     fn joins(self, last: &Value, next: &Value) -> bool {
         match (last["role"].as_str(), next["role"].as_str()) {
             (Some("system"), Some("system")) => !self.system_runs,
@@ -109,7 +109,7 @@ fn join(last: &mut Value, next: Value) {
 mod tests {
     use super::*;
 
-    /// Order of a template that takes one system message first and strict turns.
+    /// Order of a template with one system message first and strict turns.
     const STRICT: Turns = Turns {
         system: true,
         system_runs: false,

@@ -14,27 +14,27 @@ use crate::app::{App, aside};
 use crate::failure::Failure;
 use crate::tokenising::{Wanted, encode_now, tokenise};
 
-/// Requests whose texts are read at a time: each takes memory for the activations of its texts.
+/// Number of requests whose texts are read at a time. Each takes memory for the activations of its texts.
 static TURN: Semaphore = Semaphore::const_new(1);
 
-/// How texts are treated that are longer than the model reads.
+/// Treatment of texts that are too long for the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TooLong {
     Refused,
-    /// They lose their ends, but for the token that ends a text.
+    /// They are cut, except for the end token of a text.
     Cut,
 }
 
-/// Texts to be read, and what they have in common.
+/// Texts to read, and their common options.
 #[derive(Debug, Clone)]
 pub(crate) struct WholeTexts {
     pub(crate) texts: Vec<Prompt>,
-    /// Stands before each text.
+    /// Text before each of the texts.
     pub(crate) prompt: String,
     pub(crate) too_long: TooLong,
 }
 
-/// Vectors or scores, and the tokens that were read for them.
+/// Vectors or scores, and the number of tokens read.
 #[derive(Debug, Clone)]
 pub(crate) struct Encoded {
     pub(crate) results: Vec<Vec<f32>>,
@@ -44,7 +44,7 @@ pub(crate) struct Encoded {
 impl WholeTexts {
     /// The vectors of the texts.
     pub(crate) async fn vectors(self, app: &Arc<App>) -> Result<Encoded, Failure> {
-        // Refused before anything is tokenised.
+        // The refusal comes before any tokenisation.
         app.engine.embedding().map_err(|error| Failure::from_engine(&error))?;
         let engine = Arc::clone(&app.engine);
         let tokens = tokenise(move |client| {
@@ -79,7 +79,7 @@ impl WholeTexts {
     }
 }
 
-/// Shortens the tokens of a text to at most `most`. A special token at its end stays there.
+/// Shortens the tokens of a text to at most `most`. A special token at the end stays.
 fn cut(tokens: &mut Vec<u32>, most: usize, tokenizer: &Tokenizer) {
     if tokens.len() <= most {
         return;
@@ -104,10 +104,10 @@ pub(crate) async fn scores(app: &Arc<App>, prompts: Vec<ConversationText>) -> Re
     encode(app, tokens, Encoding::scores).await
 }
 
-/// Makes the work of some texts, as tokens.
+/// Starts the encoding of some texts, given as tokens.
 type Begin = fn(&Arc<Engine>, Vec<Vec<u32>>) -> Result<Encoding, EngineError>;
 
-/// Reads texts, once it is their turn.
+/// Reads texts when it is their turn.
 async fn encode(app: &Arc<App>, texts: Vec<Vec<u32>>, begin: Begin) -> Result<Encoded, Failure> {
     let _permit = app.driver.permit()?;
     let tokens = texts.iter().map(Vec::len).sum();

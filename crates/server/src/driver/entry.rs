@@ -1,4 +1,4 @@
-//! A request that the scheduler has been given.
+//! A request in the scheduler.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,18 +10,18 @@ use super::{DriverEvent, Listener, Reading};
 use crate::log::Line;
 use crate::request_notes::{RequestNotes, line_of};
 
-/// Progress is told this often at most.
+/// Shortest time between two reports of progress.
 const PROGRESS_PAUSE: Duration = Duration::from_millis(500);
 
 /// A submitted request: its listener, its deadline and its progress.
 pub(super) struct Entry {
     pub(super) events: UnboundedSender<DriverEvent>,
     pub(super) deadline: Instant,
-    /// True if its sequence is wanted at the end.
+    /// True if its sequence is sent at the end.
     pub(super) wants_sequence: bool,
     notes: Option<Arc<RequestNotes>>,
     submitted: Instant,
-    /// When its prompt was first read.
+    /// Start of reading its prompt.
     begun: Option<Instant>,
     time_left: TimeLeft,
     told_progress: Option<Instant>,
@@ -43,12 +43,12 @@ impl Entry {
         }
     }
 
-    /// A line of the log about its request.
+    /// A line of the log about the request.
     pub(super) fn line(&self, event: &'static str) -> Line {
         line_of(self.notes.as_ref(), event)
     }
 
-    /// True if nobody takes its events any more.
+    /// True if the receiver of its events is dropped.
     pub(super) fn is_gone(&self) -> bool {
         self.events.is_closed()
     }
@@ -58,7 +58,7 @@ impl Entry {
         drop(self.events.send(told));
     }
 
-    /// Reports how far its prompt has been read, at most twice a second.
+    /// Reports the progress of its prompt, at most twice a second.
     pub(super) fn send_progress(&mut self, progress: PrefillProgress, reused_tokens: usize) {
         let now = Instant::now();
         let elapsed_s = (now - *self.begun.get_or_insert(now)).as_secs_f64();
@@ -76,7 +76,7 @@ impl Entry {
         }));
     }
 
-    /// Seconds since the latest token or, for the first one, since the submission; whether it was the first.
+    /// Seconds since the latest token, or since the submission for the first one; true for the first one.
     pub(super) fn gap_s(&mut self) -> (f64, bool) {
         let now = Instant::now();
         let before = self.latest_token.replace(now);

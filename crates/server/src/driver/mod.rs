@@ -29,42 +29,42 @@ use crate::metrics::Metrics;
 use crate::request_notes::RequestNotes;
 use crate::{ServerError, ServerOptions};
 
-/// An event in the life of an answer.
+/// An event of an answer.
 #[derive(Debug)]
 pub(crate) enum DriverEvent {
-    /// The scheduler has taken it.
+    /// The scheduler has accepted the request.
     Accepted,
-    /// Its prompt is read.
+    /// The prompt is being read.
     Reading(Reading),
-    /// How likely the next tokens of its prompt were.
+    /// Probabilities of the next prompt tokens.
     PromptProbabilities(Vec<TokenProbabilities>),
     /// A token was written.
     Token(Token),
-    /// It is complete.
+    /// The answer is complete.
     Finished(Box<Finished>),
-    /// A sequence that `/sessions` has asked for.
+    /// A sequence requested by `/sessions`.
     Session(SessionTold),
-    /// It cannot go on.
+    /// The answer failed.
     Failed(Failure),
 }
 
-/// A sequence that a handler of `/sessions` asked for.
+/// A sequence requested by a handler of `/sessions`.
 #[derive(Debug)]
 pub(crate) enum SessionTold {
     /// The sequence of an answer, sent before its end.
     Read(Box<Sequence>),
-    /// One that has been compressed.
+    /// A compressed sequence.
     Compressed(Compressed, Box<LoanedSequence>),
 }
 
-/// How far a prompt has been read.
+/// The progress of reading a prompt.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Reading {
     pub(crate) progress: PrefillProgress,
-    /// Tokens that had been read before.
+    /// Number of reused tokens.
     pub(crate) reused_tokens: usize,
     pub(crate) elapsed_s: f64,
-    /// Seconds until it has been read, where that can be told.
+    /// Estimated seconds until the end of reading, if known.
     pub(crate) left_s: Option<f64>,
 }
 
@@ -72,7 +72,7 @@ pub(crate) struct Reading {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Token {
     pub(crate) token: u32,
-    /// The text that is certain now, often empty.
+    /// The text that can no longer change, often empty.
     pub(crate) text: String,
     pub(crate) probabilities: Option<TokenProbabilities>,
 }
@@ -81,12 +81,12 @@ pub(crate) struct Token {
 #[derive(Debug, Clone)]
 pub(crate) struct Finished {
     pub(crate) report: RequestReport,
-    /// Query-key pairs that this request computed. Pairs of tokens that were found in the cache do not count.
+    /// Query-key pairs computed for this request, without pairs of cached tokens.
     pub(crate) pairs: PairCount,
     pub(crate) audit: Option<AuditReport>,
 }
 
-/// The events of one answer. Dropping it takes the request back.
+/// The events of one answer. Dropping it cancels the request.
 #[derive(Debug)]
 pub(crate) struct Answer {
     events: UnboundedReceiver<DriverEvent>,
@@ -94,7 +94,7 @@ pub(crate) struct Answer {
     _permit: RequestPermit,
 }
 
-/// One of the requests that the server accepts at a time. When the permit is dropped, another request can come in.
+/// Permit for one of the requests that the server accepts at a time. Dropping it admits another request.
 #[derive(Debug)]
 pub(crate) struct RequestPermit(Arc<AtomicUsize>);
 
@@ -104,7 +104,7 @@ enum Command {
     Compress(Box<LoanedSequence>, Box<CompressOptions>, Listener),
     /// Work between two pieces.
     Work(Box<dyn FnOnce(&mut Scheduler) + Send>),
-    /// End: answers under way may go on until then.
+    /// Shutdown: running answers may continue until this time.
     Stop(Instant),
 }
 
@@ -112,7 +112,7 @@ enum Command {
 struct Submission {
     request: Request,
     listener: Listener,
-    /// True if the sequence is wanted when the answer is complete.
+    /// True if the sequence is sent after the complete answer.
     wants_sequence: bool,
 }
 
@@ -120,16 +120,16 @@ struct Submission {
 struct Listener {
     events: UnboundedSender<DriverEvent>,
     deadline: Instant,
-    /// The request that it came with, for the log.
+    /// Its HTTP request, for the log.
     notes: Option<Arc<RequestNotes>>,
 }
 
 /// Addresses to which routers connect for KV events.
 #[derive(Debug, Clone)]
 pub struct KvEventAddresses {
-    /// For events.
+    /// Address of events.
     pub events: String,
-    /// For those that were missed.
+    /// Address of missed events.
     pub replays: Option<String>,
 }
 
@@ -142,7 +142,7 @@ impl KvEventAddresses {
     }
 }
 
-/// Hands requests to the thread that owns the scheduler.
+/// Sends requests to the thread that owns the scheduler.
 #[derive(Debug)]
 pub(crate) struct Driver {
     commands: mpsc::Sender<Command>,
@@ -154,7 +154,7 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    /// Starts the thread. KV events go to `sink` and are not published then.
+    /// Starts the thread. With a `sink` KV events go there and are not published.
     pub(crate) fn start(
         engine: &Arc<Engine>,
         options: &ServerOptions,
@@ -168,7 +168,8 @@ impl Driver {
             shared_store: options.shared_store.clone(),
             tells_holdings: options.kv_events.is_some() || sink.is_some(),
         };
-        // Events name blocks by their tokens alone, so a router would take the pages of an adapter for those of the model.
+        // Events name blocks only by their tokens, so a router would confuse the pages of an adapter with the
+        // model's.
         if scheduling.tells_holdings && !engine.adapters().is_empty() {
             return Err(ServerError::Option {
                 option: "kv_events",
@@ -188,7 +189,7 @@ impl Driver {
         let thread = std::thread::Builder::new()
             .name("riffle-engine".to_owned())
             .spawn(move || {
-                // A pool that cannot be started again leaves the work on this thread alone.
+                // If the thread pool cannot be started, the work runs on this thread only.
                 let mut work = Some(work);
                 let run = |work: &mut Option<thread::Work>| work.take().map(thread::Work::run);
                 if riffle_engine::with_threads(threads, || run(&mut work)).is_err() {
@@ -206,7 +207,7 @@ impl Driver {
         })
     }
 
-    /// Asks for an answer.
+    /// Requests an answer.
     pub(crate) fn ask(&self, request: Request) -> Result<Answer, Failure> {
         self.send(|listener| {
             Command::Ask(Box::new(Submission {
@@ -217,7 +218,7 @@ impl Driver {
         })
     }
 
-    /// Asks for an answer, and for a fork of its sequence when it is complete.
+    /// Requests an answer, and a fork of its sequence after the end.
     pub(crate) fn ask_for_sequence(&self, request: Request) -> Result<Answer, Failure> {
         self.send(|listener| {
             Command::Ask(Box::new(Submission {
@@ -228,7 +229,7 @@ impl Driver {
         })
     }
 
-    /// Asks for a sequence to be compressed.
+    /// Requests the compression of a sequence.
     pub(crate) fn compress(&self, session: LoanedSequence, options: CompressOptions) -> Result<Answer, Failure> {
         self.send(|listener| Command::Compress(Box::new(session), Box::new(options), listener))
     }
@@ -258,7 +259,7 @@ impl Driver {
         })
     }
 
-    /// Does work on the scheduler between two of its pieces.
+    /// Runs work on the scheduler between two of its pieces.
     pub(crate) async fn work<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Scheduler) -> T + Send + 'static,
@@ -271,7 +272,7 @@ impl Driver {
         outcome.await.map_err(|_| Failure::stopping())
     }
 
-    /// Requests that read, answer or wait.
+    /// Number of requests that run or wait.
     pub(crate) fn taken(&self) -> usize {
         self.taken.load(Ordering::Relaxed)
     }
@@ -287,8 +288,8 @@ impl Driver {
         thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
-    /// Ends the thread. It refuses waiting requests, lets answers go on for `grace`, and writes held beginnings to the
-    /// prefix cache if there is one. Returns when all is done.
+    /// Ends the thread. It refuses waiting requests, lets answers continue for `grace`, and writes held beginnings to
+    /// the prefix cache if there is one. Returns at the end.
     pub(crate) fn stop(&self, grace: Duration) {
         drop(self.commands.send(Command::Stop(Instant::now() + grace)));
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -299,7 +300,7 @@ impl Driver {
 }
 
 impl Answer {
-    /// Waits until the scheduler has taken the request, or refused it.
+    /// Waits until the scheduler has accepted or refused the request.
     pub(crate) async fn accepted(&mut self) -> Result<(), Failure> {
         match self.events.recv().await {
             Some(DriverEvent::Failed(failure)) => Err(failure),
@@ -313,7 +314,7 @@ impl Answer {
         self.events.recv().await
     }
 
-    /// The next event, once there is one; `None` after the last.
+    /// The next event, if it has arrived; `None` after the last.
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<DriverEvent>> {
         self.events.poll_recv(context)
     }

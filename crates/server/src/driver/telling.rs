@@ -1,4 +1,4 @@
-//! Tells routers which blocks of text are held, by KV events.
+//! Reports held blocks of text to routers, as KV events.
 
 use std::time::{Duration, Instant};
 
@@ -7,13 +7,13 @@ use riffle_events::{Block, Event, Group, Medium, Publisher, PublisherCounts};
 
 use crate::metrics::Metrics;
 
-/// How often changes are told while there is work.
+/// Pause between two reports while there is work.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Takes KV events in their order, on the thread that drives the engine: it must not wait.
+/// Takes KV events in order, on the thread that drives the engine. It must not wait.
 pub type EventSink = Box<dyn FnMut(Vec<Event>) + Send>;
 
-/// Tells what changes with the scheduler.
+/// Reports changes of the scheduler's holdings.
 pub(super) struct Telling {
     to: Listener,
     told: Instant,
@@ -37,7 +37,7 @@ impl Telling {
         })
     }
 
-    /// Tells this process.
+    /// Passes changes to this process.
     pub(super) fn handing_over(sink: EventSink) -> Self {
         Self::to(Listener::Sink(sink))
     }
@@ -71,7 +71,7 @@ impl Telling {
         }
     }
 
-    /// Tells that nothing is held: a scheduler has gone with all it held.
+    /// Reports that nothing is held, because the scheduler and its pages are gone.
     pub(super) fn clear(&mut self) {
         match &mut self.to {
             Listener::Publisher { publisher, .. } => publisher.publish(vec![Event::Cleared]),
@@ -80,7 +80,7 @@ impl Telling {
     }
 }
 
-/// The event that tells routers of a change.
+/// The event for a change.
 pub fn event_of(change: HoldingChange) -> Event {
     match change {
         HoldingChange::Stored { block, tier, kind } => Event::Stored {

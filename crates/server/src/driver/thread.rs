@@ -20,10 +20,10 @@ use crate::metrics::Metrics;
 /// Time that the idle thread waits for a command, before it looks for expired sequences.
 const IDLE_PAUSE: Duration = Duration::from_millis(500);
 
-/// How often gauges are set while there is work.
+/// Pause between two updates of the gauges while there is work.
 const GAUGE_PAUSE: Duration = Duration::from_millis(200);
 
-/// Time limit for writing held beginnings to the prefix cache when the server ends.
+/// Time limit for writing held beginnings to the prefix cache at shutdown.
 pub(crate) const KEEPING_TIME: Duration = Duration::from_secs(60);
 
 /// State that the driver thread owns.
@@ -37,7 +37,7 @@ pub(super) struct Work {
     keep_alive: Option<Duration>,
     log: Log,
     told_gauges: Instant,
-    /// Shutdown deadline: answers may go on until then.
+    /// Shutdown deadline: answers may continue until then.
     stops: Option<Instant>,
 }
 
@@ -64,7 +64,7 @@ impl Work {
         }
     }
 
-    /// Works until it is told to stop and has nothing left to do.
+    /// Runs until it is told to stop and has no work left.
     pub(super) fn run(mut self) {
         loop {
             if self.take_commands().is_err() {
@@ -88,7 +88,7 @@ impl Work {
         self.end();
     }
 
-    /// Takes what has arrived; an error where nobody can send any more.
+    /// Takes the received commands; an error if all senders are dropped.
     fn take_commands(&mut self) -> Result<(), ()> {
         loop {
             match self.commands.try_recv() {
@@ -155,7 +155,7 @@ impl Work {
         }
     }
 
-    /// Cancels the requests of clients that have gone, and requests beyond their deadline.
+    /// Cancels the requests of disconnected clients, and requests beyond their deadline.
     fn drop_gone_and_late(&mut self) {
         let now = Instant::now();
         let gone = |entry: &Entry| entry.is_gone() || entry.deadline <= now;
@@ -183,7 +183,7 @@ impl Work {
         }
     }
 
-    /// One piece of work; false where there is none.
+    /// Runs one piece of work. Returns false if there is none.
     fn step(&mut self) -> bool {
         let (entries, metrics) = (&mut self.entries, &self.metrics);
         let (scheduler, log) = (&mut self.scheduler, self.log);
@@ -220,8 +220,7 @@ impl Work {
         }
     }
 
-    /// After a panic in the engine nothing that it held is trusted: every request that was with it ends, later ones find a new
-    /// scheduler.
+    /// After a panic in the engine its state is dropped: all its requests end, and later ones get a new scheduler.
     fn begin_anew(&mut self) {
         let failure = Failure::new(
             StatusCode::INTERNAL_SERVER_ERROR,
@@ -270,10 +269,10 @@ impl Work {
     }
 }
 
-/// A line about an answer, without a word of it.
+/// A log line about an answer, without any text of it.
 fn answer_line(entry: &Entry, finished: &Finished) -> Line {
     let (report, times) = (&finished.report, finished.report.times);
-    // Positions turn otherwise in longer texts of some models.
+    // Some models rotate positions differently in longer texts.
     let read_again = Some(report.turned_tokens).filter(|tokens| *tokens > 0);
     entry
         .line("answer")

@@ -1,4 +1,4 @@
-//! The form of answers that are calls of tools, in the marks of the model.
+//! The form of tool calls, in the marks of the model.
 
 use riffle_model::Tokenizer;
 use serde_json::{Value, json};
@@ -8,10 +8,10 @@ use crate::app::App;
 use crate::failure::Failure;
 use crate::speech::{CallSyntax, ThoughtMarks};
 
-/// Levels that the lines of a call are indented for.
+/// Levels of indentation in a call.
 const CALL_LEVELS: usize = 2;
 
-/// The form of an answer that is either a call of one of these tools or JSON that a schema describes.
+/// The form of an answer that is either a call of one of these tools or JSON of a schema.
 pub(crate) fn form_beside(app: &App, tools: &[Value], schema: Value) -> Result<Form, Failure> {
     match form_of(app, tools, true)? {
         Form::Grammar(calls) => {
@@ -25,8 +25,8 @@ pub(crate) fn form_beside(app: &App, tools: &[Value], schema: Value) -> Result<F
     }
 }
 
-/// The form of an answer that calls one of these tools, in the marks of the model. Unless a call is required, the answer may be
-/// text, and calls may stand in it.
+/// The form of a call of one of these tools, in the marks of the model. If calls are optional, the answer may be text
+/// with calls in it.
 pub(crate) fn form_of(app: &App, tools: &[Value], is_required: bool) -> Result<Form, Failure> {
     let style = app.markup.calls();
     let key = match style.syntax {
@@ -60,8 +60,8 @@ pub(crate) fn form_of(app: &App, tools: &[Value], is_required: bool) -> Result<F
     }))
 }
 
-/// The rule `call` and those below it: the call of one of the tools, with its arguments under `key`. The parameters of each tool are a
-/// schema of their own, so that their references name parts of them.
+/// The rule `call` and its subrules: the call of one of the tools, with its arguments under `key`. The parameters of
+/// each tool are a separate schema, so that their references name parts of them.
 fn call_rules(tools: &[Value], key: &str) -> String {
     let literal = |text: &str| json!(text).to_string();
     let quoted = |value: &Value| literal(&value.to_string());
@@ -84,7 +84,7 @@ fn call_rules(tools: &[Value], key: &str) -> String {
     rules
 }
 
-/// A schema that is read as those of this server are.
+/// A schema without options of its own.
 fn without_options(mut schema: Value) -> Value {
     if let Some(fields) = schema.as_object_mut() {
         fields.remove(OPTIONS);
@@ -92,7 +92,7 @@ fn without_options(mut schema: Value) -> Value {
     schema
 }
 
-/// The beginning of a grammar of text in which the mark `begin` is followed by a `rest`.
+/// The start of a grammar of text in which a `rest` follows the mark `begin`.
 fn free_start(tokenizer: &Tokenizer, begin: &str, thoughts: ThoughtMarks) -> String {
     let is_special = |mark: &str| tokenizer.token_id(mark).is_some_and(|id| tokenizer.is_special(id));
     let mark = mark_of(tokenizer, begin);
@@ -110,7 +110,7 @@ fn free_start(tokenizer: &Tokenizer, begin: &str, thoughts: ThoughtMarks) -> Str
     format!("start: ({})*\nTEXT: /(.|\\n)+/", pieces.join(" | "))
 }
 
-/// A mark in a grammar: a special token by its number, anything else by its text.
+/// A mark in a grammar: a special token by its id, anything else by its text.
 fn mark_of(tokenizer: &Tokenizer, mark: &str) -> String {
     match tokenizer.token_id(mark).filter(|id| tokenizer.is_special(*id)) {
         Some(id) => format!("<[{id}]>"),

@@ -10,7 +10,7 @@ use tokio::time::{Instant, timeout_at};
 use super::bounds::STACK_BYTES;
 use crate::failure::Failure;
 
-/// Forms that are compiled at a time. One that goes on after its time keeps its place until it ends.
+/// Most forms compiled at a time. A compilation beyond its time keeps its place until it ends.
 const COMPILED_AT_ONCE: usize = 4;
 
 /// Runs compilations.
@@ -25,7 +25,7 @@ impl Compilers {
         }
     }
 
-    /// Runs a compilation of the form in field `place` and waits `time` at most, for a free place and for its end.
+    /// Runs a compilation of the form in field `place`. Waits at most `time` for a free place and for its end.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         place: &str,
@@ -45,7 +45,7 @@ impl Compilers {
             .stack_size(STACK_BYTES);
         let started = thread.spawn(move || {
             let _taken = taken;
-            // The receiver is gone once the time is over.
+            // The receiver is dropped after the time limit.
             drop(done.send(work()));
         });
         if let Err(error) = started {

@@ -1,4 +1,4 @@
-//! A prepared form, and answers that are held to it.
+//! A prepared form, and answers constrained by it.
 
 use std::fmt;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -10,17 +10,17 @@ use toktrie::SimpleVob;
 
 use super::worker::Worker;
 
-/// A form that answers begin from.
+/// A form from which answers start.
 pub(super) struct PreparedForm {
     matcher: Mutex<Matcher>,
     worker: Worker,
 }
 
-/// An answer under way. Which tokens may come next is worked out beside the engine's pass.
+/// A running answer. Its next mask is computed concurrently with the engine's pass.
 struct FormedAnswer {
     /// The matcher and the allowed tokens after the latest token.
     next: Receiver<Next>,
-    /// The value from `next`, once it has been waited for.
+    /// The value from `next`, after it was waited for.
     known: Option<Next>,
     worker: Worker,
 }
@@ -56,7 +56,7 @@ impl AnswerForm for PreparedForm {
     }
 }
 
-/// Works out beside the caller what may come next.
+/// Computes the next mask concurrently.
 fn work_out(mut matcher: Matcher, worker: &Worker) -> Receiver<Next> {
     let (done, next) = sync_channel(1);
     worker.run(move || {
@@ -109,7 +109,7 @@ impl TokenConstraint for FormedAnswer {
             matcher: matcher.deep_clone(),
             allowed: allowed.clone(),
         };
-        // Nothing comes from here: what may come next is known.
+        // The next state is already known, so this channel stays empty.
         let (_, next) = sync_channel(1);
         Some(Box::new(Self {
             next,

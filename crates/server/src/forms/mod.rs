@@ -28,14 +28,14 @@ use compile::Compilers;
 use constraint::PreparedForm;
 use worker::Worker;
 
-/// A form that an answer shall have.
+/// The required form of an answer.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Form {
     /// Any JSON object.
     JsonObject,
-    /// JSON that a schema describes.
+    /// JSON of a schema.
     Schema(Value),
-    /// Text that a regular expression matches as a whole.
+    /// Text that a regular expression matches completely.
     Pattern(String),
     /// Text of a grammar in llguidance's variant of Lark.
     Grammar(String),
@@ -135,7 +135,7 @@ fn matcher_of(factory: &ParserFactory, grammar: TopLevelGrammar) -> Result<Match
     if let Some(problem) = matcher.get_error() {
         return Err(problem);
     }
-    // The first mask is computed here, so that a form that is too wide fails now and not in an answer.
+    // The first mask is computed here, so that too wide a form fails now and not in an answer.
     match matcher.deep_clone().compute_mask_or_eos() {
         Ok(_) => Ok(matcher),
         Err(error) if error.to_string().contains("NoExtensionBias") => Err("no text fits it".to_owned()),
@@ -189,14 +189,14 @@ fn grammars_of(form: Form) -> Result<Vec<TopLevelGrammar>, String> {
     })
 }
 
-/// The field of a schema that holds how it is read.
+/// The field of a schema with its options.
 const OPTIONS: &str = "x-guidance";
 
 /// Levels that lines are indented for where a schema sets no bound, and the most where it does.
 const OPEN_LEVELS: usize = 6;
 const MOST_LEVELS: usize = 16;
 
-/// Columns that a level is indented by at most.
+/// Most columns of indentation per level.
 const COLUMNS_PER_LEVEL: usize = 4;
 
 /// A schema with the options that it is read by. A space stands only behind a colon or a comma. A line break may stand between any two
@@ -206,7 +206,7 @@ const COLUMNS_PER_LEVEL: usize = 4;
 /// # Errors
 /// For references beyond a bound.
 fn with_options(schema: Value) -> Result<Value, String> {
-    // One level more: the value may stand in a call.
+    // One level more, because the value may be inside a call.
     let levels = match schema::levels(&schema)? {
         Some(levels) => (levels + 1).min(MOST_LEVELS),
         None => OPEN_LEVELS,
@@ -226,12 +226,12 @@ fn with_options(schema: Value) -> Result<Value, String> {
     Ok(schema)
 }
 
-/// A pattern of a line break and the indentation of so many levels.
+/// A pattern of a line break and the indentation of up to `levels` levels.
 fn line_break(levels: usize) -> String {
     format!(r"\n[ \t]{{0,{}}}", levels * COLUMNS_PER_LEVEL)
 }
 
-/// A schema may not change how schemas are read.
+/// A schema may not change its own options.
 fn refuse_options(schema: &Value) -> Result<(), String> {
     match schema.get(OPTIONS) {
         None => Ok(()),
@@ -255,7 +255,7 @@ fn one_line(problem: &str) -> String {
     }
 }
 
-/// Takes `response_format` and the fields in which other servers take patterns and grammars.
+/// Takes `response_format`, and other servers' fields of patterns and grammars.
 pub(crate) fn take_form(fields: &mut Fields) -> Result<Option<(Form, String)>, Failure> {
     let mut forms = Vec::new();
     let place = fields.name("response_format");
@@ -279,7 +279,7 @@ pub(crate) fn take_form(fields: &mut Fields) -> Result<Option<(Form, String)>, F
         &[json!("")],
         "grammars in GBNF are not taken: send one in Lark as response_format {\"type\": \"grammar\", \"grammar\": …}",
     )?;
-    // Clients give one form under the names of several servers.
+    // Clients send one form under the names of several servers.
     forms.dedup_by(|next, before| next.0 == before.0);
     match forms.len() {
         0 | 1 => Ok(forms.pop()),
@@ -290,7 +290,7 @@ pub(crate) fn take_form(fields: &mut Fields) -> Result<Option<(Form, String)>, F
     }
 }
 
-/// The fields in which vLLM takes forms.
+/// vLLM's fields of forms.
 fn take_outputs(
     fields: &mut Fields,
     prefix: &str,
@@ -318,7 +318,7 @@ fn take_outputs(
     Ok(())
 }
 
-/// The form that an object with a `type` asks for.
+/// The form of an object with a `type`.
 pub(crate) fn form_of(format: &mut Fields, place: &str) -> Result<Option<Form>, Failure> {
     match format.required_text("type")?.as_str() {
         "text" => Ok(None),
@@ -328,14 +328,14 @@ pub(crate) fn form_of(format: &mut Fields, place: &str) -> Result<Option<Form>, 
         },
         "json_schema" => {
             let schema = match format.object("json_schema")? {
-                // As chat completions nest it.
+                // Nested, as in chat completions.
                 Some(mut nested) => {
                     nested.pass_over(&["name", "description", "strict"]);
                     let schema = nested.value("schema");
                     nested.finish()?;
                     schema
                 }
-                // As responses spell it, and llama.cpp.
+                // As in responses, and in llama.cpp.
                 None => {
                     format.pass_over(&["name", "description", "strict"]);
                     format.value("schema")

@@ -9,13 +9,13 @@ pub(crate) fn engine() -> Arc<Engine> {
     Engine::load(model, options).unwrap()
 }
 
-/// True if an answer of a form may be this text, taken token by token, and end there.
+/// True if an answer of a form may be exactly this text, token by token.
 pub(crate) fn fits(engine: &Arc<Engine>, form: Form, text: &str) -> bool {
     let forms = Forms::new(engine, crate::Limits::default()).unwrap();
     fits_form(engine, &*forms.prepare_now(form, "form").unwrap(), text)
 }
 
-/// True if an answer of a prepared form may be this text and end there.
+/// True if an answer of a prepared form may be exactly this text.
 pub(crate) fn fits_form(engine: &Arc<Engine>, form: &dyn AnswerForm, text: &str) -> bool {
     let mut answer = form.begin().unwrap();
     let mut is_complete = false;

@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 use riffle_engine::{AnswerForm, Engine, TokenConstraint};
 
-/// White space behind the end mark, as models write it.
+/// White space after the end mark, as models write it.
 const BEHIND: &str = "\n\n";
 
-/// A form behind a thought.
+/// A form after a thought.
 pub(crate) struct BehindThought(Arc<Parts>);
 
-/// The parts of a form behind a thought, which its answers share.
+/// The common parts of all answers of a form after a thought.
 struct Parts {
     form: Arc<dyn AnswerForm>,
     engine: Arc<Engine>,
@@ -22,7 +22,7 @@ struct Parts {
     mark: &'static str,
     /// Tokens of the end mark.
     end: Vec<u32>,
-    /// Bits of all tokens but those that end a text.
+    /// Bits of all tokens except those that end a text.
     free: Vec<u32>,
     most_tokens: usize,
 }
@@ -31,26 +31,26 @@ struct Parts {
 struct Answer {
     form: Arc<Parts>,
     stage: Stage,
-    /// Bits of the one token that may come next, while the end is written.
+    /// Bits of the only allowed token, while the end mark is written.
     forced: Vec<u32>,
 }
 
 enum Stage {
-    /// The thought so far: its tokens, and the bytes at its end that may belong to the end mark.
+    /// The current thought: its tokens, and its last bytes that may belong to the end mark.
     Thought {
         tokens: usize,
         tail: Vec<u8>,
     },
-    /// The thought was too long: its end is written, from this token of the mark on.
+    /// The thought is too long: its end mark is written, from this token on.
     End(usize),
     Form(Box<dyn TokenConstraint>),
 }
 
 impl BehindThought {
-    /// A `form` behind a thought of at most `most_tokens` tokens, its end `mark` not counted.
+    /// A `form` after a thought of at most `most_tokens` tokens, without its end `mark`.
     ///
     /// # Errors
-    /// Why the model can't write the end mark, as a sentence.
+    /// The reason why the model cannot write the end mark, as a sentence.
     pub(crate) fn new(
         engine: &Arc<Engine>,
         form: Arc<dyn AnswerForm>,
@@ -67,7 +67,7 @@ impl BehindThought {
             }
         }
         let mut end = encode(mark)?;
-        // Tokenizers that put a space before a text would write it behind the mark as well.
+        // Tokenizers that put a space before a text would also write it after the mark.
         let behind = encode(&format!("{mark}{BEHIND}"))?;
         if behind.starts_with(&end) {
             end = behind;

@@ -1,4 +1,4 @@
-//! The model's tokens as bytes, which forms are checked against.
+//! The model's tokens as bytes, for the check of forms.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use riffle_engine::Engine;
 use riffle_model::Tokenizer;
 use toktrie::{TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
 
-/// Limits that keep the work for one token of one answer within some milliseconds.
+/// Limits that keep the work for one token within some milliseconds.
 const LIMITS: ParserLimits = ParserLimits {
     max_items_in_row: 1000,
     initial_lexer_fuel: 1_000_000,
@@ -20,7 +20,7 @@ const LIMITS: ParserLimits = ParserLimits {
     verbose_errors: false,
 };
 
-/// The tokens of an engine's model in a tree of their bytes, with its tokenizer.
+/// The tokens of an engine's model in a tree of their bytes, and its tokenizer.
 struct Vocabulary {
     engine: Arc<Engine>,
     tree: TokTrie,
@@ -73,7 +73,7 @@ impl TokenizerEnv for Vocabulary {
     }
 
     fn tokenize_is_canonical(&self) -> bool {
-        // Tokenizers that put a space before a text cut its middle otherwise.
+        // Tokenizers that put a space before a text split its middle differently.
         false
     }
 }

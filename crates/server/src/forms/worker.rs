@@ -1,4 +1,4 @@
-//! The thread on which is worked out what may come next in answers.
+//! The thread that computes the next masks of answers.
 
 use std::sync::mpsc::{Sender, channel};
 
@@ -6,7 +6,7 @@ use super::bounds::STACK_BYTES;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Hands work to the thread; it ends when all handles are gone.
+/// Sends work to the thread, which ends when all handles are dropped.
 #[derive(Debug, Clone)]
 pub(super) struct Worker(Sender<Job>);
 

@@ -1,4 +1,4 @@
-//! Metrics for a monitoring system at `/metrics`: names of vLLM where one exists, else names of our own.
+//! Metrics for monitoring at `/metrics`, with vLLM's names where they exist.
 
 mod refusals;
 mod text;
@@ -24,7 +24,7 @@ use text::text_of;
 /// A pause between two tokens that counts as a stall.
 const STALL_S: f64 = 1.0;
 
-/// Everything that is counted.
+/// All counters and gauges.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
@@ -69,7 +69,7 @@ struct Tier {
     tier: &'static str,
 }
 
-/// How the cache is made up, in vLLM's words.
+/// Configuration of the cache, with vLLM's names.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct CacheConfig {
     block_size: u64,
@@ -92,7 +92,7 @@ struct ChosenExpert {
 }
 
 impl Metrics {
-    /// Counters of one model. Where a server has several, each sample has the name of its `model` as a label.
+    /// Counters of one model. With several models each sample has its `model` as a label.
     pub(crate) fn new(model: Option<&str>) -> Self {
         let label = model.map(|name| (Cow::Borrowed("model"), Cow::Owned(name.to_owned())));
         let seconds = |bounds: &[f64]| Histogram::new(bounds.iter().copied());
@@ -347,7 +347,7 @@ impl Metrics {
         );
     }
 
-    /// Sets what an engine is planned for.
+    /// Sets the gauges of an engine's plan.
     pub(crate) fn describe(&self, engine: &Engine) {
         let options = engine.options();
         let tokens = options.cache.pool_tokens.unwrap_or(engine.plan().context_tokens);
@@ -358,7 +358,7 @@ impl Metrics {
         self.cache_config.get_or_create(&config).set(1);
     }
 
-    /// Sets what changes with the scheduler.
+    /// Sets the gauges of the scheduler.
     pub(crate) fn observe(&self, scheduler: &Scheduler) {
         let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
         let bytes = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
@@ -416,7 +416,7 @@ impl Metrics {
         self.event_replays.inc_by(now.replays - before.replays);
     }
 
-    /// Requests that read or answer.
+    /// Number of running requests.
     pub(crate) fn running(&self) -> usize {
         usize::try_from(self.running.get()).unwrap_or(0)
     }
@@ -458,13 +458,13 @@ impl Metrics {
         self.ended.get_or_create(&Ended { finished_reason }).inc();
     }
 
-    /// Counts that the model was loaded.
+    /// Counts a load of the model.
     pub(crate) fn count_load(&self, seconds: f64) {
         self.loads.inc();
         self.load_s.observe(seconds);
     }
 
-    /// Sets what the model has now to nothing: it has left memory.
+    /// Clears the gauges of an unloaded model.
     pub(crate) fn clear_gauges(&self) {
         for gauge in [&self.running, &self.waiting, &self.idle, &self.kv_pages] {
             gauge.set(0);
@@ -475,7 +475,7 @@ impl Metrics {
         self.kv_usage.set(0.0);
     }
 
-    /// The text that Prometheus reads.
+    /// The text for Prometheus.
     pub(crate) fn text(&self) -> String {
         text_of(&self.registry)
     }
@@ -496,7 +496,7 @@ impl Metrics {
     }
 }
 
-/// Sets a counter to what is counted elsewhere; it is never lowered.
+/// Sets a counter to a value counted elsewhere; it never decreases.
 fn set(counter: &Counter, count: u64) {
     counter.inner().fetch_max(count, Ordering::Relaxed);
 }

@@ -1,4 +1,4 @@
-//! The counters as the text that Prometheus reads.
+//! The counters as text for Prometheus.
 
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
@@ -12,7 +12,7 @@ pub(super) fn text_of(registry: &Registry) -> String {
     }
 }
 
-/// Several texts as one, in which the samples of each metric stand together, as Prometheus needs them.
+/// Several texts as one, with adjacent samples of each metric, as Prometheus needs them.
 pub(crate) fn merged(texts: impl Iterator<Item = String>) -> String {
     /// Lines about a metric, and its samples.
     #[derive(Default)]

@@ -1,4 +1,4 @@
-//! Which model a request is for: `model` in its body or in the query of its address.
+//! The model of a request: `model` in its body or in the query of its address.
 
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ async fn answer<T: 'static>(site: Arc<Site>, request: Request, handler: impl Han
     }
 }
 
-/// The model that a request is for, once it may be used, and the request.
+/// The model of a request, after it may be used, and the request.
 async fn choose(site: &Site, request: Request) -> Result<(Lease, Request), Failure> {
     if site.models.resident().is_some() {
         return Ok((site.models.lease(0, None).await?, request));
@@ -63,7 +63,7 @@ struct Asked {
     keep_alive: Option<KeepAlive>,
 }
 
-/// The fields of a body that are looked at before its model reads all of them.
+/// The fields of a body that are read before its model reads all of them.
 #[derive(Deserialize)]
 struct Looked {
     model: Option<String>,
@@ -71,7 +71,7 @@ struct Looked {
 }
 
 impl Asked {
-    /// Reads the body, which stays with the request.
+    /// Reads the body, which also stays in the request.
     async fn of(request: Request) -> Result<(Self, Request), Failure> {
         let of_query = model_of_query(request.uri().query());
         if request.method() != Method::POST {
@@ -91,7 +91,7 @@ impl Asked {
     fn of_body(body: &[u8]) -> Result<Self, Failure> {
         let looked = match serde_json::from_slice(body) {
             Ok(looked) => looked,
-            // A list is not for this place to refuse. The fault of any other body is told in the words of all requests.
+            // Lists are refused elsewhere. Any other fault gets the usual message.
             Err(_) if body.trim_ascii_start().starts_with(b"[") => return Ok(Self::default()),
             Err(_) => {
                 let mut fields = Fields::of_body(body)?;
@@ -108,14 +108,14 @@ impl Asked {
     }
 }
 
-/// The model that the query of an address names, as in `?model=NAME`.
+/// The model in the query of an address, as in `?model=NAME`.
 pub(crate) fn model_of_query(query: Option<&str>) -> Option<String> {
     let pairs = query?.split('&').filter_map(|pair| pair.split_once('='));
     let (_, value) = pairs.into_iter().find(|(name, _)| *name == "model")?;
     Some(unescaped(value))
 }
 
-/// A value of a query with its escapes resolved; an escape that is none stays.
+/// A value of a query with its escapes decoded; an invalid escape stays.
 fn unescaped(value: &str) -> String {
     let bytes = value.as_bytes();
     let mut plain = Vec::with_capacity(bytes.len());

@@ -1,4 +1,4 @@
-//! A model of a server: its names and the facts that are told of it, loaded or not.
+//! A model of a server: its names and public facts, loaded or not.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,17 +17,17 @@ use crate::speech::has_thoughts;
 
 /// A model in the lists of a server.
 pub(crate) struct Entry {
-    /// The name that answers give.
+    /// The name in answers.
     pub(crate) name: String,
     /// Further names.
     pub(crate) aliases: Vec<String>,
-    /// Adapters (LoRA) that requests may ask for as their model: their names and places.
+    /// Adapters (LoRA) that requests may use as their model: their names and paths.
     pub(crate) adapters: Vec<(String, PathBuf)>,
     pub(crate) path: PathBuf,
     pub(crate) config: ModelConfig,
     pub(crate) options: EngineOptions,
     pub(crate) context_tokens: usize,
-    /// Bytes of keys and values when all room of its cache is taken.
+    /// Bytes of keys and values of the full cache.
     pub(crate) kv_bytes: u64,
     pub(crate) on_device: bool,
     pub(crate) generation: GenerationDefaults,
@@ -35,20 +35,20 @@ pub(crate) struct Entry {
     pub(crate) takes_tools: bool,
     pub(crate) thinks: bool,
     pub(crate) fills_in: bool,
-    /// Counters, which go on when the model is loaded again.
+    /// Counters, which continue when the model is loaded again.
     pub(crate) metrics: Arc<Metrics>,
     facts: OnceCell<ModelFacts>,
 }
 
-/// A name that requests may ask for.
+/// A name for requests.
 pub(crate) struct Name<'a> {
     pub(crate) text: &'a str,
-    /// The place of the adapter that it stands for; `None` for the model itself.
+    /// The path of its adapter; `None` for the model itself.
     pub(crate) adapter: Option<&'a Path>,
 }
 
 impl Entry {
-    /// The entry of a model that is loaded.
+    /// The entry of a loaded model.
     pub(crate) fn of_engine(engine: &Engine, options: &ServerOptions) -> Self {
         let template = engine.chat_template();
         let mentions = |text: &str| template.is_some_and(|template| template.mentions(text));
@@ -77,7 +77,7 @@ impl Entry {
         }
     }
 
-    /// The entry of a model that may be loaded.
+    /// The entry of a model that is loaded on demand.
     pub(crate) fn of_planned(model: &PlannedModel) -> Self {
         let info = &model.info;
         let mentions = |text: &str| info.chat_templates.iter().any(|template| template.contains(text));
@@ -101,7 +101,7 @@ impl Entry {
         }
     }
 
-    /// The names of the model and its adapters, the one that answers give first.
+    /// The names of the model and its adapters, the name in answers first.
     pub(crate) fn names(&self) -> impl Iterator<Item = Name<'_>> {
         let own = std::iter::once(&self.name).chain(&self.aliases);
         let own = own.map(|name| Name {
@@ -114,7 +114,7 @@ impl Entry {
         }))
     }
 
-    /// Facts about the model's files. Those of a model that was loaded at the start are read at the first use.
+    /// Facts about the model's files. For a model that was loaded at the start they are read at first use.
     pub(crate) async fn facts(&self) -> Result<&ModelFacts, Failure> {
         let read = || {
             let (path, options) = (self.path.clone(), self.options.model.clone());

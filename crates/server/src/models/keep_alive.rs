@@ -1,4 +1,4 @@
-//! `keep_alive` of a request: the time that its model stays loaded after it, as Ollama writes it.
+//! `keep_alive` of a request: the time that its model stays loaded, in Ollama's spelling.
 
 use std::time::Duration;
 
@@ -9,22 +9,22 @@ use crate::failure::Failure;
 /// The field's name.
 pub(crate) const FIELD: &str = "keep_alive";
 
-/// The longest time; a longer one means as long as the server runs.
+/// The longest time; a longer one has no end.
 const LONGEST_S: f64 = 1e9;
 
-/// How long a model stays loaded after a request.
+/// The time that a model stays loaded after a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KeepAlive {
     For(Duration),
-    /// Until its room is needed.
+    /// Until its memory is needed.
     Always,
 }
 
 impl KeepAlive {
-    /// Reads seconds or a text such as `5m`, `1h30m`, `300` or `-1`. A negative time has no end.
+    /// Parses seconds or a text such as `5m`, `1h30m`, `300` or `-1`. A negative time has no end.
     ///
     /// # Errors
-    /// For a value that is no time.
+    /// For a value that is not a time.
     pub(crate) fn of(value: &Value) -> Result<Self, Failure> {
         let refused = || Failure::field(FIELD, "it must be seconds, or a time such as \"5m\"; -1 has no end");
         match value {
@@ -52,7 +52,7 @@ impl KeepAlive {
         }
     }
 
-    /// The time of a request that may give none, where the server's own is `default`; `None` has no end.
+    /// The given time of a request, or the server's `default`; `None` has no end.
     pub(super) fn time(given: Option<Self>, default: Option<Duration>) -> Option<Duration> {
         match given {
             None => default,

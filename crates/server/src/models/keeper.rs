@@ -1,4 +1,4 @@
-//! The thread that decides which models are loaded, and the threads that load and end them.
+//! The thread that decides which models are loaded, and the threads that load and unload them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError};
@@ -15,10 +15,10 @@ use crate::failure::Failure;
 use crate::serve::make_session_folder;
 use crate::{ServerError, ServerOptions};
 
-/// How often a model that has ended is looked at while its memory is still held.
+/// Pause between two checks of an unloaded model whose memory is still held.
 const LOOK_PAUSE: Duration = Duration::from_millis(5);
 
-/// How long such a model is looked at, before its memory is counted as free.
+/// Longest time of these checks, before the memory counts as free.
 const LONGEST_LOOK: Duration = Duration::from_secs(60);
 
 /// Starts the keeper. It ends with the server.
@@ -60,7 +60,7 @@ fn keep(shelf: &Arc<Shelf>) {
     }
 }
 
-/// Does work on a thread of its own, or here where none can be started.
+/// Runs work on its own thread, or here if no thread can be started.
 fn beside(shelf: &Arc<Shelf>, index: usize, work: fn(&Arc<Shelf>, usize)) {
     let own = Arc::clone(shelf);
     let thread = std::thread::Builder::new().name("riffle-model".to_owned());
@@ -91,7 +91,7 @@ fn load(shelf: &Arc<Shelf>, index: usize) {
             let slot = &mut state.rotation.slots[index];
             (slot.stage, slot.is_broken, slot.expires) = (Stage::Loaded, false, None);
         }
-        // Nobody will ask for it any more.
+        // The caller is gone.
         Ok(_) => {}
         Err(failure) => {
             shelf.log.note(&failure.message);
@@ -128,10 +128,10 @@ fn loaded(shelf: &Shelf, entry: &Entry) -> Result<App, Failure> {
     })
 }
 
-/// The options of one model: those of the server, with its own name and its own folder of sessions.
+/// The server's options for one model, with its own name and folder of sessions.
 fn own_options(shelf: &Shelf, entry: &Entry) -> ServerOptions {
     let options = shelf.options.clone();
-    // A name may hold what a path must not.
+    // A name may contain characters that a path must not.
     let plain = |letter: char| {
         if letter.is_alphanumeric() || "-_.".contains(letter) {
             letter
@@ -149,7 +149,7 @@ fn own_options(shelf: &Shelf, entry: &Entry) -> ServerOptions {
     }
 }
 
-/// Ends a model that nobody uses: its prompts go to the prefix cache, and its memory becomes free.
+/// Unloads an unused model: its prompts go to the prefix cache, and its memory is freed.
 fn leave(shelf: &Arc<Shelf>, index: usize) {
     let entry = &shelf.entries[index];
     let began = Instant::now();
@@ -158,7 +158,7 @@ fn leave(shelf: &Arc<Shelf>, index: usize) {
         app.driver.stop(Duration::ZERO);
         let engine = Arc::downgrade(&app.engine);
         drop(app);
-        // A request that was taken back may still be ending on another thread.
+        // A cancelled request may still be ending on another thread.
         while engine.strong_count() > 0 && began.elapsed() < LONGEST_LOOK {
             std::thread::sleep(LOOK_PAUSE);
         }

@@ -1,4 +1,4 @@
-//! The right to use a loaded model, from the choice of the model to the end of the answer.
+//! The right to use a loaded model, until the end of the answer.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use hyper::body::{Frame, SizeHint};
 use super::Shelf;
 use crate::app::App;
 
-/// The use of a loaded model by one request. While it is held, the model stays.
+/// Use of a loaded model by one request. The model stays loaded meanwhile.
 pub(crate) struct Lease {
     app: Arc<App>,
-    // Behind the model, so that the model is given back before it counts as unused.
+    // Declared after the model, so that the model is released before it counts as unused.
     _use: Use,
 }
 
@@ -23,16 +23,16 @@ struct Use {
     index: usize,
 }
 
-/// A request that waits for a model. Dropping it takes the request out of the queue.
+/// A request that waits for a model. Dropping it leaves the queue.
 pub(super) struct Ticket {
     shelf: Arc<Shelf>,
     index: usize,
-    /// Loads of the model that had failed when it came.
+    /// Number of failed loads of the model at the request's arrival.
     pub(super) failures: u64,
 }
 
 impl Lease {
-    /// Of a model that the caller has found loaded and whose use it has counted.
+    /// A lease of a loaded model whose use the caller has counted.
     pub(super) fn new(shelf: &Arc<Shelf>, index: usize, app: Arc<App>) -> Self {
         Self {
             app,
@@ -75,7 +75,7 @@ impl Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         let mut state = self.shelf.state();
-        // A load that failed has taken everybody out of the queue.
+        // A failed load removes all requests from the queue.
         if state.failures_of(self.index) == self.failures {
             let waiting = &mut state.rotation.slots[self.index].waiting;
             *waiting = waiting.saturating_sub(1);
@@ -85,7 +85,7 @@ impl Drop for Ticket {
     }
 }
 
-/// The body of an answer, with the use of the model that writes it.
+/// The body of an answer, with the lease of its model.
 pub(super) struct LeasedBody {
     body: Body,
     _lease: Lease,

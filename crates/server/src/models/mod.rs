@@ -34,27 +34,27 @@ use lease::{Lease, Ticket};
 pub use planned::{ModelSource, ModelsPlan, PlannedModel};
 use rotation::{Rotation, Slot, Stage};
 
-/// Names that a refusal lists; the others are counted.
+/// Most names in a refusal; the others are counted.
 const MOST_NAMED: usize = 20;
 
-/// Tag of a name of Ollama's clients that gives none.
+/// Tag of an Ollama name without one.
 const LATEST: &str = ":latest";
 
-/// Seconds after which a request that found no room is worth trying again.
+/// Seconds after which a request without memory should try again.
 const RETRY_AFTER_S: u64 = 10;
 
 /// All models of a server. Dropping it ends the thread that loads them.
 pub(crate) struct Models(Arc<Shelf>);
 
-/// The models with everything that loads them.
+/// The models and the state for loading them.
 pub(crate) struct Shelf {
     entries: Vec<Entry>,
     state: Mutex<State>,
     /// Wakes the keeper.
     work: Condvar,
-    /// Tells waiting requests that something has changed.
+    /// Notifies waiting requests of changes.
     changed: watch::Sender<()>,
-    /// Options of the whole server, which each model has but for its name and its folder of sessions.
+    /// Options of the whole server; each model has its own name and folder of sessions.
     options: ServerOptions,
     log: Log,
     kept_items: Arc<KeptItems>,
@@ -65,27 +65,27 @@ struct State {
     rotation: Rotation,
     /// The loaded models, by their index.
     apps: Vec<Option<Arc<App>>>,
-    /// By index: how many loads have failed, and why the last one did.
+    /// By index: the number of failed loads, and the error of the last.
     failures: Vec<(u64, Option<Failure>)>,
     is_ending: bool,
 }
 
-/// The state of a model that a request asks for.
+/// State of a requested model.
 enum Found {
     Ready(Lease),
     Refused(Failure),
     Waiting { is_loading: bool },
 }
 
-/// A loaded model, for the list of these.
+/// A loaded model, for lists.
 pub(crate) struct LoadedModel<'a> {
     pub(crate) entry: &'a Entry,
-    /// When it leaves unless it is used; `None` if no time is set.
+    /// Time of its unloading if it is not used; `None` without a limit.
     pub(crate) leaves: Option<SystemTime>,
 }
 
 impl Models {
-    /// One model that is loaded and stays.
+    /// One model that stays loaded.
     pub(crate) fn of_engine(engine: &Arc<Engine>, options: &ServerOptions) -> Result<Self, ServerError> {
         let entry = Entry::of_engine(engine, options);
         let (log, kept_items) = (Log::of(options), Arc::default());
@@ -112,12 +112,12 @@ impl Models {
         &self.0.entries
     }
 
-    /// Responses that were sent, which all models share.
+    /// Sent responses, common to all models.
     pub(crate) fn kept_items(&self) -> &KeptItems {
         &self.0.kept_items
     }
 
-    /// Seconds since 1970.
+    /// Start of the server, in seconds since 1970.
     pub(crate) fn started(&self) -> u64 {
         self.0.started
     }
@@ -129,7 +129,7 @@ impl Models {
         state.apps[0].clone().filter(|_| stays)
     }
 
-    /// True if the model at this place of the list is loaded.
+    /// True if the model with this index is loaded.
     pub(crate) fn is_loaded(&self, index: usize) -> bool {
         self.0.state().rotation.slots[index].stage == Stage::Loaded
     }
@@ -142,7 +142,7 @@ impl Models {
         let loaded = entries.filter(|(_, slot)| slot.stage == Stage::Loaded);
         loaded
             .map(|(entry, slot)| {
-                // A model in use stays for its time from the end of that use.
+                // The time of a model in use starts at the end of that use.
                 let expires = slot.expires.or_else(|| now.checked_add(slot.keep?));
                 let left = expires.map(|expires| expires.saturating_duration_since(now));
                 LoadedModel {
@@ -153,10 +153,10 @@ impl Models {
             .collect()
     }
 
-    /// The place in the list of the model of this name. Without a name it is the first one.
+    /// The index of the model with this name. Without a name it is the first.
     ///
     /// # Errors
-    /// For a name that no model has. A server with one model takes any, unless it is strict.
+    /// For an unknown name. A server with one model accepts any, unless it is strict.
     pub(crate) fn find(&self, name: Option<&str>) -> Result<usize, Failure> {
         let entries = &self.0.entries;
         let Some(name) = name.filter(|name| !name.is_empty()) else {
@@ -174,7 +174,7 @@ impl Models {
         }
     }
 
-    /// The model that lists have under exactly this name.
+    /// The model with exactly this name in the lists.
     ///
     /// # Errors
     /// For any other name.
@@ -189,14 +189,14 @@ impl Models {
         unknown_model(name, self.0.entries.iter().map(|entry| entry.name.as_str()))
     }
 
-    /// Waits until a model is loaded and may be used. Dropping the future takes the request out of the queue.
+    /// Waits until a model is loaded and may be used. Dropping the future leaves the queue.
     ///
     /// # Errors
-    /// For a model that cannot be loaded, that finds no room in time, and for one request too many.
+    /// For a model that cannot be loaded or gets no memory in time, and for too many requests.
     pub(crate) async fn lease(&self, index: usize, keep_alive: Option<KeepAlive>) -> Result<Lease, Failure> {
         let shelf = &self.0;
         let keep = KeepAlive::time(keep_alive, shelf.options.unload_after);
-        // Subscribed to before the first look, so that no change is missed.
+        // Subscribes before the first check, so that no change is missed.
         let mut changed = shelf.changed.subscribe();
         match shelf.look(index, keep, None) {
             Found::Ready(lease) => return Ok(lease),
@@ -250,7 +250,7 @@ impl Models {
         slots.all(|(slot, app)| !slot.stays || app.as_ref().is_none_or(|app| app.driver.is_alive()))
     }
 
-    /// True if a request would be taken now.
+    /// True if a request would be accepted now.
     pub(crate) fn takes_requests(&self) -> bool {
         let limits = &self.0.options.limits;
         match self.resident() {
@@ -259,7 +259,8 @@ impl Models {
         }
     }
 
-    /// Ends all models: answers under way may go on for `grace`. Returns when all have ended; a model that is being loaded is not waited for.
+    /// Ends all models: running answers may continue for `grace`. Returns when all have ended, without waiting for a
+    /// model that is being loaded.
     pub(crate) fn end(&self, grace: Duration) {
         let mut state = self.0.state();
         state.is_ending = true;
@@ -271,7 +272,7 @@ impl Models {
                 scope.spawn(|| app.driver.stop(grace));
             }
         });
-        // A model that leaves may still be writing its prompts to disk.
+        // An unloading model may still be writing its prompts to disk.
         let is_leaving = |state: &mut State| state.rotation.slots.iter().any(|slot| slot.stage == Stage::Leaving);
         let state = self.0.state();
         drop(self.0.work.wait_timeout_while(state, KEEPING_TIME, is_leaving));
@@ -315,20 +316,20 @@ impl Shelf {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes the keeper and whoever waits for a model.
+    /// Wakes the keeper and all waiting requests.
     fn wake(&self) {
         self.work.notify_all();
         self.changed.send_replace(());
     }
 
-    /// Takes a model that may be used. A request with a `ticket` learns of loads that have failed since it came.
+    /// Checks for a model that may be used. A `ticket` reports loads that failed since its request arrived.
     fn look(self: &Arc<Self>, index: usize, keep: Option<Duration>, ticket: Option<&Ticket>) -> Found {
         let mut state = self.state();
         let is_alive = |app: &Arc<App>| app.driver.is_alive();
         let slot = &state.rotation.slots[index];
         let (stays, is_open, stage) = (slot.stays, slot.is_open(), slot.stage);
         if let Some(app) = state.apps[index].clone().filter(|_| is_open) {
-            // Refusals of a model that stays are those of its own thread.
+            // For a model that never leaves, its own thread refuses.
             if stays || is_alive(&app) {
                 state.rotation.begin_use(index, keep);
                 drop(state);
@@ -354,7 +355,7 @@ impl Shelf {
 }
 
 impl State {
-    /// Requests that wait for any model.
+    /// Number of requests that wait for any model.
     fn waiting(&self) -> usize {
         self.rotation.slots.iter().map(|slot| slot.waiting).sum()
     }
@@ -371,7 +372,7 @@ fn too_many(limits: &Limits) -> Failure {
     ))
 }
 
-/// The refusal of a model that is not served.
+/// The refusal of an unknown model.
 pub(crate) fn unknown_model<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Failure {
     let names: Vec<String> = names.map(|name| format!("{name:?}")).collect();
     let (shown, left) = names.split_at(names.len().min(MOST_NAMED));
@@ -390,7 +391,7 @@ pub(crate) fn unknown_model<'a>(name: &str, names: impl Iterator<Item = &'a str>
     }
 }
 
-/// Refuses a server without models, and two models of one name.
+/// Refuses a server without models, and two models with one name.
 fn check_names(entries: &[Entry]) -> Result<(), ServerError> {
     let refuse = |value: &str, problem: &str| {
         Err(ServerError::Option {

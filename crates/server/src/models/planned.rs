@@ -1,4 +1,4 @@
-//! The memory plan of several models that one server has.
+//! The memory plan of a server with several models.
 
 use std::path::PathBuf;
 
@@ -8,18 +8,18 @@ use riffle_model::ModelInfo;
 use crate::requests_bytes;
 use crate::room::{OneContext, most_contexts};
 
-/// A model that a server may load, before it is planned.
+/// A model for a server, before its plan.
 #[derive(Debug, Clone)]
 pub struct ModelSource {
-    /// The name that requests ask for it by.
+    /// The name for requests.
     pub name: String,
     /// Its file or folder.
     pub path: PathBuf,
-    /// Options of its engine. The context is cut to the length that the model was made for.
+    /// Options of its engine. The context is limited to the model's own.
     pub options: EngineOptions,
 }
 
-/// A model that a server may load, with its place in the memory of all models.
+/// A model with its share of the memory of all models.
 #[derive(Debug, Clone)]
 pub struct PlannedModel {
     pub(crate) name: String,
@@ -29,26 +29,26 @@ pub struct PlannedModel {
     pub(crate) plan: MemoryPlan,
 }
 
-/// Models that share one amount of memory.
+/// Models within one amount of memory.
 #[derive(Debug, Clone)]
 pub struct ModelsPlan {
     pub(crate) models: Vec<PlannedModel>,
-    /// Bytes that all loaded models may take together.
+    /// Most bytes of all loaded models.
     pub(crate) room_bytes: u64,
 }
 
 impl PlannedModel {
-    /// The name that requests ask for it by.
+    /// The name for requests.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The options that its engine will have.
+    /// The options of its engine.
     pub fn options(&self) -> &EngineOptions {
         &self.options
     }
 
-    /// The memory that it takes while it is loaded.
+    /// The memory of the loaded model.
     pub fn plan(&self) -> &MemoryPlan {
         &self.plan
     }
@@ -96,29 +96,29 @@ impl ModelsPlan {
         let largest = models.iter().map(|model| model.plan.total_bytes).max().unwrap_or(0);
         Self {
             models,
-            // As with one model, requests get what is left where there is room for a single context alone.
+            // As with one model, requests get the rest if only one context fits.
             room_bytes: memory_bytes.saturating_sub(beside).max(largest),
         }
     }
 
-    /// The models, in the order in which they were given.
+    /// The models, in the given order.
     pub fn models(&self) -> &[PlannedModel] {
         &self.models
     }
 
-    /// Bytes that all loaded models may take together.
+    /// Most bytes of all loaded models.
     pub fn room_bytes(&self) -> u64 {
         self.room_bytes
     }
 
-    /// True if all models may be loaded at a time.
+    /// True if all models fit at a time.
     pub fn fits_all(&self) -> bool {
         let bytes = (0..self.models.len()).map(|index| self.bytes(index));
         bytes.fold(0, u64::saturating_add) <= self.room_bytes
     }
 
-    /// Bytes of the room that a model takes while it is loaded. The memory of a device is not planned for several models: one that a device
-    /// computes takes the whole room.
+    /// Bytes of a loaded model. Device memory is not planned for several models, so a model on a device takes all of
+    /// it.
     pub(crate) fn bytes(&self, index: usize) -> u64 {
         let plan = &self.models[index].plan;
         plan.device.as_ref().map_or(plan.total_bytes, |_| self.room_bytes)

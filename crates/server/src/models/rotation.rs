@@ -1,61 +1,61 @@
-//! Which model is loaded next, and which one leaves: plain data and one pure decision.
+//! Decides which model is loaded next, and which one is unloaded: plain data and one pure function.
 
 use std::time::{Duration, Instant};
 
 /// The stage of a model between disk and memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// On disk alone.
+    /// Only on disk.
     Absent,
     Loading,
     Loaded,
-    /// It ends, and its memory is not yet free.
+    /// It is unloading, and its memory is not yet free.
     Leaving,
 }
 
-/// A model among the others.
+/// A model in the rotation.
 #[derive(Debug, Clone)]
 pub(super) struct Slot {
-    /// Bytes that it takes from the time it begins to load until it has left.
+    /// Bytes from the start of its loading to the end of its unloading.
     pub(super) bytes: u64,
     pub(super) stage: Stage,
-    /// Requests that use it.
+    /// Number of requests that use it.
     pub(super) uses: usize,
-    /// Requests that wait for it.
+    /// Number of requests that wait for it.
     pub(super) waiting: usize,
-    /// Turn in which the first of these came.
+    /// Turn of the first of these requests.
     waits_since: u64,
-    /// Turn in which it was used last.
+    /// Turn of its latest use.
     used: u64,
-    /// Time that it stays after its last use; `None` keeps it until its room is needed.
+    /// Time that it stays after its last use; `None` until its memory is needed.
     pub(super) keep: Option<Duration>,
-    /// When it leaves unless it is used again.
+    /// Time of its unloading if it is not used again.
     pub(super) expires: Option<Instant>,
-    /// True if it takes no further request, because its room is needed.
+    /// True if it accepts no further request, because its memory is needed.
     pub(super) is_draining: bool,
-    /// True if it cannot answer any more, and has to be loaded again.
+    /// True if it failed and must be loaded again.
     pub(super) is_broken: bool,
-    /// True if it never leaves.
+    /// True if it is never unloaded.
     pub(super) stays: bool,
 }
 
-/// The next thing to do.
+/// The next step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
     Load(usize),
     Leave(usize),
-    /// Nothing until something changes, or until this time.
+    /// Wait for a change, or until this time.
     Wait(Option<Instant>),
 }
 
-/// The source of room for a model.
+/// Source of memory for a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Room {
     /// From this model, which is idle.
     Leaves(usize),
-    /// From models in use, which have to end their answers first.
+    /// From models in use, which must finish their answers first.
     InUse,
-    /// From models that leave or load already.
+    /// From models that are already loading or unloading.
     Coming,
 }
 
@@ -84,7 +84,7 @@ impl Slot {
         }
     }
 
-    /// A model that is loaded and never leaves.
+    /// A loaded model that is never unloaded.
     pub(super) fn resident() -> Self {
         Self {
             stage: Stage::Loaded,
@@ -123,7 +123,7 @@ impl Rotation {
         slot.waiting += 1;
     }
 
-    /// Counts a request that uses a model, which then stays for `keep` after its last use.
+    /// Counts a request that uses a model. The model then stays for `keep` after its last use.
     pub(super) fn begin_use(&mut self, index: usize, keep: Option<Duration>) {
         self.turn += 1;
         let slot = &mut self.slots[index];
@@ -178,15 +178,15 @@ impl Rotation {
         Step::Wait(idle.filter_map(|slot| slot.expires).min())
     }
 
-    /// Bytes that no model has.
+    /// Free bytes.
     fn free_bytes(&self) -> u64 {
         let taken = self.slots.iter().filter(|slot| slot.stage != Stage::Absent);
         let taken = taken.map(|slot| slot.bytes).fold(0, u64::saturating_add);
         self.room_bytes.saturating_sub(taken)
     }
 
-    /// Chooses the models whose room is needed for `bytes`. Those in use are drained first, and an idle one leaves once all of them are idle, so
-    /// that none leaves for nothing.
+    /// Selects the models to unload for `bytes`. Models in use are drained first, and idle ones are unloaded only
+    /// when all of the selected are idle.
     fn make_room(&mut self, bytes: u64) -> Room {
         let is_going = |slot: &&Slot| slot.stage == Stage::Leaving;
         let going = self.slots.iter().filter(is_going).map(|slot| slot.bytes);
@@ -252,7 +252,7 @@ mod tests {
         use_once(&mut rotation, 0);
         rotation.begin_waiting(2);
         assert_eq!(rotation.step(Instant::now()), Step::Leave(1));
-        // Its memory is not free yet, and no other has to leave.
+        // Its memory is not free yet, and no other model must be unloaded.
         assert_eq!(rotation.step(Instant::now()), Step::Wait(None));
         rotation.slots[1].stage = Stage::Absent;
         assert_eq!(rotation.step(Instant::now()), Step::Load(2));
@@ -267,7 +267,7 @@ mod tests {
         rotation.begin_waiting(2);
         assert_eq!(rotation.step(Instant::now()), Step::Wait(None));
         assert!(rotation.slots[0].is_open() && !rotation.slots[1].is_open());
-        // Whoever waited has gone.
+        // The waiting requests are gone.
         rotation.slots[2].waiting = 0;
         assert_eq!(rotation.step(Instant::now()), Step::Wait(None));
         assert!(rotation.slots[1].is_open());

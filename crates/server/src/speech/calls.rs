@@ -1,4 +1,4 @@
-//! Calls of tools as families of models spell them.
+//! Tool calls in the spellings of model families.
 
 use serde_json::{Map, Value};
 
@@ -7,7 +7,7 @@ use super::pythonic;
 use super::styles::{CallStyle, CallSyntax};
 use super::tools::{KnownTools, WrittenCall};
 
-/// Beginnings of an answer that is a call without the marks of its family, with white space taken out.
+/// Beginnings of an answer that is a call without its family's marks, without white space.
 const UNMARKED: [&str; 6] = ["", "[", "{", "```", "```json", "```tool_call"];
 
 /// The mark around texts in calls of Gemma 4.
@@ -16,10 +16,10 @@ pub(super) const QUOTE: &str = "<|\"|>";
 /// Most levels of lists and objects in an argument of such a call.
 const MOST_LEVELS: usize = 64;
 
-/// Tags that models put around calls in place of those of their family.
+/// Tags around calls that models write instead of their family's.
 const OTHER_TAGS: [&str; 3] = ["tools", "function_call", "tool_calls"];
 
-/// The calls that the text between the marks of a style spells; `None` where it spells something else.
+/// The calls in a text between the marks of a style; `None` for any other text.
 pub(super) fn parse(syntax: CallSyntax, text: &str, tools: &KnownTools) -> Option<Vec<WrittenCall>> {
     let text = text.trim();
     match syntax {
@@ -51,8 +51,8 @@ pub(super) fn parse_arguments(name: String, text: &str) -> Option<WrittenCall> {
     })
 }
 
-/// The calls that a whole answer without marks spells. Each has to name a known tool and to have arguments, and nothing else may
-/// stand in the answer: other JSON is data.
+/// The calls in a whole answer without marks. Each must name a known tool and have arguments, and the answer may
+/// contain nothing else: other JSON is data.
 pub(super) fn parse_unmarked(text: &str, tools: &KnownTools) -> Option<Vec<WrittenCall>> {
     let text = without_tag(without_fence(text.trim()));
     let calls = if text.starts_with("<function=") {
@@ -68,7 +68,7 @@ pub(super) fn parse_unmarked(text: &str, tools: &KnownTools) -> Option<Vec<Writt
     are_known.then_some(calls)
 }
 
-/// True if an answer that begins like this may be a call without marks of one of the tools.
+/// True if an answer with this beginning may be a call, without marks, of one of the tools.
 pub(super) fn may_be_unmarked(text: &str, tools: &KnownTools) -> bool {
     let letters: String = text.chars().filter(|letter| !letter.is_whitespace()).collect();
     let may_follow = |begin: &str, rest: &str| begin.starts_with(rest) || rest.starts_with(begin);
@@ -102,7 +102,8 @@ pub(super) fn may_be_unmarked(text: &str, tools: &KnownTools) -> bool {
     false
 }
 
-/// Byte position of the mark that ends a call in `text`, looked for from `from` on. Marks inside the call's own strings do not end it.
+/// Byte position in `text`, from `from` on, of the mark that ends a call. Marks inside the call's own strings do not
+/// end it.
 pub(super) fn end_of(style: CallStyle, text: &str, mark: &str, from: usize) -> Option<usize> {
     let is_object = style.syntax == CallSyntax::Object;
     let is_xml = is_object && text.trim_start().starts_with("<function=");
@@ -137,7 +138,7 @@ fn is_in_string(json: &str) -> bool {
     is_inside
 }
 
-/// `{"name": …, "arguments": {…}}`, several of these one after the other, or a list of them; `parameters` as Llama has it.
+/// `{"name": …, "arguments": {…}}`, several of these in a row, or a list of them; Llama writes `parameters`.
 fn parse_json(text: &str) -> Option<Vec<WrittenCall>> {
     calls_of(values_of(text)?)
 }
@@ -157,7 +158,7 @@ fn values_of(text: &str) -> Option<Vec<(Value, &str)>> {
     Some(values)
 }
 
-/// JSON values with their source, with spaces, commas or semicolons between them.
+/// JSON values with their source, separated by spaces, commas or semicolons.
 fn objects_of(text: &str) -> Option<Vec<(Value, &str)>> {
     let is_between = |letter: char| letter.is_whitespace() || letter == ',' || letter == ';';
     let mut values = Vec::new();
@@ -172,7 +173,7 @@ fn objects_of(text: &str) -> Option<Vec<(Value, &str)>> {
     Some(values)
 }
 
-/// True if an object has nothing but a name and arguments.
+/// True if an object has only a name and arguments.
 fn is_call(value: &Value) -> bool {
     let Some(object) = value.as_object() else {
         return false;
@@ -217,7 +218,7 @@ fn call_of(value: Value, source: &str) -> Option<WrittenCall> {
         // Some models write the object as text.
         Some(Value::String(text)) => (serde_json::from_str(&text).ok()?, Some(text)),
         Some(_) => return None,
-        // Other fields are data, or arguments in a form that no tool can be given.
+        // Other fields are data, or arguments in an unsupported form.
         None if call.keys().any(|key| key != "id" && key != "type") => return None,
         None => (Map::new(), None),
     };
@@ -238,7 +239,7 @@ fn member_of(call: &str) -> Option<&str> {
     Some(rest[..stream.byte_offset()].trim())
 }
 
-/// True if JSON holds a number of more digits than a double or 64 bits keep.
+/// True if JSON contains a number that neither a double nor 64 bits hold exactly.
 pub(super) fn has_long_number(json: &str) -> bool {
     let mut digits = 0;
     json.bytes().any(|byte| {
@@ -267,7 +268,7 @@ fn without_tag(text: &str) -> &str {
     OTHER_TAGS.iter().find_map(inner).map_or(text, str::trim)
 }
 
-/// `name[ARGS]{…}`, several one after the other.
+/// `name[ARGS]{…}`, several in a row.
 fn parse_named(text: &str) -> Option<Vec<WrittenCall>> {
     let mut calls = Vec::new();
     for part in text.split("[TOOL_CALLS]") {
@@ -343,7 +344,7 @@ fn parse_gemma4(text: &str) -> Option<WrittenCall> {
     })
 }
 
-/// The members of an object behind its brace, and the text behind the object.
+/// The members of an object after its opening brace, and the text after the object.
 fn gemma4_object(text: &str, levels: usize) -> Option<(Map<String, Value>, &str)> {
     let mut members = Map::new();
     let mut rest = text.trim_start();
@@ -364,7 +365,7 @@ fn gemma4_object(text: &str, levels: usize) -> Option<(Map<String, Value>, &str)
     }
 }
 
-/// A value, and the text behind it.
+/// A value, and the text after it.
 fn gemma4_value(text: &str, levels: usize) -> Option<(Value, &str)> {
     let (text, levels) = (text.trim_start(), levels.checked_sub(1)?);
     if let Some(rest) = text.strip_prefix(QUOTE) {
@@ -391,7 +392,7 @@ fn gemma4_value(text: &str, levels: usize) -> Option<(Value, &str)> {
     }
 }
 
-/// The text from the next member on, or from the `end` of the members on.
+/// The text from the next member, or from the closing mark `end`.
 fn next_of(text: &str, end: char) -> Option<&str> {
     let text = text.trim_start();
     match text.strip_prefix(',') {

@@ -1,4 +1,4 @@
-//! Calls whose parameters are elements of their own, and calls that are sections between marks.
+//! Calls with parameters as elements, and calls as sections between marks.
 
 use serde_json::{Map, Value};
 
@@ -7,8 +7,8 @@ use super::parameters::typed;
 use super::styles::{InvokeMarks, SectionMarks};
 use super::tools::{KnownTools, WrittenCall};
 
-/// `<function=name><parameter=key>value</parameter></function>`, several one after the other. Values have the types that the tool
-/// declares.
+/// `<function=name><parameter=key>value</parameter></function>`, several in a row. Values have the types that the
+/// tool declares.
 pub(super) fn parse_xml(text: &str, tools: &KnownTools) -> Option<Vec<WrittenCall>> {
     let mut calls = Vec::new();
     let mut rest = text;
@@ -38,7 +38,7 @@ fn parse_function<'t>(text: &'t str, tools: &KnownTools) -> Option<(WrittenCall,
     }
 }
 
-/// The end of a value: the first end `mark` that another parameter or the end of the call follows.
+/// The end of a value: the first end `mark` before another parameter or the end of the call.
 fn end_of_value(text: &str, mark: &str, next: [&str; 2]) -> Option<usize> {
     let follows = |at: usize| {
         let rest = text[at + mark.len()..].trim_start();
@@ -48,7 +48,7 @@ fn end_of_value(text: &str, mark: &str, next: [&str; 2]) -> Option<usize> {
     ends.find(|at| follows(*at))
 }
 
-/// Arguments under way: values, and their source where numbers need it.
+/// Arguments collected so far: values, and their source if numbers need it.
 #[derive(Default)]
 struct Arguments {
     values: Map<String, Value>,
@@ -90,8 +90,8 @@ pub(super) fn parse_keyed(text: &str, tools: &KnownTools) -> Option<WrittenCall>
     is_call.then(|| arguments.of(name))
 }
 
-/// An element for each call, and one in it for each parameter. A parameter may say that it is a text or that it is JSON; else it has the
-/// type that the tool declares.
+/// One element per call, with one element per parameter. A parameter may be marked as a text or as JSON; otherwise it
+/// has the type that the tool declares.
 pub(super) fn parse_invoked(text: &str, marks: &InvokeMarks, tools: &KnownTools) -> Option<Vec<WrittenCall>> {
     let (mut calls, mut rest) = (Vec::new(), text);
     while !rest.is_empty() {

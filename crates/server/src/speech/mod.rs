@@ -104,13 +104,13 @@ impl Markup {
     }
 }
 
-/// True if a template that mentions these texts knows thoughts.
+/// True if a template that mentions these texts supports thoughts.
 pub(crate) fn has_thoughts(mentions: impl Fn(&str) -> bool) -> bool {
     ThoughtMarks::shown(mentions).is_some()
 }
 
 impl Speech {
-    /// Reader of an answer to a prompt; `is_thinking` is true if the prompt ends inside a thought.
+    /// Parser of an answer to a prompt; `is_thinking` is true if the prompt ends inside a thought.
     pub(crate) fn new(markup: Markup, tools: KnownTools, is_thinking: bool) -> Self {
         Self {
             markup,
@@ -133,7 +133,7 @@ impl Speech {
         }
     }
 
-    /// The same; with `is_single` it tells the first call alone.
+    /// The same; with `is_single` it reports only the first call.
     pub(crate) fn with_single_call(self, is_single: bool) -> Self {
         Self { is_single, ..self }
     }
@@ -143,7 +143,7 @@ impl Speech {
         Self { takes_unmarked, ..self }
     }
 
-    /// The same, of an answer whose thoughts are its text.
+    /// The same, for an answer whose thoughts are part of its text.
     pub(crate) fn without_thoughts(mut self) -> Self {
         self.markup.thoughts = None;
         self.markup.messages = None;

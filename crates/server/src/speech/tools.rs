@@ -1,4 +1,4 @@
-//! Tools that an answer may call, under the names that the model and the client know.
+//! The tools of a request, under the names for the model and the client.
 
 use std::sync::Arc;
 
@@ -7,14 +7,14 @@ use serde_json::{Map, Value, json};
 /// A tool of the client.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Tool {
-    /// Definition as chat templates take it: `{"type": "function", "function": {…}}`. Its name is the one that the model sees.
+    /// Definition for chat templates: `{"type": "function", "function": {…}}`, with the model's name of the tool.
     pub(crate) shown: Value,
-    /// Name that the client knows.
+    /// Name for the client.
     pub(crate) name: String,
-    /// Group of tools that the client knows it in.
+    /// The client's namespace of the tool.
     pub(crate) namespace: Option<String>,
     pub(crate) kind: ToolKind,
-    /// True if the prompt defines it. Others were found by a search, and their results define them.
+    /// True if the prompt defines it. Tools found by a search are defined in its results.
     is_shown: bool,
 }
 
@@ -28,7 +28,7 @@ pub(crate) enum ToolKind {
     Search,
 }
 
-/// The tools of a request. Copies share them.
+/// The tools of a request. Copies share one list.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct KnownTools(Arc<Vec<Tool>>);
 
@@ -37,7 +37,7 @@ pub(crate) struct KnownTools(Arc<Vec<Tool>>);
 pub(super) struct WrittenCall {
     pub(super) name: String,
     pub(super) arguments: Map<String, Value>,
-    /// Source of the arguments, where they hold numbers that [`Value`] cannot keep.
+    /// Source of the arguments, if they contain numbers that [`Value`] cannot hold.
     pub(super) exact: Option<String>,
 }
 
@@ -54,14 +54,14 @@ pub(crate) struct Call {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum CallInput {
     Arguments(Map<String, Value>),
-    /// Arguments with numbers that [`Value`] cannot keep, with their source.
+    /// Arguments with numbers that [`Value`] cannot hold, with their source.
     Exact(Map<String, Value>, String),
     /// Free text, of a custom tool.
     Text(String),
 }
 
 impl Tool {
-    /// A function that the model and the client know under one name. `function` is its definition.
+    /// A function with one name for the model and the client. `function` is its definition.
     pub(crate) fn function(function: Value) -> Self {
         Self {
             name: function["name"].as_str().unwrap_or("").to_owned(),
@@ -72,12 +72,12 @@ impl Tool {
         }
     }
 
-    /// The same tool as one of another kind.
+    /// The same tool with another kind.
     pub(crate) fn of_kind(self, kind: ToolKind) -> Self {
         Self { kind, ..self }
     }
 
-    /// The same tool as one that a search has found.
+    /// The same tool, marked as found by a search.
     pub(crate) fn found(self) -> Self {
         Self {
             is_shown: false,
@@ -85,7 +85,7 @@ impl Tool {
         }
     }
 
-    /// A tool that takes free text. The model sees a function with one text.
+    /// A tool with free text. The model sees a function with one text.
     pub(crate) fn custom(name: &str, description: &str) -> Self {
         let parameters = json!({
             "type": "object",
@@ -104,18 +104,18 @@ impl Tool {
         self
     }
 
-    /// Name that the model sees.
+    /// Name for the model.
     pub(crate) fn shown_name(&self) -> &str {
         self.shown["function"]["name"].as_str().unwrap_or("")
     }
 
-    /// True if the tool is known under this name to the model or the client.
+    /// True if the model or the client uses this name for the tool.
     pub(crate) fn is_called(&self, name: &str) -> bool {
         self.shown_name() == name || self.name == name
     }
 }
 
-/// Name under which the model sees a tool of a namespace.
+/// The model's name of a tool in a namespace.
 pub(crate) fn shown_name(namespace: &str, name: &str) -> String {
     let separator = if namespace.ends_with("__") { "" } else { "__" };
     format!("{namespace}{separator}{name}")
@@ -130,13 +130,14 @@ impl KnownTools {
         self.0.is_empty()
     }
 
-    /// The definitions that the model sees.
+    /// The definitions for the model.
     pub(crate) fn shown(&self) -> Vec<Value> {
         let shown = self.0.iter().filter(|tool| tool.is_shown);
         shown.map(|tool| tool.shown.clone()).collect()
     }
 
-    /// The tool that the model means by a name: the name it was shown, or else the client's name where one tool alone has it.
+    /// The tool of a name that the model wrote: its name for the model, or else a client's name that only one tool
+    /// has.
     pub(super) fn find(&self, name: &str) -> Option<&Tool> {
         let shown = self.0.iter().find(|tool| tool.shown_name() == name);
         shown.or_else(|| {
@@ -150,12 +151,12 @@ impl KnownTools {
         self.find(name).map(|tool| &tool.shown["function"]["parameters"])
     }
 
-    /// Names that the model may mean tools by.
+    /// Names that the model may use for tools.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         self.0.iter().flat_map(|tool| [tool.shown_name(), tool.name.as_str()])
     }
 
-    /// A call in the client's names. A tool that nobody knows keeps the name that the model wrote.
+    /// A call in the client's names. An unknown tool keeps the model's name.
     pub(super) fn call(&self, written: WrittenCall) -> Call {
         let WrittenCall {
             name,
@@ -191,7 +192,7 @@ impl Call {
         }
     }
 
-    /// The arguments as an object; free text stands under `input`.
+    /// The arguments as an object; free text is in `input`.
     pub(crate) fn arguments(&self) -> Value {
         match &self.input {
             CallInput::Arguments(arguments) | CallInput::Exact(arguments, _) => Value::Object(arguments.clone()),

@@ -1,10 +1,10 @@
-//! Bodies that are no JSON, or JSON of another shape.
+//! Bodies that are not JSON, or are JSON of another shape.
 
 use riffle_server::JSON_PATHS;
 
 use super::{CHAT, COMPLETIONS, Case, MESSAGES, RESPONSES, valid};
 
-/// Not JSON, or no object.
+/// Bodies that are not JSON, or not an object.
 const NO_OBJECTS: [(&str, &[u8]); 14] = [
     ("nothing", b""),
     ("spaces", b" \n\t "),
@@ -26,7 +26,7 @@ pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for path in JSON_PATHS {
         for (what, body) in NO_OBJECTS {
-            // Each kind of body at half of the paths is enough.
+            // Half of the paths are enough for each kind of body.
             if (path.len() + what.len()).is_multiple_of(2) {
                 cases.push(Case::body(path, what, body));
             }
@@ -54,13 +54,13 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// The first field a second time.
+/// The body with its first field twice.
 fn twice(body: &str) -> String {
     let (field, rest) = body[1..].split_once(':').unwrap();
     format!("{{{field}: \"model\", {field}:{rest}")
 }
 
-/// Texts and numbers that JSON does not know.
+/// Texts and numbers that are not valid JSON.
 fn texts(path: &str) -> Vec<Case> {
     let body = valid(path).to_string();
     let with_text = |text: &[u8]| {

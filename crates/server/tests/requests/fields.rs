@@ -1,4 +1,4 @@
-//! Fields of other types, out of range, or that ask for what there is not.
+//! Fields of other types, out of range, or with values that do not exist.
 
 use serde_json::{Value, json};
 
@@ -76,7 +76,7 @@ fn short(value: &Value) -> String {
     value.to_string().chars().take(80).collect()
 }
 
-/// Fields that all four APIs know.
+/// Fields of all four APIs.
 fn shared() -> Vec<(&'static str, Value)> {
     vec![
         ("model", json!(5)),

@@ -6,24 +6,24 @@ mod wire;
 
 use serde_json::{Value, json};
 
-/// The shape that a refusal has.
+/// Shape of a refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shape {
     OpenAi,
     Anthropic,
     Ollama,
-    /// A status alone: the bytes are not HTTP, or too few to know the API.
+    /// Only a status: the bytes are not HTTP, or do not name an API.
     Bare,
 }
 
-/// State of a connection's sending side once all has been sent.
+/// State of the connection's sending side after the last byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ending {
     Open,
     Closed,
 }
 
-/// A request that has to be refused.
+/// A request that the server must refuse.
 #[derive(Debug, Clone)]
 pub(crate) struct Case {
     pub(crate) name: String,
@@ -33,7 +33,7 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// A body that makes no sense at a path.
+    /// An invalid body at a path.
     fn body(path: &str, what: &str, body: impl AsRef<[u8]>) -> Self {
         Self {
             name: format!("{path}: {what}"),
@@ -43,7 +43,7 @@ impl Case {
         }
     }
 
-    /// Bytes as they are.
+    /// These bytes without a change.
     fn raw(name: &str, bytes: impl Into<Vec<u8>>, shape: Shape) -> Self {
         Self {
             name: name.to_owned(),
@@ -54,12 +54,12 @@ impl Case {
     }
 }
 
-/// All malformed requests to a server that asks for [`KEY`].
+/// All malformed requests to a server with the key [`KEY`].
 pub(crate) fn all() -> Vec<Case> {
     [bodies::cases(), fields::cases(), wire::cases()].concat()
 }
 
-/// The key that the server asks for.
+/// The key of the server.
 pub(crate) const KEY: &str = "sk-right";
 
 pub(crate) const COMPLETIONS: &str = "/v1/completions";
@@ -77,7 +77,7 @@ pub(crate) fn post(path: &str, body: impl AsRef<[u8]>) -> Vec<u8> {
     [head.as_bytes(), body].concat()
 }
 
-/// The smallest body that makes sense at a path.
+/// The smallest valid body of a path.
 fn valid(path: &str) -> Value {
     let messages = json!([{"role": "user", "content": "a"}]);
     match path {
@@ -101,7 +101,7 @@ fn valid(path: &str) -> Value {
     }
 }
 
-/// A body that makes sense but for one field.
+/// A valid body except for one field.
 fn with(path: &str, field: &str, value: Value) -> Value {
     let mut body = valid(path);
     body[field] = value;

@@ -1,4 +1,4 @@
-//! Heads, keys, methods, paths and encodings that make no sense.
+//! Invalid heads, keys, methods, paths and encodings.
 
 use riffle_server::JSON_PATHS;
 
@@ -94,7 +94,7 @@ fn places() -> Vec<Case> {
     cases
 }
 
-/// Heads that HTTP allows and the server does not take.
+/// Heads that HTTP allows and the server refuses.
 fn heads() -> Vec<Case> {
     let key = right_key();
     let mut cases = Vec::new();
@@ -140,7 +140,7 @@ fn heads() -> Vec<Case> {
     cases
 }
 
-/// Bytes that are no HTTP request, or not enough of one.
+/// Bytes that are not a complete HTTP request.
 const NO_HTTP: [(&str, &str); 15] = [
     ("nonsense", "nonsense\r\n\r\n"),
     ("line breaks and nonsense", "\r\n\r\n\0\r\n\r\n"),
@@ -186,7 +186,7 @@ fn no_http() -> Vec<Case> {
         .collect()
 }
 
-/// Bodies whose sender goes before the end.
+/// Bodies whose client closes the connection early.
 fn ended() -> Vec<Case> {
     let key = right_key();
     let mut cases = Vec::new();

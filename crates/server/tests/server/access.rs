@@ -37,7 +37,7 @@ fn a_key_is_asked_for_where_there_are_keys() {
 fn a_page_of_a_stranger_is_not_let_in() {
     let server = start(options());
     let body = json!({"prompt": "a", "max_tokens": 1}).to_string();
-    // A form or a script can send text without asking, JSON only after asking.
+    // A form or a script can send text without a preflight request; JSON needs one.
     assert_eq!(
         server
             .send("POST", "/v1/completions", "Content-Type: text/plain\r\n", &body)
@@ -55,7 +55,7 @@ fn a_page_of_a_stranger_is_not_let_in() {
         "{}",
         response.head
     );
-    // Nor a name that leads here.
+    // Another name that resolves to this server is refused too.
     let mut stream = server.connect();
     write!(
         stream,
@@ -151,7 +151,7 @@ fn who_reads_slowly_holds_up_nobody() {
     let server = start(options());
     let body =
         json!({"prompt": "In the beginning", "max_tokens": 3000, "stream": true, "ignore_eos": true, "logprobs": 20});
-    // Nobody takes what this one is told.
+    // The client never reads this answer.
     let slow = server.stream("/v1/completions", &body);
     for _ in 0..5 {
         server.complete("And God said", json!({"max_tokens": 8}));
@@ -170,7 +170,7 @@ fn bodies_together_keep_to_a_limit() {
         },
         ..options()
     });
-    // The head of a request says that its body will come, and takes the room.
+    // The head announces a body, which reserves memory for it.
     let mut first = server.connect();
     write!(
         first,

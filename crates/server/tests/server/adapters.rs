@@ -1,4 +1,4 @@
-//! Adapters (LoRA) by request, and the scales of requests that give none.
+//! Adapters (LoRA) chosen by requests, and the default scales.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Answers: the same whatever else runs.
+//! Answers do not depend on other requests.
 
 use std::sync::Mutex;
 
@@ -106,6 +106,6 @@ fn usage_counts_the_prompt_once_and_every_answer() {
     let cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
         .as_u64()
         .unwrap();
-    // The last token is read again: its logits begin the answer.
+    // The server reads the last token again, because its logits begin the answer.
     assert_eq!(cached, tokens - 1);
 }

@@ -1,4 +1,4 @@
-//! Requests that real agents sent, kept in `tests/captured`: each is taken, under templates of several kinds.
+//! Requests of real agents in `tests/captured`: the server accepts each under templates of several kinds.
 
 use std::path::Path;
 
@@ -7,13 +7,13 @@ use serde_json::{Value, json};
 use crate::clients::{TOOLS, templated};
 use crate::testing::{options, start_on};
 
-/// A template that takes one system message at the start, as Qwen3.5 to 3.8 have it.
+/// A template with one system message at the start, like Qwen3.5 to 3.8.
 const SYSTEM_FIRST: &str = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}\
 {{ raise_exception('System message must be at the beginning.') }}{% endif %}\
 <{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments|tojson }}{% endfor %}\n{% endfor %}\
 {{ tools|tojson }}{{ reasoning_effort|default('') }}";
 
-/// A template with strict turns, no system message and ids of nine letters, as Mistral's have it.
+/// A template with strict turns, no system message, and ids of nine letters, like Mistral's.
 const STRICT_TURNS: &str = "{% set ns = namespace(index=0) %}{% for m in messages %}\
 {% if m.role == 'user' or (m.role == 'assistant' and m.tool_calls is not defined) %}\
 {% if (m.role == 'user') != (ns.index % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}{% set ns.index = ns.index + 1 %}\
@@ -33,7 +33,7 @@ fn captured() -> Vec<(String, Value)> {
     files.map(read).collect()
 }
 
-/// The prompt of a request is counted: fields, history and tools are taken, and the template renders them.
+/// The server counts the prompt of each request: it accepts fields, history and tools, and the template renders them.
 #[test]
 fn requests_of_real_agents_are_taken_under_every_kind_of_template() {
     let captured = captured();

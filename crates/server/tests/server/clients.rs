@@ -230,7 +230,7 @@ fn a_turn_behind_tools_of_every_kind_is_read() {
         {"type": "item_reference", "id": "rs_gone"},
     ]});
     let first = server.ask("/v1/responses", &body);
-    // An item of an answer can be named in place of being sent again.
+    // A request can name an item of an answer instead of repeating it.
     let id = first["output"][0]["id"].clone();
     let mut next = body;
     let input = next["input"].as_array_mut().unwrap();

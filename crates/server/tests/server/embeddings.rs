@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 
 use crate::testing::{Running, options, start, start_on};
 
-/// Most by which a number differs from the one of sentence-transformers.
+/// Largest difference from sentence-transformers.
 const TOLERANCE: f64 = 1e-5;
 
-/// A server with a made model, and what other programs compute of it.
+/// A server with a random model, and the results of other programs for that model.
 fn made(name: &str) -> (Running, Value) {
     let folder = fixture("vectors/embedding").join(name);
     let expected = std::fs::read(folder.join("expected.json")).unwrap();
@@ -73,7 +73,7 @@ fn vectors_come_in_every_shape() {
         .unwrap()
         .to_owned();
     assert_eq!(one.len(), (32 * 4usize).div_ceil(3) * 4);
-    // Ollama.
+    // The same through Ollama's API.
     for truncates in [true, false] {
         let body = json!({"model": "made", "input": texts, "truncate": truncates, "keep_alive": "5m", "options": {"num_ctx": 99}});
         let embedded = server.ask("/api/embed", &body);
@@ -138,7 +138,7 @@ fn a_text_beyond_the_model_is_refused_or_cut_as_the_request_says() {
     );
     assert!(refused.contains("reads 128"), "{refused}");
     let cut = server.ask("/api/embed", &json!({"model": "made", "input": long}));
-    // The token that ends a text stays at its end.
+    // Truncation keeps the end token of a text.
     let ends = server.ask("/api/embed", &json!({"model": "made", "input": "a ".repeat(64)[..127]}));
     assert_eq!(cut["embeddings"], ends["embeddings"]);
     assert_eq!(cut["prompt_eval_count"], 128);
@@ -163,7 +163,7 @@ fn documents_are_ordered_by_their_scores() {
                 last = score;
             }
         }
-        // Documents as objects, few of them, with their texts.
+        // Documents as objects, with a limited number of results and with texts.
         let documents = expected["documents"].as_array().unwrap().iter();
         body["documents"] = documents.map(|document| json!({"text": document})).collect();
         body["top_n"] = json!(2);
@@ -172,7 +172,7 @@ fn documents_are_ordered_by_their_scores() {
         assert_eq!(results.as_array().unwrap().len(), 2);
         let index = results[0]["index"].as_u64().unwrap() as usize;
         assert_eq!(results[0]["document"]["text"], expected["documents"][index]);
-        // Another task, another score.
+        // Another instruction changes the score.
         body["instruction"] = json!("Find the opposite");
         assert_ne!(server.ask("/v1/rerank", &body)["results"], results);
     }

@@ -29,7 +29,7 @@ fn count(payload: &[u8], text: &str) -> usize {
         .count()
 }
 
-/// The batches since the server began, as one text of bytes.
+/// All batches since the start of the server, as one text of bytes.
 async fn replayed(address: &str) -> Vec<u8> {
     let mut dealer = DealerSocket::new();
     dealer.connect(address).await.unwrap();
@@ -68,7 +68,7 @@ fn what_a_request_has_read_is_told_while_it_is_answered_and_its_end_with_the_ser
             (count(&before, "AllBlocksCleared"), count(&before, "BlockStored")),
             (1, 0)
         );
-        // One that never reads holds up nobody.
+        // A subscriber that never reads does not delay others.
         let mut slow = SubSocket::new();
         slow.connect(&addresses.events).await.unwrap();
         slow.subscribe("").await.unwrap();
@@ -84,7 +84,7 @@ fn what_a_request_has_read_is_told_while_it_is_answered_and_its_end_with_the_ser
         });
         let told = timeout(PATIENCE, subscriber.recv()).await.unwrap().unwrap();
         let payload = told.get(2).unwrap();
-        // Pages of 64 tokens: MessagePack writes their number of hashes as one byte of an array, up to 15.
+        // Pages have 64 tokens. MessagePack writes up to 15 hashes with a one-byte array header.
         let blocks = tokens / 64;
         let hashes = [b"block_hashes".as_slice(), &[0x90 | blocks as u8]].concat();
         assert!(blocks > 4 && blocks < 16);

@@ -1,4 +1,4 @@
-//! Mixtures of experts whose experts stay in the model's file: counted, and a file that fails ends requests alone.
+//! Mixtures with experts in the model's file: reads are counted, and a failing file ends only requests.
 
 use std::fs::OpenOptions;
 use std::time::Duration;
@@ -30,7 +30,7 @@ fn a_file_that_shrinks_is_one_line_for_each_request_and_the_server_lives() {
         "riffle:chosen_experts_total{found=\"disk\"}",
         "riffle:expert_bytes_read_total",
     ] {
-        // The counters are renewed after the answer is sent.
+        // The server updates the counters after it sends the answer.
         let is_counted = (0..200).any(|_| {
             let metrics = server.get("/metrics").body;
             let line = metrics.lines().find(|line| line.starts_with(name));
@@ -46,7 +46,7 @@ fn a_file_that_shrinks_is_one_line_for_each_request_and_the_server_lives() {
         .open(folder.path().join("model.safetensors"))
         .unwrap();
     file.set_len(1 << 20).unwrap();
-    // Texts that choose other experts than those in memory.
+    // These texts select experts that are not in memory.
     for prompt in [
         "And the earth was without form, and void; ",
         "And God said, Let there be light: ",

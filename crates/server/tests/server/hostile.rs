@@ -1,5 +1,5 @@
-//! Requests made to end the process or to hold it up: each is answered or refused, other clients are served meanwhile, and answers
-//! are the same afterwards.
+//! Hostile requests: the server answers or refuses each, serves other clients meanwhile, and gives the same answers
+//! afterwards.
 
 use std::io::{Read, Write};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -14,10 +14,10 @@ use crate::testing::{Running, options, start};
 /// Requests of each kind.
 const EACH: u64 = 300;
 
-/// No answer may take longer, on any machine.
+/// Longest time of an answer on any machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Choices that are the same on every machine.
+/// A deterministic generator of numbers below a limit.
 fn numbers(seed: u64) -> impl FnMut(usize) -> usize {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     move |below| {
@@ -170,7 +170,7 @@ fn attack(server: &Running, kind: usize) {
     }
 }
 
-/// Heads that are no HTTP, bodies that are cut off, and requests one behind the other.
+/// Heads that are not HTTP, truncated bodies, and pipelined requests.
 fn odd_wire(server: &Running) {
     for seed in 0..EACH {
         let mut choose = numbers(seed);

@@ -1,4 +1,4 @@
-//! Texts whose middle is written.
+//! Infill: the model writes the middle of a text.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::testing::{Running, options, start, start_on};
 
-/// The tokens of the made model, with the ids that they get.
+/// The tokens for infill and their ids.
 const MARKS: [(&str, u64); 5] = [
     ("<|fim_prefix|>", 2040),
     ("<|fim_suffix|>", 2041),
@@ -17,7 +17,7 @@ const MARKS: [(&str, u64); 5] = [
     ("<|file_sep|>", 2044),
 ];
 
-/// The shipped model with the tokens of Qwen in the place of five of its own.
+/// The shipped model with five of its tokens replaced by Qwen's infill tokens.
 fn model(folder: &Path) -> Arc<Engine> {
     for entry in std::fs::read_dir(riffle_testing::fixture("model")).unwrap() {
         let entry = entry.unwrap();
@@ -25,7 +25,7 @@ fn model(folder: &Path) -> Arc<Engine> {
     }
     let path = folder.join("tokenizer.json");
     let mut tokenizer: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
-    // The last merges make the tokens that make room.
+    // The merges of the replaced tokens are removed.
     let is_kept = |id: &Value| id.as_u64().unwrap() < MARKS[0].1;
     let vocabulary = tokenizer["model"]["vocab"].as_object().unwrap().clone();
     let merges = tokenizer["model"]["merges"].as_array_mut().unwrap();
@@ -76,7 +76,7 @@ fn every_api_fills_the_gap_that_the_tokens_spell() {
     prompt.push(id("<|fim_prefix|>"));
     prompt.extend(ids(&server, prefix));
     prompt.push(id("<|fim_suffix|>"));
-    // A mark in the text stays text.
+    // A mark inside the text stays text.
     prompt.extend(ids(&server, " the heaven "));
     let before = prompt.len();
     let spelt = json!({"prompt": prefix, "suffix": " the heaven ", "max_tokens": 6, "temperature": 0});
@@ -99,7 +99,7 @@ fn every_api_fills_the_gap_that_the_tokens_spell() {
     let events = server.stream("/infill", &body).events();
     let streamed: String = events.iter().filter_map(|event| event["content"].as_str()).collect();
     assert_eq!(streamed, text);
-    // Files beside the text stand before it.
+    // Other files precede the text.
     body["stream"] = json!(false);
     body["input_extra"] = json!([{"filename": "a.txt", "text": "God said", "time": 5}]);
     let mut prompt = bos;
@@ -113,7 +113,7 @@ fn every_api_fills_the_gap_that_the_tokens_spell() {
     prompt.extend(file("filename", ""));
     let with_files = server.ask("/infill", &body);
     assert_eq!(with_files["tokens_evaluated"], prompt.len() + before);
-    // What a text spells is no mark.
+    // Text that spells a mark stays text.
     let spelt = json!({"input_prefix": prefix, "input_suffix": suffix, "n_predict": 0});
     let count = server.ask("/infill", &spelt)["tokens_evaluated"].as_u64().unwrap() as usize;
     assert!(count > before + 2, "{count} tokens");

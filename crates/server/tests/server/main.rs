@@ -1,4 +1,4 @@
-//! Guarantees of the server to programs that use it.
+//! Guarantees of the server to its clients.
 
 mod access;
 mod adapters;

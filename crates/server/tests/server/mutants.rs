@@ -1,10 +1,10 @@
-//! Requests that are nearly right: each is answered or refused, and no fault of the server.
+//! Mutated requests: the server answers or refuses each, and never fails itself.
 
 use riffle_server::{JSON_PATHS, Server, ServerOptions};
 
 use crate::testing::{engine, options};
 
-/// Pieces that are put into requests in place of others.
+/// Replacements for tokens of a body.
 const PIECES: [&str; 22] = [
     "null",
     "true",
@@ -30,7 +30,7 @@ const PIECES: [&str; 22] = [
     "\"full:from=-1\"",
 ];
 
-/// A generator of whole numbers, the same on every machine.
+/// A deterministic generator of whole numbers.
 struct Numbers(u64);
 
 impl Numbers {
@@ -43,7 +43,7 @@ impl Numbers {
     }
 }
 
-/// A body with a few tokens of its JSON replaced, doubled or left out.
+/// The body with a few tokens of its JSON replaced, doubled or removed.
 fn mutant(body: &str, numbers: &mut Numbers) -> String {
     let mut parts: Vec<&str> = body.split_inclusive(['{', '}', '[', ']', ',', ':']).collect();
     for _ in 0..1 + numbers.below(3) {
@@ -53,7 +53,7 @@ fn mutant(body: &str, numbers: &mut Numbers) -> String {
             1 => parts.insert(place, parts[place]),
             _ => {
                 let piece = PIECES[numbers.below(PIECES.len())];
-                // The mark behind a value stays, so that most mutants are JSON still.
+                // The separator after a value stays, so that most mutants are still JSON.
                 let end = parts[place].chars().last().unwrap_or(',');
                 parts[place] = piece;
                 parts.insert(

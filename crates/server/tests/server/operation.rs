@@ -1,4 +1,4 @@
-//! The server from its operator's side: keys, refusals, paths, sockets and the end.
+//! Operation of the server: keys, refusals, paths, sockets and shutdown.
 
 use std::time::Duration;
 
@@ -120,7 +120,7 @@ fn a_unix_socket_is_listened_on_and_removed_at_the_end() {
         address: ListenAddress::Unix(path.clone()),
         ..options()
     };
-    // The file of a server that was killed.
+    // The socket file of a killed server.
     drop(UnixListener::bind(&path).unwrap());
     let server = Server::bind(&engine(), with_socket()).unwrap();
     assert_eq!(server.address().to_string(), format!("unix:{}", path.display()));

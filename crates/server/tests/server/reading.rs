@@ -1,4 +1,4 @@
-//! Tests of prompts: pages are reused, and reading stops when the client goes away.
+//! Prompts: the server reuses pages, and stops reading when the client disconnects.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ fn cached(answer: &Value) -> usize {
     usize::try_from(cached.as_u64().unwrap()).unwrap()
 }
 
-/// Goes away after so much of a prompt has been read; returns the tokens read then.
+/// Disconnects after this share of a prompt was read. Returns the tokens read until then.
 fn leave_after(server: &crate::testing::Running, prompt: &str, share: f64) -> usize {
     let body = json!({"prompt": prompt, "max_tokens": 4, "stream": true, "riffle": {"progress": true}});
     let mut stream = server.stream("/v1/completions", &body);
@@ -52,7 +52,7 @@ fn who_goes_is_not_read_for_any_longer() {
     let server = start(options());
     let read = leave_after(&server, &text(80_000), 0.2);
     server.wait_for("vllm:num_requests_running", |running| running == 0.0);
-    // Nothing goes on: the pages stay what they are.
+    // Reading has stopped: the number of pages stays constant.
     let pages = server.metric("riffle:kv_pages");
     std::thread::sleep(Duration::from_millis(600));
     assert_eq!(server.metric("riffle:kv_pages"), pages);
@@ -140,7 +140,7 @@ fn what_was_read_outlives_the_server_with_a_prefix_cache() {
     let expected = start(options()).complete(&prompt, json!({"max_tokens": 2}));
     assert_eq!(answer["choices"], expected["choices"]);
     second.stop();
-    // A text that was read whole needs its last token alone.
+    // A fully cached prompt needs only its last token.
     let third = start(kept());
     let again = third.complete(&prompt, json!({"max_tokens": 2}));
     let tokens = again["usage"]["prompt_tokens"].as_u64().unwrap() as usize;

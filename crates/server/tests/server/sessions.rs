@@ -1,4 +1,4 @@
-//! Sessions under a name.
+//! Named sessions.
 
 use std::path::Path;
 
@@ -100,7 +100,7 @@ fn with_sessions(folder: &Path) -> Running {
     })
 }
 
-/// A question about a session and the answer's text.
+/// The answer to a question about a session.
 fn asked(server: &Running, prompt: &str, session: Option<&str>) -> Value {
     let riffle = session.map_or(json!({}), |name| json!({"session": name}));
     let answer = server.complete(prompt, json!({"max_tokens": 8, "riffle": riffle}));
@@ -120,7 +120,7 @@ fn a_session_is_compressed_beside_answers_and_requests_that_name_it_go_on_from_i
     assert_eq!(whole["cached_tokens"], tokens, "{whole}");
     assert_eq!(whole["text"], asked(&server, &question, None)["text"]);
 
-    // An answer that is written meanwhile goes on, and is the one that it is alone.
+    // An answer in progress continues and does not change.
     let other = json!({"prompt": "In the beginning", "max_tokens": 200, "temperature": 0, "ignore_eos": true});
     let alone = server.ask("/v1/completions", &other);
     let compressed = std::thread::scope(|scope| {
@@ -142,7 +142,7 @@ fn a_session_is_compressed_beside_answers_and_requests_that_name_it_go_on_from_i
 
     let after = asked(&server, &question, Some("book"));
     assert_eq!(after["cached_tokens"], tokens);
-    // A compressed session must serve only requests that name it.
+    // Only requests that name a compressed session use it.
     assert_eq!(asked(&server, &question, None)["text"], whole["text"]);
     server.stop();
     let server = with_sessions(folder.path());
@@ -188,7 +188,7 @@ fn a_request_that_cannot_go_on_from_the_session_it_names_is_refused() {
         refused("/sessions/book/compress", body, 400, word);
     }
     refused("/sessions/none/compress", json!({"keep": 0.3}), 404, "no session");
-    // Tokens that have left cannot be repeated.
+    // kvzip repeats the text, which needs the evicted tokens.
     refused("/sessions/book/compress", json!({"keep": 0.3}), 409, "expected");
 }
 

@@ -57,7 +57,7 @@ impl Three {
         ModelsPlan::new(self.sources(), Some(memory_bytes), 2, BODIES_BYTES as u64, refused)
     }
 
-    /// A plan with room for any one of the models and not for two.
+    /// A plan with memory for one model, but not for two.
     fn tight_plan(&self) -> ModelsPlan {
         let roomy = self.plan(4 << 30);
         assert!(roomy.fits_all());
@@ -237,7 +237,7 @@ fn lists_have_all_models_and_load_none() {
         assert_eq!(server.get(path).status, 200, "{path}");
     }
     assert!(loaded(&server).is_empty());
-    // A request without a name is for the first.
+    // A request without a name uses the first model.
     server.complete("In the beginning", json!({"max_tokens": 1}));
     assert_eq!(loaded(&server), ["dense"]);
 }
@@ -325,7 +325,7 @@ fn humantime_seconds(text: &str) -> f64 {
     time.duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64()
 }
 
-/// A stream that goes on until it is dropped.
+/// A stream without an end, until it is dropped.
 fn long_answer(server: &Running, name: &str) -> crate::testing::Stream {
     let body = json!({"model": name, "prompt": "a", "max_tokens": 3900, "ignore_eos": true, "stream": true,
         "riffle": {"draft": "none", "allow_loops": true}});
@@ -361,7 +361,7 @@ fn a_model_in_use_makes_others_wait_and_then_refuses_them_with_a_time() {
         "{}",
         refused.body
     );
-    // Nobody waits any more: the model takes requests again.
+    // No request waits for the other model: this one accepts requests again.
     assert_eq!(loaded(&server), ["dense"]);
     server.ask(
         "/v1/completions",
@@ -388,7 +388,7 @@ fn a_client_that_goes_leaves_the_queue_of_its_model() {
     .unwrap();
     std::thread::sleep(Duration::from_millis(200));
     drop(gone);
-    // Were it still waited for, the model in use would take no further request.
+    // A waiting request for another model would block this one.
     server.ask(
         "/v1/completions",
         &json!({"model": "dense", "prompt": "a", "max_tokens": 1}),
@@ -438,7 +438,7 @@ fn a_server_ends_while_a_model_loads() {
             std::thread::sleep(Duration::from_millis(pause_ms));
             server.tell_to_stop();
             let answer = asking.join();
-            // The connection may come after the end.
+            // The client may connect after the shutdown.
             assert!(answer.is_err() || [200, 503].contains(&answer.unwrap().status));
         });
         server.stop();

@@ -1,4 +1,4 @@
-//! The end of a server.
+//! Shutdown of a server.
 
 use std::time::{Duration, Instant};
 
@@ -67,7 +67,7 @@ fn an_answer_that_waits_for_room_goes_on_within_the_grace() {
         stream
     };
     let (mut older, younger) = (ask("In the beginning", 900), ask("And it came to pass", 900));
-    // The pool has room for 1,024 tokens of both.
+    // The pool holds 1,024 tokens of both requests.
     for _ in 0..600 {
         older.event().unwrap();
     }

@@ -66,7 +66,7 @@ fn a_form_that_cannot_be_honoured_is_refused_by_name() {
 #[test]
 fn a_required_call_is_a_call() {
     let server = start(options());
-    // The shipped model's template has no place for tools: it says so.
+    // The shipped model's template has no tools, and the refusal says so.
     let body = json!({
         "messages": [{"role": "user", "content": "Weather?"}],
         "tools": [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}],

@@ -10,7 +10,7 @@ use riffle_engine::{Engine, EngineOptions};
 use riffle_server::{Keys, KvEventAddresses, Server, ServerOptions, Stopper};
 use serde_json::{Value, json};
 
-/// Tokens that go through a layer together in these tests.
+/// Batch size of these tests, in tokens.
 pub(crate) const BATCH: usize = 1024;
 
 /// The shipped model, loaded once for all tests.
@@ -57,7 +57,7 @@ pub(crate) fn start_on(engine: &Arc<Engine>, options: ServerOptions) -> Running 
     run(Server::bind(engine, options).unwrap())
 }
 
-/// Runs a server on a thread of its own.
+/// Runs a server on its own thread.
 pub(crate) fn run(server: Server) -> Running {
     Running {
         address: server.address().tcp().unwrap(),
@@ -76,7 +76,7 @@ pub(crate) struct Response {
     pub(crate) body: String,
 }
 
-/// A response that is being read.
+/// A response while it is read.
 pub(crate) struct Stream {
     pub(crate) status: u16,
     head: String,
@@ -122,7 +122,7 @@ impl Running {
         self.send("POST", path, "Content-Type: application/json\r\n", &body.to_string())
     }
 
-    /// The server's answer to a request that must succeed.
+    /// The answer to a request that must succeed.
     pub(crate) fn ask(&self, path: &str, body: &Value) -> Value {
         let response = self.post(path, body);
         assert_eq!(response.status, 200, "{}", response.body);
@@ -135,7 +135,7 @@ impl Running {
         self.ask("/v1/completions", &body)
     }
 
-    /// A number of `/metrics`.
+    /// The value of a metric in `/metrics`.
     pub(crate) fn metric(&self, name: &str) -> f64 {
         let text = self.get("/metrics").body;
         let line = text.lines().find(|line| line.split(' ').next() == Some(name));
@@ -143,7 +143,7 @@ impl Running {
         line.rsplit(' ').next().unwrap().parse().unwrap()
     }
 
-    /// Waits until a number of `/metrics` is as wanted.
+    /// Waits until a metric meets a condition.
     pub(crate) fn wait_for(&self, name: &str, wanted: impl Fn(f64) -> bool) {
         for _ in 0..600 {
             if wanted(self.metric(name)) {
@@ -154,12 +154,12 @@ impl Running {
         panic!("{name} is {}", self.metric(name));
     }
 
-    /// Tells the server to end.
+    /// Requests the shutdown of the server.
     pub(crate) fn tell_to_stop(&self) {
         self.stopper.stop();
     }
 
-    /// Ends the server and waits until it has ended.
+    /// Stops the server and waits for its end.
     pub(crate) fn stop(mut self) {
         self.end();
     }
@@ -208,7 +208,7 @@ impl Stream {
         }
     }
 
-    /// All events to the end, as JSON; what is no JSON as text.
+    /// All remaining events as JSON, or as a text if they are not JSON.
     pub(crate) fn events(mut self) -> Vec<Value> {
         std::iter::from_fn(|| self.event())
             .map(|data| serde_json::from_str(&data).unwrap_or(Value::String(data)))
@@ -235,14 +235,14 @@ fn unchunked(mut body: &[u8]) -> Vec<u8> {
     }
 }
 
-/// The beginning of the shipped text, `bytes` long.
+/// The first `bytes` of the shipped text.
 pub(crate) fn text(bytes: usize) -> String {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/text/prophets.txt");
     let text = std::fs::read_to_string(path).unwrap();
     text[..boundary(&text, bytes)].to_owned()
 }
 
-/// The last place at or before `bytes` where a character begins.
+/// The last character boundary at or before `bytes`.
 pub(crate) fn boundary(text: &str, bytes: usize) -> usize {
     (0..=bytes.min(text.len()))
         .rfind(|at| text.is_char_boundary(*at))

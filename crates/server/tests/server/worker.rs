@@ -1,4 +1,4 @@
-//! The thread that answers, without HTTP.
+//! The answering thread without HTTP.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ fn request(tokens: &[u32], max_tokens: usize) -> Request {
     }
 }
 
-/// The tokens of an answer, and how many of its prompt had been read before.
+/// The tokens of an answer, and the number of its cached prompt tokens.
 async fn answer(worker: &Worker, request: Request) -> (Vec<u32>, usize) {
     let mut answer = worker.ask(request).await.unwrap();
     let mut tokens = Vec::new();
@@ -53,7 +53,7 @@ fn a_sink_is_told_what_later_requests_find() {
     runtime().block_on(async {
         let (tokens, found) = answer(&worker, request(&prompt, 4)).await;
         assert_eq!(found, 0);
-        // Four whole pages of 64 tokens, told within a moment.
+        // The server reports four whole pages of 64 tokens promptly.
         let until = Instant::now() + Duration::from_secs(20);
         let blocks = || picture.lock().unwrap().snapshot();
         while blocks().len() < 5 && Instant::now() < until {

@@ -32,7 +32,7 @@ def tool_names(body):
 
 
 class Play:
-    """What one client is answered.
+    """The answers to one client.
 
     `calls` are pairs of a tool's name and its arguments, in their order. `proof` is a text that is in the last tool's result if the
     tool ran, and nowhere else. A client without tools is answered with `text`, which may be data for one that asks for JSON.

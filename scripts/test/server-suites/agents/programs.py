@@ -14,7 +14,7 @@ HERE = pathlib.Path(__file__).parent
 
 @dataclasses.dataclass
 class Place:
-    """Where a program runs: its own home, a folder with the notes, and the folder that its package was installed in."""
+    """Folders of a program: its own home, its working folder with the notes, and the folder of its package."""
 
     home: pathlib.Path
     work: pathlib.Path
@@ -45,7 +45,7 @@ class Program:
     play: Play
     steps: object
     package: str = ""
-    # What the run shows: "call" for a tool's call and its result, "edit" for a changed file, "form" for an answer of a form.
+    # Proof of the run: "call" for a tool's call and its result, "edit" for a changed file, "form" for an answer of a form.
     shows: str = "call"
 
     def __post_init__(self):

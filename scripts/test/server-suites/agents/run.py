@@ -95,7 +95,7 @@ def end_leftovers(home):
 
 
 def judge(program, stand_in, printed, place, failure):
-    """Whether the tool ran, whether the second turn was answered, and what failed."""
+    """Words for the table: the tool ran, the second turn was answered, and the failure, if any."""
     if stand_in.refused():
         failure = f"refused: {stand_in.refused()[0]['answer'][:300]}"
     answers = [one["due"] for one in stand_in.kept if one["due"]]

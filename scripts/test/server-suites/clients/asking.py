@@ -1,4 +1,4 @@
-"""What the checks of the clients share: where the server is, and what is asked of it."""
+"""Common parts of the clients' checks: the server's address and the questions."""
 
 import os
 

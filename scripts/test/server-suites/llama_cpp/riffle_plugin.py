@@ -1,4 +1,4 @@
-"""What pytest needs to run llama.cpp's server tests against riffle.
+"""Plugin of pytest that runs llama.cpp's server tests with riffle.
 
 - Tests whose names begin as a line of deselected.txt, or that carry its @mark, are left out; a line that fits no test is an error.
 - Tests that llama.cpp skips because its answers are not reproducible run.

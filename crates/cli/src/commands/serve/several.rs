@@ -18,7 +18,7 @@ use crate::shown;
 struct Served {
     name: String,
     path: PathBuf,
-    /// True if it was typed, so that it has to be there.
+    /// True if it was typed; a typed model must exist.
     is_typed: bool,
 }
 

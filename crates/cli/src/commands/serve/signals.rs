@@ -1,4 +1,4 @@
-//! Signals to a server: an interrupt ends it, a hang-up has it read its keys again.
+//! Signals to a server: an interrupt ends it, and a hang-up reloads its keys.
 
 use crate::failure::Failure;
 

@@ -1,7 +1,7 @@
-//! A device on the CPU. Kernels are the same CUDA C++, compiled by g++ over `kernels/emulated`, which runs the threads
-//! of a block as fibers. Streams are queues that run when someone waits for them, in an order drawn at random among
-//! those that events allow, so that a missing wait shows. New memory is filled with 0xff, which is NaN in every float
-//! format, and lies between canaries.
+//! A device on the CPU. Kernels are the same CUDA C++, compiled by g++ over `kernels/emulated`, which runs the
+//! threads of a block as fibers. Streams are queues that run when a caller waits for them. Their order is random
+//! within the limits of events, so that a missing wait shows. New memory is filled with 0xff, which is NaN in every
+//! float format, and lies between canaries.
 
 mod module;
 mod queue;
@@ -24,16 +24,16 @@ pub struct EmulatedOptions {
     pub memory_bytes: usize,
     /// Major and minor compute capability.
     pub capability: (u32, u32),
-    /// Seed of the order in which streams and threads run; `None` runs everything at once when it is queued.
+    /// Seed for the order of streams and threads; `None` runs everything as soon as it is queued.
     pub seed: Option<u64>,
-    /// The device is lost at this launch, counted from zero.
+    /// The launch, counted from zero, at which the device is lost.
     pub lost_at_launch: Option<usize>,
-    /// This allocation of device memory fails, counted from zero, as if another program had taken what was free.
+    /// The allocation of device memory, counted from zero, that fails as if another program had taken the memory.
     pub short_at_allocation: Option<usize>,
 }
 
 impl Default for EmulatedOptions {
-    /// 1 GiB, streams in a random order.
+    /// 1 GiB of memory and streams in a random order.
     fn default() -> Self {
         Self {
             memory_bytes: 1 << 30,
@@ -144,7 +144,7 @@ impl Driver for EmulatedDriver {
 
     unsafe fn free(&self, address: u64) {
         let mut state = self.state();
-        // A failure is kept and reported by the next call.
+        // The error is stored, and the next call reports it.
         state.run_all(&self.options).ok();
         let bytes = state.allocations.remove(&address).expect("the allocation is live");
         state.used_bytes -= bytes;
@@ -312,7 +312,7 @@ mod tests {
     use super::*;
     use crate::{Gpu, Grid};
 
-    /// Output of `kernels/hazards.cu` on one seed, with the steps in `missing` left out.
+    /// Output of `kernels/hazards.cu` for one seed, without the steps in `missing`.
     fn product(missing: u32, seed: u64) -> Result<Vec<f32>, CudaError> {
         let options = EmulatedOptions {
             capability: (9, 0),
@@ -322,7 +322,7 @@ mod tests {
         let gpu = Gpu::emulated(options, KernelCache::of_user())?;
         let stream = gpu.stream()?;
         let kernel = gpu.kernel(&ModuleSource::new("hazards.cu", &[("MISSING", missing)]), "hazards")?;
-        // Powers of two from 1 to 8 as f16, of which every sum is exact.
+        // Powers of two from 1 to 8 as f16, so that every sum is exact.
         let a: Vec<u16> = (0..64 * 16).map(|i| 0x3c00 + (i * 7 % 13 % 4) * 0x400).collect();
         let b: Vec<u16> = (0..64 * 64).map(|i| 0x3c00 + (i * 5 % 11 % 4) * 0x400).collect();
         let (a, b, output) = (gpu.upload(&a)?, gpu.upload(&b)?, gpu.allocate(64 * 64 * 4)?);

@@ -19,7 +19,7 @@ const FLAGS: &[&str] = &[
     "-fcf-protection=none",
     "-fno-strict-aliasing",
     "-U_FORTIFY_SOURCE",
-    // Thread storage without a call of the loader for each use; other processors have no other way.
+    // Faster access to thread-local storage; other processors have no such option.
     #[cfg(target_arch = "x86_64")]
     "-mtls-dialect=gnu2",
 ];

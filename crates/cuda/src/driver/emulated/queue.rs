@@ -1,4 +1,4 @@
-//! The queues of the emulated device: what streams hold, and the order in which it runs.
+//! The queues of the emulated device: the work of its streams and the order of its execution.
 
 use std::alloc::Layout;
 use std::collections::{HashMap, VecDeque};
@@ -24,13 +24,13 @@ pub(super) struct State {
     pub(super) launches: usize,
     pub(super) allocated: usize,
     pub(super) used_bytes: usize,
-    /// Bytes by address.
+    /// Allocated bytes by address.
     pub(super) allocations: HashMap<u64, usize>,
     pub(super) streams: HashMap<u64, VecDeque<Work>>,
     pub(super) events: HashMap<u64, EventState>,
     pub(super) modules: Vec<Library>,
     pub(super) functions: Vec<Function>,
-    /// First failure of queued work; the device cannot be used after it.
+    /// First failure of queued work. Later calls fail.
     pub(super) failed: Option<CudaError>,
 }
 
@@ -85,7 +85,7 @@ impl State {
         self.random >> 16
     }
 
-    /// Runs work of any stream until `done`.
+    /// Runs queued work of any stream until `done` returns true.
     pub(super) fn run_until(
         &mut self,
         options: &EmulatedOptions,

@@ -1,4 +1,4 @@
-//! Main memory and files that fail when they are told to.
+//! Main memory and files that fail on request.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use riffle_kv::{CpuDevice, Device, DeviceMemory};
 
-/// Main memory that is refused after so many more allocations.
+/// Main memory that fails after a number of further allocations.
 #[derive(Debug)]
 pub(super) struct Refusing {
     pub(super) left: AtomicU32,
@@ -33,7 +33,7 @@ impl Device for Refusing {
     }
 }
 
-/// Bytes on disk that were changed, so that what reads them fails.
+/// Changed bytes on disk, so that reading them fails.
 pub(super) struct Damage<'f> {
     file: &'f File,
     at: u64,
@@ -48,7 +48,7 @@ impl<'f> Damage<'f> {
         Some(Self { file, at, before })
     }
 
-    /// Mends what was not written over meanwhile.
+    /// Restores the bytes that were not overwritten in the meantime.
     pub(super) fn mend(&self) {
         let mut now = [0; 32];
         let read = self.file.read_exact_at(&mut now, self.at);
@@ -58,10 +58,10 @@ impl<'f> Damage<'f> {
     }
 }
 
-/// The files of a folder that this process has open; they have no names.
+/// The unnamed files of a folder that this process has open.
 pub(super) fn open_files(folder: &Path) -> Vec<File> {
     let open = std::fs::read_dir("/proc/self/fd").unwrap();
-    // All paths before any is opened: a file opened meanwhile would be listed again under its new number.
+    // Lists all paths before opening any, because an open file appears in the list again.
     let paths = open.filter_map(|entry| Some(entry.ok()?.path()));
     let is_ours = |path: &Path| {
         let target = std::fs::read_link(path).ok();

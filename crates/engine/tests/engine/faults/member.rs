@@ -1,4 +1,4 @@
-//! A sequence whose memory and disk fail, beside one that does the same without faults.
+//! A sequence with faults of memory and disk, and its twin without faults.
 
 use std::ops::ControlFlow;
 
@@ -12,11 +12,11 @@ use crate::testing::bits;
 pub(super) struct Setting {
     pub(super) prefill: &'static str,
     pub(super) decode: &'static str,
-    /// True if it keeps sinks and a window alone.
+    /// True if it keeps only sinks and a window.
     pub(super) is_endless: bool,
-    /// True if it lets go of tokens, so that it cannot go back to before.
+    /// True if it evicts tokens, so that it cannot truncate to before them.
     pub(super) lets_go: bool,
-    /// True if its policies learn what a failed pass does not give back.
+    /// True if its policies keep what they learned in a failed pass.
     pub(super) learns: bool,
 }
 
@@ -53,24 +53,24 @@ pub(super) const SETTINGS: [Setting; 6] = [
     },
 ];
 
-/// A sequence of the engine with faults, and one that does the same alone in memory.
+/// A sequence of the engine with faults, and its twin alone in memory.
 pub(super) struct Member {
     pub(super) sequence: Sequence,
     pub(super) alone: Sequence,
-    /// Tokens of the prompt that are still to be read, and where it ends.
+    /// Unread tokens of the prompt, and the prompt's end.
     pub(super) unread: Vec<u32>,
     pub(super) goal: usize,
     pub(super) setting: &'static Setting,
-    /// True if its bits may differ: a pass failed of which policies have learned, or there was no room to let tokens go.
+    /// True if its bits may differ: policies learned from a failed pass, or an eviction failed for lack of memory.
     pub(super) is_disturbed: bool,
 }
 
-/// The work of a member in a pass.
+/// The tokens of a member in a pass.
 pub(super) struct Move {
     pub(super) member: usize,
     pub(super) tokens: Vec<u32>,
     pub(super) phase: Phase,
-    /// The length that it goes back to, and how many tokens stay.
+    /// The checkpoint of the draft, and the number of accepted tokens.
     pub(super) draft: Option<(Checkpoint, usize)>,
 }
 
@@ -82,7 +82,8 @@ impl Member {
         }
     }
 
-    /// The sequence alone reads what was read, with the same logits; drafts are taken back. Returns how many were compared.
+    /// Reads the same tokens in the lone sequence, compares logits and removes drafts. Returns the number of compared
+    /// rows.
     pub(super) fn follow(&mut self, now: &Move, found: &[Vec<u32>], runner: &mut Runner) -> usize {
         let start = self.alone.tokens().len();
         if now.phase == Phase::Prefill {
@@ -101,7 +102,7 @@ impl Member {
             .sum()
     }
 
-    /// Compares what was read from token `at` on, where bits have to be equal; returns how many rows.
+    /// Compares logits from token `at` on if their bits must be equal. Returns the number of compared rows.
     fn check(&mut self, expected: &[Vec<u32>], found: &[Vec<u32>], at: usize) -> usize {
         let pages = [&self.sequence, &self.alone].map(|sequence| sequence.usage().pages);
         self.is_disturbed |= self.setting.lets_go && pages[0] != pages[1];
@@ -112,7 +113,7 @@ impl Member {
         found.len()
     }
 
-    /// Reads generated tokens again, which recurrent layers did not give back.
+    /// Reads generated tokens again that recurrent layers could not restore.
     pub(super) fn read_again(&mut self, runner: &mut Runner, tokens: &[u32]) {
         if tokens.is_empty() {
             return;
@@ -130,12 +131,12 @@ impl Member {
         }
     }
 
-    /// Both go back to the first tokens, or where tokens were let go to none.
+    /// Truncates both sequences to these tokens, or to none after an eviction.
     pub(super) fn cut(&mut self, tokens: usize) {
         self.unread.clear();
         let tokens = tokens.min(self.alone.tokens().len());
         for sequence in [&mut self.sequence, &mut self.alone] {
-            // The tokens that have to be read again are left.
+            // The tokens to read again remain.
             drop(sequence.truncate(tokens).unwrap());
         }
         if self.sequence.tokens().len() != self.alone.tokens().len() {

@@ -1,4 +1,4 @@
-//! A scheduler tells its holdings: whoever listens knows what the next request will go on from.
+//! A scheduler reports its holdings: a listener can compute where the next request continues.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -14,7 +14,7 @@ use riffle_kv::DiskTier;
 
 const PAGE: usize = 32;
 
-/// Blocks by place, as a listener has them.
+/// A listener's blocks by place.
 #[derive(Default)]
 struct Picture(HashMap<(u128, RowTier, HeldKind), TextBlock>);
 
@@ -38,7 +38,7 @@ impl Picture {
         tiers.into_iter().any(|tier| self.0.contains_key(&(key, tier, kind)))
     }
 
-    /// Tokens that a prompt goes on from, in whole pages.
+    /// Number of tokens that a prompt reuses, in whole pages.
     fn expected(&self, prompt: &[u32], is_recurrent: bool) -> usize {
         // The last token of a prompt is always read.
         let blocks = TextBlock::chain(PAGE, &prompt[..prompt.len() - 1]);
@@ -73,7 +73,7 @@ fn telling(engine: &Arc<Engine>, folder: Option<&Path>) -> Scheduler {
     Scheduler::new(engine, options).unwrap()
 }
 
-/// Answers one request; returns the tokens that it went on from.
+/// Answers one request. Returns the number of reused tokens.
 fn answer(scheduler: &mut Scheduler, picture: &mut Picture, request: Request) -> usize {
     scheduler.submit(request).unwrap();
     let mut reused = None;
@@ -90,7 +90,7 @@ fn answer(scheduler: &mut Scheduler, picture: &mut Picture, request: Request) ->
     }
 }
 
-/// Requests under policies of their own.
+/// Makes requests with their own policies.
 fn under(engine: &Engine, prefill: &str, decode: &str) -> impl Fn(&[u32]) -> Request {
     let options = SequenceOptions {
         prefill: prefill.parse().unwrap(),
@@ -130,7 +130,7 @@ fn listens_right(engine: &Arc<Engine>, folder: Option<&Path>, is_recurrent: bool
         picture.listen(&mut scheduler);
         let expected = picture.expected(&prompt, is_recurrent);
         let reused = answer(&mut scheduler, &mut picture, request(prompt, 4));
-        // A page that was read in part is found in memory beside whole ones.
+        // Memory also finds a partially read page.
         assert_eq!(reused / PAGE * PAGE, expected);
         whole += expected;
     }
@@ -172,7 +172,7 @@ fn what_a_prefix_cache_keeps_is_told_on_the_way_and_after_a_new_start() {
     for prompt in prompts(&engine) {
         assert_eq!(later.expected(&prompt, false), picture.expected(&prompt, false));
     }
-    // A prompt that only the disk knows.
+    // Only the disk has this prompt.
     let mut scheduler = telling(&engine, Some(folder.path()));
     let mut picture = Picture::default();
     picture.listen(&mut scheduler);
@@ -231,7 +231,7 @@ fn what_is_not_exact_is_never_told() {
         answer(&mut scheduler, &mut picture, lossy(&prompt));
         assert!(picture.0.is_empty(), "{policy}");
     }
-    // Only requests that ask for everything are told by an engine that is itself lossy.
+    // An engine with a lossy policy reports only requests with full attention.
     let lossy = options().with_prefill("streaming".parse().unwrap());
     let engine = Engine::load(fixture("model"), lossy).unwrap();
     let mut scheduler = telling(&engine, None);

@@ -1,4 +1,4 @@
-//! Long answers that share a pool with room for one context.
+//! Long answers in a pool with pages for one context.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use riffle_engine::{
     Scheduler, StopReason,
 };
 
-/// Requests for answers that take the whole pool each; none ends early.
+/// Requests whose answers fill the pool each and do not end early.
 fn long_requests(count: usize, answer: usize) -> (Vec<Request>, EngineOptions) {
     let options = options().with_pool_tokens(None);
     let engine = engine(options.clone());
@@ -45,12 +45,12 @@ fn submit(scheduler: &mut Scheduler, requests: &[Request]) -> Vec<RequestId> {
     requests.iter().map(submit).collect()
 }
 
-/// Tokens that the sequence of a request holds.
+/// Number of tokens in the sequence of a request.
 fn held(scheduler: &Scheduler, id: RequestId) -> usize {
     scheduler.sequence(id).map_or(0, |sequence| sequence.tokens().len())
 }
 
-/// Steps until a request that has begun gives its pages up.
+/// Steps until a started request frees its pages.
 fn write_until_given_up(scheduler: &mut Scheduler, id: RequestId) {
     let mut before = 0;
     while before == 0 || held(scheduler, id) > 0 {
@@ -155,7 +155,7 @@ fn answers_that_gave_up_their_pages_are_those_alone_from_disk_and_with_recurrent
     }
 }
 
-/// Ends an answer; its report.
+/// Ends an answer, and returns its report.
 fn stop(scheduler: &mut Scheduler, id: RequestId) -> RequestReport {
     let mut report = None;
     assert!(scheduler.has_begun(id));
@@ -175,7 +175,7 @@ enum Away {
     ReadsAnswer,
 }
 
-/// Steps until an answer that gave its pages up has got so far in reading its text again.
+/// Steps until a parked answer has read this much of its text again.
 fn step_to(scheduler: &mut Scheduler, id: RequestId, prompt: usize, away: Away) {
     let is_there = |scheduler: &Scheduler| match away {
         Away::Waits => true,
@@ -197,7 +197,7 @@ fn an_answer_without_its_pages_can_be_stopped_and_the_others_stay_as_alone() {
         let mut scheduler = scheduler(&engine, 3);
         let mut ids = submit(&mut scheduler, &requests[..2]);
         write_until_given_up(&mut scheduler, ids[1]);
-        // It is read beside the text that is read again.
+        // A new prompt is read beside the text that is read again.
         ids.push(scheduler.submit(requests[2].clone()).unwrap());
         step_to(&mut scheduler, ids[1], requests[1].tokens.len(), away);
         let report = stop(&mut scheduler, ids[1]);

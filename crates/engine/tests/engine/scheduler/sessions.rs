@@ -1,4 +1,4 @@
-//! Sessions in files: held in memory, gone on from by requests that name them, compressed beside other work.
+//! Sessions in files: kept in memory, continued by requests that name them, and compressed beside other work.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use super::*;
 
 const TEXT_TOKENS: usize = 640;
 
-/// A session of the first tokens of a book, saved and, with `compress`, compressed before.
+/// Saves a session of the first tokens of a book, compressed first if `compress` is given.
 fn saved(engine: &Arc<Engine>, book: &[u32], compress: Option<&CompressOptions>, path: &Path) -> Option<Compressed> {
     let mut session = Session::new(engine).unwrap();
     session.prefill(&book[..TEXT_TOKENS], &mut go_on).unwrap();
@@ -34,7 +34,7 @@ fn hold(scheduler: &mut Scheduler, path: &Path) {
     scheduler.hold(session);
 }
 
-/// The answer of the session in a file that goes on with the rest of a prompt, read at once.
+/// The answer of a file's session after the rest of a prompt, read in one call.
 fn answer_of_file(engine: &Arc<Engine>, path: &Path, request: &Request) -> Generation {
     let mut session = Session::restore(engine, path).unwrap();
     let shared = session
@@ -86,7 +86,7 @@ fn a_request_goes_on_from_the_session_that_it_names() {
         let mut scheduler = scheduler(&engine, 3);
         hold(&mut scheduler, &path);
         assert!(scheduler.holds(&path));
-        // One goes on behind the text, one asks for the same again; a model without recurrent layers also goes back a little.
+        // One continues the text and one repeats it; without recurrent layers one also goes back a little.
         let mut requests = vec![
             named(&path, &book[..700]),
             named(&path, &book[..900]),
@@ -127,7 +127,7 @@ fn a_prompt_that_does_not_go_on_from_its_session_is_refused() {
     let error = refused(&mut scheduler, named(&path, &book));
     assert!(matches!(error, EngineError::SessionNotHeld(_)), "{error}");
     hold(&mut scheduler, &path);
-    // Tokens before these have been evicted.
+    // The session has evicted earlier tokens.
     let error = refused(&mut scheduler, named(&path, &book[..TEXT_TOKENS - 40]));
     assert!(
         matches!(
@@ -165,7 +165,7 @@ fn a_prompt_that_does_not_go_on_from_its_session_is_refused() {
             .to_string()
             .contains("whole prompt")
     );
-    // A file that another has written is another session.
+    // A file replaced by another program is another session.
     saved(&engine, &book[1..], None, &path);
     assert!(!scheduler.holds(&path));
     assert!(matches!(
@@ -174,7 +174,7 @@ fn a_prompt_that_does_not_go_on_from_its_session_is_refused() {
     ));
 }
 
-/// Runs a compression to its end beside what else there is; the events of prompts and of the compression in their order.
+/// Runs a compression beside other requests. Returns the events of prompts and of the compression in order.
 fn compress_beside(
     scheduler: &mut Scheduler,
     id: RequestId,
@@ -236,7 +236,7 @@ fn a_compression_beside_answers_and_prompts_changes_neither_and_is_the_one_that_
             let turns = order.windows(2).filter(|pair| pair[0] != pair[1]).count();
             assert!(turns >= 4, "prompts and compressions take turns: {order:?}");
         }
-        // The compressed session serves requests that name the file that it has been written to.
+        // Requests that name the new file use the compressed session.
         let mut session = session;
         let bytes = session.save(&path).unwrap();
         assert_eq!(bytes, std::fs::metadata(&path).unwrap().len());
@@ -297,7 +297,7 @@ fn a_session_that_a_waiting_request_names_stays_and_others_make_room() {
     let found = finish(&mut scheduler);
     assert!(found.contains_key(&long));
     assert_eq!(found[&asked].0, answer_of_file(&engine, &path, &asks));
-    // Nobody names it any more: it makes room.
+    // No request names it any more, so its pages are freed.
     drop(scheduler.restoring(&path).unwrap());
     drop(scheduler.restoring(&path).unwrap());
     assert_eq!(scheduler.forget_idle_since(std::time::Instant::now()), 1);
@@ -312,7 +312,7 @@ fn a_session_whose_file_another_writer_replaced_is_not_taken_for_the_file() {
     let mut scheduler = scheduler(&engine, 2);
     let read = |scheduler: &mut Scheduler| scheduler.restoring(&path).unwrap().run().unwrap();
 
-    // Between the reading of the file and the handing in of its sequence.
+    // The file is read, and its sequence is not yet returned.
     saved(&engine, &book, None, &path);
     let session = read(&mut scheduler);
     saved(&engine, &book[1..], None, &path);
@@ -321,7 +321,7 @@ fn a_session_whose_file_another_writer_replaced_is_not_taken_for_the_file() {
     hold(&mut scheduler, &path);
     assert!(scheduler.holds(&path));
 
-    // Between the writing of the file and the handing in of its sequence.
+    // The file is written, and its sequence is not returned yet.
     let mut session = scheduler.take_held(&path).unwrap();
     session.save(&path).unwrap();
     saved(&engine, &book, None, &path);

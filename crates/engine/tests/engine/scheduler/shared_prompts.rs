@@ -1,4 +1,4 @@
-//! Prompts that begin alike: read once, in memory, from files and from disk.
+//! Prompts with a common beginning: it is read once, in memory, from files and from disk.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ fn questions_about_one_text_share_the_state_of_recurrent_layers() {
         let alone = alone_on(&hybrid(options()), request);
         assert_eq!(found[id].0, alone, "question {number}");
         let reused = found[id].1;
-        // Whole pages, chunks and steps of 64 of the 700 tokens that all share.
+        // Of the 700 common tokens, whole pages, chunks and steps of 64 are shared.
         assert_eq!(reused, if number == 0 { 0 } else { 640 }, "question {number}");
     }
 }
@@ -64,7 +64,7 @@ fn beginnings_outlive_the_process_in_the_prefix_cache_on_disk() {
             alone.push(alone_on(&load(), request));
         }
         for number in 0..3 {
-            // Another process, as far as memory goes.
+            // A new scheduler has an empty memory, like another process.
             let mut scheduler = with_disk(&load(), folder.path());
             let id = scheduler.submit(requests[number].clone()).unwrap();
             let found = finish(&mut scheduler);
@@ -77,7 +77,7 @@ fn beginnings_outlive_the_process_in_the_prefix_cache_on_disk() {
                 "{model}: {} kept",
                 report.kept_tokens
             );
-            // Two at once, of which the disk knows one beginning.
+            // Two requests at once; the disk has the beginning of one.
             if number == 2 {
                 let ids = [0, 1].map(|other| scheduler.submit(requests[other].clone()).unwrap());
                 let found = finish(&mut scheduler);
@@ -104,7 +104,7 @@ fn the_next_turn_goes_on_from_the_last_token_of_the_one_before_in_another_proces
             if model == "model" {
                 assert_eq!(reused, read_before, "turn {number}");
             } else {
-                // States lie at whole pages, chunks and steps of 64.
+                // States exist at whole pages, chunks and steps of 64.
                 assert!(
                     reused % 64 == 0 && reused + 2 * 64 > read_before,
                     "turn {number}: {reused}"
@@ -129,7 +129,7 @@ fn what_memory_holds_is_continued_from_disk() {
     first.submit(requests[0].clone()).unwrap();
     finish(&mut first);
     let mut second = with_disk(&engine, folder.path());
-    // Memory knows the first 300 tokens after this, and the disk more, in whole pages.
+    // Memory then has the first 300 tokens, and the disk has more, in whole pages.
     second.submit(request(requests[0].tokens[..300].to_vec(), 2)).unwrap();
     finish(&mut second);
     let id = second.submit(requests[1].clone()).unwrap();
@@ -160,7 +160,7 @@ fn a_prefix_cache_that_fails_is_told_and_requests_go_on_without_it() {
     let engine = engine(options());
     let requests = questions(&engine);
     let mut scheduler = with_disk(&engine, folder.path());
-    // A folder in place of the index can be neither read nor written.
+    // A folder instead of the index can be neither read nor written.
     std::fs::create_dir(folder.path().join("index.redb")).unwrap();
     let id = scheduler.submit(requests[0].clone()).unwrap();
     let (mut lost, mut generation) = (Vec::new(), None);

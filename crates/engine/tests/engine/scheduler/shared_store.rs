@@ -1,4 +1,4 @@
-//! Texts that one process has read, another adopts through a store, whatever the store does.
+//! One process reads texts and another takes them from a store, whatever faults the store has.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -47,7 +47,7 @@ fn waiting_worker(engine: &Arc<Engine>, store: &FakeStore, wait: Duration) -> Sc
     Scheduler::new(engine, options).unwrap()
 }
 
-/// Asks and waits until what was read is in the store; the answer and how much of its prompt was not read.
+/// Answers a request and waits until its blocks are in the store. Returns the answer and the number of reused tokens.
 fn answer(scheduler: &mut Scheduler, request: &Request) -> (Generation, usize) {
     let id = scheduler.submit(request.clone()).unwrap();
     let answered = finish(scheduler).remove(&id).unwrap();
@@ -116,7 +116,7 @@ fn what_memory_and_disk_hold_is_continued_from_the_store_and_kept_on_disk() {
     let found = answer(&mut scheduler, &requests[1]);
     assert_eq!(found, (alone(&requests[1]), 700 / 32 * 32));
     assert_eq!(store.count(Operation::Get) - before, 700 / 32 - 300 / 32);
-    // The folder has it now, with the first letter that both questions begin with, and the store is not asked for blocks.
+    // The folder now has the text with the questions' common first letter, so the store gets no requests for blocks.
     let before = store.count(Operation::Get);
     let found = answer(&mut near(&store), &requests[2]);
     assert_eq!(found, (alone(&requests[2]), 701));
@@ -145,7 +145,7 @@ fn answers_go_on_while_a_store_hangs_and_prompts_are_read_in_its_place() {
     };
     let mut scheduler = Scheduler::new(&engine, options).unwrap();
     let first = scheduler.submit(long.clone()).unwrap();
-    // The store is left alone after the first failure; the second request comes before that is known.
+    // The scheduler skips the store after the first failure. The second request arrives before that failure is known.
     let second = scheduler.submit(requests[1].clone()).unwrap();
     let (mut longest_step, mut notices, mut ended) = (Duration::ZERO, Vec::new(), Vec::new());
     loop {
@@ -164,7 +164,7 @@ fn answers_go_on_while_a_store_hangs_and_prompts_are_read_in_its_place() {
     let of = |id: RequestId| ended.iter().find(|(other, ..)| *other == id).unwrap();
     assert_eq!((&of(first).1, of(first).2), (&alone(&long), 0));
     assert_eq!((&of(second).1, of(second).2), (&alone(&requests[1]), 0));
-    // A step that waited for the store would take as long as one operation.
+    // A step that waits for the store takes at least one operation's time.
     assert!(longest_step < operation_time, "a step took {longest_step:?}");
     assert_eq!(notices.len(), 1, "{notices:?}");
     assert!(notices[0].contains("no answer within"), "{notices:?}");
@@ -184,7 +184,7 @@ fn whatever_a_store_does_the_answers_are_right() {
             let (fault, operations) = (number % 5, AtomicUsize::new(0));
             store.set_faults(move |operation, name| {
                 let place = operations.fetch_add(1, Ordering::Relaxed);
-                // The trouble begins at another operation each time.
+                // The faults begin at another operation each time.
                 if operation == Operation::Contains || place < number {
                     return Fault::None;
                 }
@@ -239,11 +239,11 @@ fn one_process_reads_and_another_that_waits_answers() {
         let (reading, asked) = (store.clone(), requests[0].clone());
         let reader = thread::spawn(move || {
             let engine = Engine::load(fixture(model), options()).unwrap();
-            // The other one has asked for what is not there yet.
+            // The other worker has requested a missing block.
             while reading.count(Operation::Get) == 0 {
                 thread::sleep(Duration::from_millis(1));
             }
-            // As a router asks a worker that only reads.
+            // A router sends such a request to a worker for prompts.
             answer(&mut worker(&engine, &reading), &request(asked.tokens, 1))
         });
         let mut waiting = waiting_worker(&load(), &store, Duration::from_secs(20));
@@ -254,7 +254,7 @@ fn one_process_reads_and_another_that_waits_answers() {
     }
 }
 
-/// Pages whose blocks go in two slices, of three layers and two.
+/// Pages whose blocks have two slices, of three layers and two.
 fn large_pages() -> EngineOptions {
     options()
         .with_context_tokens(Some(4096))
@@ -272,7 +272,7 @@ fn a_prompt_is_read_through_its_first_layers_while_the_last_ones_arrive() {
     answer(&mut worker(&engine, &store), &asked);
     let expected = alone_on(&engine, &asked);
     let whole = store.names().len() as u64;
-    // The last slices of the last blocks come late, or never.
+    // The last slices of the last blocks arrive late, or never.
     for fails in [false, true] {
         store.set_faults(move |operation, name| {
             let depth: usize = name.split('.').nth(1).unwrap_or("0").parse().unwrap_or(0);
@@ -299,7 +299,7 @@ fn a_prompt_is_read_through_its_first_layers_while_the_last_ones_arrive() {
         let report = ended.unwrap();
         assert_eq!(report.generation, expected, "fails: {fails}");
         assert!(read_before_the_end, "fails: {fails}");
-        // The part before the end is used where the end never came whole.
+        // The complete part is used if the end never arrives.
         assert_eq!(report.reused_tokens, if fails { 5 * 256 } else { 7 * 256 });
     }
 }

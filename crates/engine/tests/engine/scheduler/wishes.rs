@@ -1,4 +1,4 @@
-//! Wishes of a request beside text: probabilities, forms, lengths, audits.
+//! Options of a request: probabilities, forms, lengths, audits.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use riffle_engine::{
 use super::{alone, engine, finish, options, request, scheduler, tokens};
 use crate::testing::go_on;
 
-/// Every event of one request: probabilities of its prompt, its tokens with theirs, why it ended.
+/// Every event of one request: probabilities of its prompt, tokens with their probabilities, and the stop reason.
 #[derive(Debug, Default)]
 struct Answered {
     prompt: Vec<TokenProbabilities>,
@@ -57,14 +57,14 @@ fn step_by_step(engine: &Arc<Engine>, prompt: &[u32]) -> Vec<f64> {
 fn probabilities_of_a_prompt_are_those_of_reading_it_token_by_token() {
     let engine = engine(options());
     let mut scheduler = scheduler(&engine, 4);
-    // Longer than what is read at a time where probabilities are asked for.
+    // A prompt longer than one chunk of a request for probabilities.
     let prompt = tokens(&engine, "In the beginning was the word. ", 300);
     let asked = Request {
         prompt_probabilities: Some(2),
         ..request(prompt.clone(), 3)
     };
     let expected = step_by_step(&engine, &prompt);
-    // The second time all of it has been read before.
+    // The second time the whole prompt is cached.
     for _ in 0..2 {
         let told = told(&mut scheduler, asked.clone());
         assert_eq!(told.prompt.len(), prompt.len() - 1);
@@ -97,7 +97,7 @@ fn the_likeliest_token_of_a_greedy_answer_is_the_one_written() {
     }
 }
 
-/// Answers of exactly these tokens.
+/// A form that allows exactly these tokens.
 #[derive(Debug)]
 struct Exactly(Vec<u32>);
 

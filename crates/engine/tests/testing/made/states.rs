@@ -1,4 +1,4 @@
-//! Layers with a state behind the other layers of the made-up model: one of each kind, the last beside attention.
+//! Recurrent layers after the other layers of the random model: one of each kind, the last beside attention.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ const MAMBA2: Mamba2Shape = Mamba2Shape {
 };
 const LIMITS: [f32; 2] = [0.1, 2.0];
 
-/// The states, and which layers attend too.
+/// The states, each with true if its layer also has attention.
 const STATES: [(StateShape, bool); 3] = [
     (StateShape::GatedDeltaNet(DELTA_NET), false),
     (StateShape::ShortConvolution(CONVOLUTION), false),
@@ -39,7 +39,7 @@ const STATES: [(StateShape, bool); 3] = [
 /// The attention of the last layer.
 const ATTENTION: AttentionShape = shape([4, 2], [32, 32], None, false);
 
-/// Number of such layers.
+/// Number of recurrent layers.
 pub(super) const COUNT: usize = STATES.len();
 
 pub(super) fn configure(config: &mut ModelConfig) {
@@ -58,7 +58,7 @@ fn name(layer: usize, part: &str) -> String {
     format!("model.layers.{}.{part}", LAYERS.len() + layer)
 }
 
-/// A layer; `rotary` is the rotation of its attention, with its place among the model's.
+/// Builds a layer; `rotary` is the rotation of its attention, and its index in the model.
 pub(super) fn build(
     layer: usize,
     rotary: (usize, &Arc<Rotary>),
@@ -189,7 +189,7 @@ pub(super) fn tensors() -> Vec<(String, Vec<usize>)> {
     tensors
 }
 
-/// Takes rows through the layers, in f64.
+/// Passes rows through the layers, in f64.
 pub(super) fn read(hidden: &mut [Vec<f64>]) {
     for (layer, (state, attends)) in STATES.into_iter().enumerate() {
         let name = |part: &str| name(layer, part);
@@ -218,7 +218,7 @@ pub(super) fn read(hidden: &mut [Vec<f64>]) {
     }
 }
 
-/// Tests of single families have the states that this model lacks.
+/// Tests of single families cover the other states.
 fn not_made(state: StateShape) -> ! {
     panic!("the made-up model has no layer with {state:?}")
 }
@@ -245,7 +245,7 @@ fn convolve(name: &str, kernel: usize, bias: Option<Vec<f32>>, rows: &[Vec<f64>]
     (0..rows.len()).map(of_row).collect()
 }
 
-/// A token as a head with a memory reads it.
+/// The inputs of a memory head for one token.
 struct Token<'a> {
     key: Vec<f64>,
     query: Vec<f64>,
@@ -254,7 +254,7 @@ struct Token<'a> {
     decay: f64,
 }
 
-/// Reads of a head, whose writes correct by what the key held where `corrects`.
+/// Outputs of a memory head. With `corrects`, writes subtract the key's old value (delta rule).
 fn remember<'a>(corrects: bool, tokens: impl Iterator<Item = Token<'a>>) -> RowsOf {
     let mut memory: RowsOf = Vec::new();
     let of = |memory: &RowsOf, row: &[f64], column: usize| -> f64 {

@@ -190,6 +190,7 @@ pub(super) fn mimo_v2_flash(fields: &Fields) -> Planned {
     let defaults = json!({
         "num_key_value_heads": 4, "head_dim": 192, "v_head_dim": 128, "sliding_window": 129, "n_routed_experts": 256,
         "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "norm_topk_prob": true,
+        "attention_value_scale": 0.707,
     });
     let mut plan = Plan::new(fields, defaults);
     if let Some(before) = plan.fields.optional_count("sliding_window_size")? {

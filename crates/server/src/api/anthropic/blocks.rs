@@ -1,4 +1,4 @@
-//! The blocks of a streamed message: one is open at a time.
+//! The blocks of a streamed message. Only one is open at a time.
 
 use serde_json::{Value, json};
 
@@ -12,16 +12,16 @@ enum BlockKind {
     Thought,
 }
 
-/// Turns pieces into events of blocks.
+/// Converts pieces of an answer to block events.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
     open: Option<BlockKind>,
-    /// Index of the open block, or of the next.
+    /// Index of the open block, or of the next one.
     index: usize,
 }
 
 impl Blocks {
-    /// The events that a piece makes, with their names.
+    /// The events for a piece, with their names.
     pub(super) fn push(&mut self, piece: AnswerPiece) -> Vec<(&'static str, Value)> {
         let mut events = Vec::new();
         match piece {

@@ -1,4 +1,4 @@
-//! Messages, system texts and tools of Anthropic's shape, as templates take them.
+//! Converts messages, system texts and tools of Anthropic's shape for templates.
 
 use std::sync::Arc;
 
@@ -11,11 +11,11 @@ use crate::failure::Failure;
 use crate::fields::{Fields, Warnings, text_of, unexpected};
 use crate::speech::Tool;
 
-/// A block that a client puts before the system text and changes with every request. It means nothing to a model, and
-/// it would keep every later request from reusing the pages behind it.
+/// A block in front of the system text that a client changes with every request. A model does not need it, and it
+/// would keep later requests from reusing the pages after it.
 const BILLING: &str = "x-anthropic-billing-header";
 
-/// Kinds of blocks beside results that other servers add when they run tools themselves.
+/// Kinds of blocks, besides results, that other servers add for their own tools.
 const OTHERS_BLOCKS: &[&str] = &[
     "server_tool_use",
     "mcp_tool_use",
@@ -70,7 +70,7 @@ fn texts_of(value: Value, place: &str, warnings: &Warnings) -> Result<Vec<String
     Ok(texts)
 }
 
-/// The text of a block that can be read as text; none of a block that is of another server's own tools.
+/// The text of a block, or `None` for a block of another server's own tools.
 fn text_block(mut block: Fields) -> Result<Option<String>, Failure> {
     let kind = block.required_text("type")?;
     let text = match kind.as_str() {

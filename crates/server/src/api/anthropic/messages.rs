@@ -27,16 +27,16 @@ use crate::failure::{Failure, Shape};
 use crate::fields::Fields;
 use crate::forms::{Form, form_of};
 
-/// Name of the request's field that holds the form of an answer.
+/// Field with the form of an answer.
 const OUTPUT_FORMAT: &str = "output_config.format";
 
-/// A message that is asked for.
+/// A requested message.
 struct Wanted {
     question: Question,
     is_streamed: bool,
 }
 
-/// A message under way.
+/// A running message.
 struct MessageAnswer {
     app: Arc<App>,
     asked: OngoingAnswers,
@@ -78,7 +78,7 @@ async fn counted(app: Arc<App>, request: Request) -> Result<Response, Failure> {
 
 impl Wanted {
     fn take(app: &Arc<App>, fields: &mut Fields) -> Result<Self, Failure> {
-        // Named otherwise elsewhere.
+        // Other APIs have another name for it.
         fields.rename("stop_sequences", "stop")?;
         let wishes = take_wishes(app, fields, &["max_tokens"])?;
         if !wishes.has_length {
@@ -103,7 +103,7 @@ impl Wanted {
     }
 }
 
-/// Takes the form that an answer shall have, and how much to think.
+/// Takes the required form of the answer, and the effort of thinking.
 fn take_output(fields: &mut Fields) -> Result<(Option<Form>, Thinking), Failure> {
     let mut thinking = Thinking::default();
     let mut form = None;
@@ -115,7 +115,7 @@ fn take_output(fields: &mut Fields) -> Result<(Option<Form>, Thinking), Failure>
         }
         output.ignore_rest();
     }
-    // The name that the form had at first.
+    // The older name of the form.
     if let Some(mut format) = fields.object("output_format")? {
         form = form_of(&mut format, "output_format")?;
         format.finish()?;

@@ -22,25 +22,25 @@ use crate::driver::{DriverEvent, Finished, Token};
 use crate::failure::{Failure, Shape};
 use crate::speech::{AnswerPiece, Call};
 
-/// The field that holds the text of an answer.
+/// Field with the text of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
-    /// In `message`, as `/api/chat` has it.
+    /// In `message`, for `/api/chat`.
     Message,
-    /// In `response`, as `/api/generate` has it.
+    /// In `response`, for `/api/generate`.
     Response,
 }
 
-/// An answer under way.
+/// A running answer.
 pub(super) struct OllamaAnswer {
     app: Arc<App>,
     asked: OngoingAnswers,
     place: Place,
-    /// When the request came.
+    /// Arrival of the request.
     begun: Instant,
 }
 
-/// The answer to a request that only loads the model, which is loaded by now, or that only has it leave memory.
+/// The answer to a request that only loads or unloads the model.
 pub(super) fn loaded(model: &str, leaves: bool, place: Place) -> Response {
     let mut body = place.body(model, "", "", Vec::new());
     body.insert("done_reason".to_owned(), json!(if leaves { "unload" } else { "load" }));
@@ -115,7 +115,7 @@ impl OllamaAnswer {
         }
     }
 
-    /// The objects of pieces that came of a token. Its probabilities go with the first.
+    /// The objects for the pieces of a token. Its probabilities are in the first.
     fn pieces(&self, mut pieces: Vec<AnswerPiece>, calls: &mut usize, token: Option<&Token>) -> Vec<Value> {
         let logs = token.and_then(|token| self.log_probability(token));
         if pieces.is_empty() && logs.is_some() {
@@ -140,7 +140,7 @@ impl OllamaAnswer {
         let (report, times) = (&finished.report, finished.report.times);
         let end = json!({
             "done": true,
-            // An answer that ends with calls ends by itself too.
+            // An answer with calls ends by itself too.
             "done_reason": finish_reason(&report.generation.stop, 0),
             "total_duration": nanoseconds(self.begun.elapsed().as_secs_f64()),
             "load_duration": 0,
@@ -186,7 +186,8 @@ impl Answering for OllamaAnswer {
                 match told {
                     DriverEvent::Accepted | DriverEvent::PromptProbabilities(_) | DriverEvent::Session(_) => {}
                     DriverEvent::Reading(reading) => {
-                        // A client of Ollama reads each line as a part of the answer. So progress is sent only if the request asks for it.
+                        // A client of Ollama reads each line as a part of the answer, so progress is sent only on
+                        // request.
                         if self.asked.wishes.extras.shows_progress {
                             let (_, own) = report::progress(&reading);
                             let mut body = self.body("", "", Vec::new());

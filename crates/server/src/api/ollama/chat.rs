@@ -19,9 +19,9 @@ use crate::asking::take_without_effect;
 use crate::failure::{Failure, Shape};
 use crate::fields::{Fields, Warnings};
 
-/// A chat that is asked for.
+/// A requested chat.
 enum Chat {
-    /// No messages: the model is to be loaded, or to leave memory.
+    /// No messages: the request loads the model, or unloads it.
     Loading {
         model: String,
         leaves: bool,

@@ -18,7 +18,7 @@ use crate::asking::whole_texts::{Encoded, TooLong, WholeTexts};
 use crate::failure::{Failure, Shape};
 use crate::fields::Fields;
 
-/// Vectors that are asked for.
+/// A request for vectors.
 struct Embed {
     model: String,
     texts: Vec<String>,
@@ -80,18 +80,18 @@ impl Embed {
     fn take(app: &Arc<App>, fields: &mut Fields, texts: Vec<String>) -> Result<Self, Failure> {
         take_model_name(app, fields)?;
         let is_cut = fields.flag("truncate")?.unwrap_or(true);
-        // The context and the threads are the server's own.
+        // The server sets the context and the threads.
         fields.pass_over(&["options", "keep_alive"]);
         Ok(Self {
             model: model_of(app, fields)?,
-            // One empty text asks for the model to be loaded, which it is.
+            // One empty text only requests that the model is loaded.
             texts: if texts == [""] { Vec::new() } else { texts },
             too_long: if is_cut { TooLong::Cut } else { TooLong::Refused },
             dimensions: take_dimensions(app, fields)?,
         })
     }
 
-    /// The model's name and the vectors, which all have the length 1 as Ollama's have.
+    /// The model's name and the vectors, scaled to length 1 like Ollama's.
     async fn vectors(self, app: &Arc<App>) -> Result<(String, Encoded), Failure> {
         let texts = WholeTexts {
             texts: self.texts.into_iter().map(Prompt::Text).collect(),

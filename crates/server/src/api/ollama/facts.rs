@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use riffle_model::ModelInfo;
 use serde_json::{Value, json};
 
-/// Facts about a model's files, from their heads.
+/// Facts about a model's files, from their headers.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ModelFacts {
     /// Format of the files, such as `gguf`.
@@ -17,7 +17,7 @@ pub(crate) struct ModelFacts {
     /// Type of most weights, such as `Q4_K`.
     quantisation: String,
     pub(super) modified: SystemTime,
-    /// Hash of the file's place, size and time. Weights are not read for it.
+    /// Hash of the file's path, size and time, without its weights.
     digest: String,
 }
 
@@ -64,7 +64,7 @@ impl ModelFacts {
         })
     }
 
-    /// Fields that a list of models has for each name.
+    /// Fields of a name in a list of models.
     pub(super) fn entry(&self, name: &str) -> Value {
         json!({
             "name": name,
@@ -76,13 +76,13 @@ impl ModelFacts {
     }
 }
 
-/// The family as GGUF files name it: `LlamaForCausalLM` of other files is `llama`.
+/// The family in GGUF's spelling: `LlamaForCausalLM` of other files is `llama`.
 fn family_of(architecture: &str) -> String {
     let end = architecture.rfind("For").unwrap_or(architecture.len());
     architecture[..end].to_lowercase()
 }
 
-/// A count of parameters as Ollama writes it, such as `134.5M`.
+/// A count of parameters in Ollama's spelling, such as `134.5M`.
 fn rounded(parameters: u64) -> String {
     let count = parameters as f64;
     match parameters {

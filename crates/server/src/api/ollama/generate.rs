@@ -21,13 +21,13 @@ use crate::asking::take_without_effect;
 use crate::failure::{Failure, Shape};
 use crate::fields::Fields;
 
-/// An answer to one prompt that is asked for.
+/// A requested answer to one prompt.
 enum Generation {
-    /// No prompt: the model is to be loaded, or to leave memory.
+    /// No prompt: the request loads the model, or unloads it.
     Loading { model: String, leaves: bool },
     /// The prompt in the model's template.
     Asking(Box<Question>, bool),
-    /// The prompt as it is.
+    /// The prompt without the template.
     Raw(Box<Shared>, Prompt),
 }
 

@@ -10,10 +10,10 @@ mod options;
 
 use std::time::SystemTime;
 
-/// The version of Ollama whose API these paths follow. Clients decide by it which fields they send.
+/// The version of Ollama's API. Clients choose their fields by it.
 pub(crate) const API_VERSION: &str = "0.13.0";
 
-/// A time as Ollama writes it, such as `2026-11-28T16:00:00.123456789Z`.
+/// A time in Ollama's spelling, such as `2026-11-28T16:00:00.123456789Z`.
 fn time_text(time: SystemTime) -> String {
     humantime::format_rfc3339_nanos(time).to_string()
 }

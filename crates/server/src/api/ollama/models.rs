@@ -15,7 +15,7 @@ use crate::failure::{Failure, Shape};
 use crate::models::entry::Entry;
 use crate::site::Site;
 
-/// Time until which a model stays loaded that has none: it does until its room is needed, or as long as the server runs.
+/// Expiry of a model without a time limit: it stays until its memory is needed, or as long as the server runs.
 const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 
 pub(crate) async fn version() -> Json<Value> {

@@ -1,4 +1,4 @@
-//! The fields that Ollama's requests share: the model, `options`, `format`, `keep_alive` and log probabilities.
+//! The common fields of Ollama's requests: the model, `options`, `format`, `keep_alive` and log probabilities.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,13 +13,13 @@ use crate::fields::{Fields, unexpected};
 use crate::forms::Form;
 use crate::models::keep_alive::{self, KeepAlive};
 
-/// Most of the likeliest tokens that a request may ask for.
+/// Most likeliest tokens per request.
 const MOST_LIKELIEST: i64 = 20;
 
-/// Tag of a model whose name gives none.
+/// Tag of a model name without one.
 const LATEST: &str = ":latest";
 
-/// Options that decide how tokens are drawn and when an answer ends.
+/// Options for sampling and for the end of an answer.
 const SAMPLING: &[&str] = &[
     "seed",
     "n_predict",
@@ -34,7 +34,7 @@ const SAMPLING: &[&str] = &[
     "stop",
 ];
 
-/// Options of memory and threads, which are the server's own.
+/// Options of memory and threads, which only the server sets.
 const MACHINE: &[&str] = &[
     "num_batch",
     "num_gpu",
@@ -52,13 +52,13 @@ const MACHINE: &[&str] = &[
     "penalize_newline",
 ];
 
-/// Fields of a request for an answer that are the same for `/api/chat` and `/api/generate`.
+/// Common fields of requests to `/api/chat` and `/api/generate`.
 pub(super) struct Shared {
     pub(super) wishes: Wishes,
-    /// The form of the answer, and the field that it stands in.
+    /// The form of the answer, and its field.
     pub(super) form: Option<(Form, String)>,
     pub(super) is_streamed: bool,
-    /// True if the model leaves memory after the request.
+    /// True if the model is unloaded after the request.
     pub(super) leaves: bool,
 }
 
@@ -77,7 +77,7 @@ impl Shared {
                 .warnings
                 .add(keep_alive::FIELD, "the server has one model, which stays loaded");
         }
-        // A prompt beyond the context is refused, and nothing is cut from it.
+        // A prompt beyond the context is refused and never cut.
         fields.pass_over(&["truncate", "shift"]);
         Ok(Self {
             wishes,
@@ -88,7 +88,7 @@ impl Shared {
     }
 }
 
-/// Requires the field `model`, which stays. A name without a tag means the tag `latest`, so that tag is left out.
+/// Requires the field `model`, which stays. The tag `latest` is removed, because a name without a tag means it.
 pub(super) fn take_model_name(app: &App, fields: &mut Fields) -> Result<(), Failure> {
     let Some(name) = fields.text("model")?.filter(|name| !name.is_empty()) else {
         return Err(Failure::field("model", "this field is required"));
@@ -102,13 +102,13 @@ pub(super) fn take_model_name(app: &App, fields: &mut Fields) -> Result<(), Fail
     Ok(())
 }
 
-/// Takes `options`, as if its fields stood in the request. Options that are not known become warnings, as with Ollama.
+/// Takes the fields of `options` like fields of the request. Unknown options become warnings, as with Ollama.
 fn take_options(app: &App, fields: &mut Fields) -> Result<(), Failure> {
     let Some(mut options) = fields.object("options")? else {
         return Ok(());
     };
     options.rename("num_predict", "n_predict")?;
-    // Ollama's words for a seed of its own, and for as long as the context lasts.
+    // Ollama's values for a random seed, and for an answer up to the end of the context.
     for (name, default) in [("seed", json!(-1)), ("n_predict", json!(-2))] {
         if options.peek(name) == Some(&default) {
             options.pass_over(&[name]);

@@ -29,17 +29,17 @@ use crate::fields::Fields;
 use crate::forms::take_form;
 use crate::speech::Speech;
 
-/// Most of the likeliest tokens that a request may ask for.
+/// Most likeliest tokens per request.
 pub(super) const MOST_LIKELIEST: i64 = 20;
 
-/// A chat completion that is asked for.
+/// A requested chat completion.
 struct Chat {
     question: Question,
     is_streamed: bool,
     stream_usage: StreamUsage,
 }
 
-/// A chat completion under way.
+/// A running chat completion.
 struct ChatAnswer {
     app: Arc<App>,
     asked: OngoingAnswers,
@@ -149,7 +149,7 @@ pub(super) fn take_stream_options(fields: &mut Fields, is_streamed: bool) -> Res
         return Err(Failure::field("stream_options", "it needs stream to be true"));
     }
     let is_at_end = options.flag("include_usage")?.unwrap_or(false);
-    // As vLLM has it.
+    // An option of vLLM.
     let is_in_chunks = options.flag("continuous_usage_stats")?.unwrap_or(false);
     options.pass_over(&["include_obfuscation"]);
     options.ignore_rest();
@@ -210,7 +210,7 @@ impl Answering for ChatAnswer {
                     DriverEvent::Reading(reading) => {
                         let mut chunk = self.head.chunk(index, &json!({}), None);
                         if self.asked.wishes.generate.probabilities.is_some() {
-                            // Programs that asked for them look for them in every chunk.
+                            // Clients that request them expect them in every chunk.
                             chunk["choices"][0]["logprobs"] = json!({"content": [], "refusal": null});
                         }
                         report::put_progress(&mut chunk, &self.asked.wishes, &reading);
@@ -257,7 +257,7 @@ impl Answering for ChatAnswer {
 }
 
 impl ChatAnswer {
-    /// The chunks of pieces that came of a token. Its probabilities go with the first.
+    /// The chunks for the pieces of a token. Its probabilities are in the first.
     fn chunks(
         &self,
         index: usize,

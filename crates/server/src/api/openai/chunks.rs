@@ -8,7 +8,7 @@ use crate::speech::{AnswerPiece, Call};
 /// Version of the code that computes answers. Equal requests with equal seeds may differ between two versions.
 pub(super) const FINGERPRINT: &str = concat!("b", env!("CARGO_PKG_VERSION"));
 
-/// Fields that all chunks of a stream share.
+/// Common fields of all chunks of a stream.
 #[derive(Debug, Clone)]
 pub(super) struct Head {
     pub(super) id: String,
@@ -19,14 +19,14 @@ pub(super) struct Head {
 /// Events of a stream that report the tokens read and written.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct StreamUsage {
-    /// In an event of its own behind the answers.
+    /// In a separate event after the answers.
     pub(super) is_at_end: bool,
     /// In every event.
     pub(super) is_in_chunks: bool,
 }
 
 impl StreamUsage {
-    /// Adds the tokens of one answer so far to an event of it, where that is asked for.
+    /// Adds the current token counts of one answer to its event, if requested.
     pub(super) fn put(self, chunk: &mut Value, prompt_tokens: usize, written_tokens: usize) {
         if self.is_in_chunks {
             chunk["usage"] = json!({
@@ -81,7 +81,7 @@ pub(super) fn delta_of(piece: AnswerPiece, calls: &mut usize) -> Value {
     }
 }
 
-/// A call as chat completions have it.
+/// A call in the shape of chat completions.
 pub(super) fn call_value(call: &Call) -> Value {
     let (id, input) = (new_id("call_"), call.input_text());
     if call.is_custom() {

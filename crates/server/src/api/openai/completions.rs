@@ -28,10 +28,10 @@ use crate::failure::{Failure, Shape};
 use crate::fields::Fields;
 use crate::forms::{Form, take_form};
 
-/// Tokens of an answer whose request does not say how many, as OpenAI has it.
+/// Most tokens of an answer whose request sets no limit, the same as OpenAI's.
 const DEFAULT_TOKENS: usize = 16;
 
-/// A completion that is asked for.
+/// A requested completion.
 struct Completion {
     wishes: Wishes,
     prompts: Vec<Prompt>,
@@ -44,7 +44,7 @@ struct Completion {
     stream_usage: StreamUsage,
 }
 
-/// A completion under way.
+/// A running completion.
 struct CompletionAnswer {
     app: Arc<App>,
     wishes: Wishes,
@@ -54,7 +54,7 @@ struct CompletionAnswer {
     choices: usize,
     echoes: bool,
     likeliest: Option<usize>,
-    /// True if tokens are told beside texts.
+    /// True if answers contain tokens in addition to texts.
     gives_tokens: bool,
     stream_usage: StreamUsage,
 }
@@ -152,7 +152,7 @@ impl CompletionAnswer {
         })
     }
 
-    /// The text of the prompt of an answer.
+    /// The prompt's text of an answer.
     fn echo(&self, index: usize) -> Result<String, Failure> {
         let decode = || {
             let tokenizer = self.app.engine.tokenizer()?;

@@ -1,4 +1,4 @@
-//! The input of a response, as templates take it.
+//! Converts the input of a response for templates.
 
 use serde_json::{Value, json};
 
@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use crate::fields::{Fields, Warnings, unexpected};
 use crate::speech::{Tool, shown_name};
 
-/// Kinds of items beside calls that other servers add to a conversation.
+/// Kinds of items, besides calls, that other servers add to a conversation.
 const OTHERS_ITEMS: &[&str] = &[
     "mcp_list_tools",
     "mcp_approval_request",
@@ -25,7 +25,7 @@ const OTHERS_ITEMS: &[&str] = &[
 /// The input of a response.
 #[derive(Debug, Default)]
 pub(super) struct Input {
-    /// Messages as templates take them.
+    /// Messages for templates.
     pub(super) messages: Vec<Value>,
     /// Tools that the client's search has found.
     pub(super) found: Vec<Tool>,
@@ -41,8 +41,8 @@ pub(super) fn items_of(input: Value) -> Result<Vec<Value>, Failure> {
     }
 }
 
-/// Reads items: messages, calls, their results, and references to `kept` items. The items of `earlier` responses stand before those of the
-/// request.
+/// Reads items: messages, calls, their results, and references to `kept` items. The items of `earlier` responses
+/// precede the request's.
 pub(super) fn read(
     earlier: Vec<Value>,
     items: Vec<Value>,
@@ -59,7 +59,7 @@ pub(super) fn read(
         let mut fields = Fields::from_value(item, &place, warnings)?;
         if fields.kind() == "item_reference" {
             let id = fields.required_text("id")?;
-            // Thoughts of earlier answers are not read again. The prompt is the same without them.
+            // Thoughts of earlier answers are skipped, so the prompt is the same without them.
             let item = match kept.get(&id) {
                 Some(item) => item,
                 None if id.starts_with("rs_") => continue,
@@ -90,7 +90,7 @@ fn push_item(mut fields: Fields, place: &str, read: &mut Input) -> Result<(), Fa
             let is_call_before = messages.last().is_some_and(|last| last.get("tool_calls").is_some());
             let message = message_of(Value::Object(fields.rest()), place, &warnings)?;
             match messages.last_mut() {
-                // The text of an answer may stand behind its calls.
+                // The text of an answer may follow its calls.
                 Some(last) if is_call_before && message["role"] == "assistant" && last["content"] == "" => {
                     last["content"] = message["content"].clone();
                 }
@@ -112,7 +112,7 @@ fn push_item(mut fields: Fields, place: &str, read: &mut Input) -> Result<(), Fa
             messages.push(json!({"role": "tool", "tool_call_id": id, "content": json!(shown).to_string()}));
             read.found.extend(found.into_iter().map(Tool::found));
         }
-        // Thoughts of earlier answers are not read again.
+        // Thoughts of earlier answers are skipped.
         "reasoning" => {}
         other if other.ends_with("_call") || other.ends_with("_call_output") || OTHERS_ITEMS.contains(&other) => {
             warnings.add(
@@ -130,7 +130,7 @@ fn push_item(mut fields: Fields, place: &str, read: &mut Input) -> Result<(), Fa
     Ok(())
 }
 
-/// An earlier call, under the name that the model sees.
+/// An earlier call, under the model's name for its tool.
 fn call_of(mut fields: Fields, kind: &str) -> Result<Value, Failure> {
     let (id, name) = match kind {
         "tool_search_call" => (fields.text("call_id")?, SEARCH.to_owned()),
@@ -151,7 +151,7 @@ fn call_of(mut fields: Fields, kind: &str) -> Result<Value, Failure> {
     Ok(called(id, &name, &arguments))
 }
 
-/// Calls that follow one another, or an assistant's text, are of one message.
+/// Adjacent calls, or a call after an assistant's text, form one message.
 fn push_call(call: Value, messages: &mut Vec<Value>) {
     match messages.last_mut().filter(|last| last["role"] == "assistant") {
         Some(last) => match last["tool_calls"].as_array_mut() {

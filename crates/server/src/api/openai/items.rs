@@ -1,18 +1,18 @@
-//! The items of a response: thoughts, messages, calls. One is open at a time.
+//! The items of a response: thoughts, messages, calls. Only one is open at a time.
 
 use serde_json::{Value, json};
 
 use crate::app::new_id;
 use crate::speech::{AnswerPiece, Call, ToolKind};
 
-/// The items so far, and the one that is being written.
+/// The finished items, and the open one.
 #[derive(Debug, Default)]
 pub(super) struct Items {
     done: Vec<Value>,
     open: Option<Open>,
 }
 
-/// An item that is being written.
+/// The open item.
 #[derive(Debug)]
 struct Open {
     id: String,
@@ -48,7 +48,7 @@ impl Open {
 }
 
 impl Items {
-    /// All items; the last one is not complete where the answer was cut.
+    /// All items; the last one is incomplete if the answer was cut.
     pub(super) fn output(&self, is_cut: bool) -> Vec<Value> {
         let mut output = self.done.clone();
         if let (true, Some(last)) = (is_cut, output.last_mut()) {
@@ -57,7 +57,7 @@ impl Items {
         output
     }
 
-    /// The events that a piece makes.
+    /// The events for a piece.
     pub(super) fn push(&mut self, piece: AnswerPiece) -> Vec<StreamEvent> {
         let mut told = Vec::new();
         match piece {
@@ -75,7 +75,7 @@ impl Items {
     pub(super) fn finish(&mut self) -> Vec<StreamEvent> {
         let mut told = Vec::new();
         if self.open.is_none() && self.done.is_empty() {
-            // An answer without a word is a message all the same.
+            // An empty answer is a message too.
             self.write("", false, &mut told);
         }
         self.close(&mut told);
@@ -191,7 +191,7 @@ impl Items {
         self.done.push(done);
     }
 
-    /// A search of the client for further tools, told in one piece.
+    /// A client's search for further tools, in one event.
     fn search(&mut self, call: &Call, told: &mut Vec<StreamEvent>) {
         let item = json!({
             "id": new_id("tsc_"), "type": "tool_search_call", "execution": "client", "call_id": new_id("call_"),

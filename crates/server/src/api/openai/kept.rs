@@ -1,4 +1,4 @@
-//! Responses that were sent and their items, for clients that name them instead of sending them back (`previous_response_id`,
+//! Sent responses and their items, for clients that name them instead of sending them again (`previous_response_id`,
 //! `item_reference`).
 
 use std::collections::{BTreeMap, HashMap};
@@ -6,17 +6,17 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde_json::{Value, json};
 
-/// Most bytes of all responses and items together. Those used longest ago leave first.
+/// Most bytes of all responses and items. The least recently used are removed first.
 const MOST_BYTES: usize = 16 << 20;
 
-/// The latest responses and their items by their ids.
+/// The latest responses and their items by id.
 #[derive(Debug, Default)]
 pub(crate) struct KeptItems(Mutex<Kept>);
 
 #[derive(Debug, Default)]
 struct Kept {
     values: HashMap<String, Held>,
-    /// Ids by the turn in which they were used last.
+    /// Ids by the turn of their latest use.
     order: BTreeMap<u64, String>,
     turn: u64,
     bytes: usize,
@@ -40,7 +40,7 @@ impl KeptItems {
         }
     }
 
-    /// Keeps a response with the input that it answers, so that later ones may go on from it.
+    /// Keeps a response with its input, so that later responses may continue it.
     pub(super) fn keep_response(&self, response: &Value, input: &[Value]) {
         if let Some(id) = response["id"].as_str() {
             self.lock().insert(id, json!({"input": input, "response": response}));
@@ -52,7 +52,7 @@ impl KeptItems {
         self.lock().used(id).cloned()
     }
 
-    /// A response that was kept.
+    /// A kept response.
     pub(super) fn response(&self, id: &str) -> Option<Value> {
         Some(self.lock().used(id)?.get("response")?.clone())
     }
@@ -64,7 +64,8 @@ impl KeptItems {
         is_response && kept.remove(id)
     }
 
-    /// The conversation up to a response and with it: all inputs and outputs, the oldest first. `None` if a part of it is not kept any more.
+    /// The conversation up to and including a response: all inputs and outputs, oldest first. `None` if a part is no
+    /// longer kept.
     pub(super) fn conversation(&self, id: &str) -> Option<Vec<Value>> {
         let mut kept = self.lock();
         let mut turns = Vec::new();
@@ -169,7 +170,7 @@ mod tests {
         assert_eq!(kept.response("c").unwrap()["id"], "c");
         assert!(kept.forget_response("a") && !kept.forget_response("a"));
         assert_eq!(kept.conversation("c"), None);
-        // An item is no response.
+        // An item is not a response.
         kept.keep(&[json!({"id": "msg_1"})]);
         assert!(kept.response("msg_1").is_none() && !kept.forget_response("msg_1"));
     }

@@ -1,4 +1,4 @@
-//! Messages of a chat completion, as templates take them.
+//! Converts messages of a chat completion for templates.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use crate::fields::{Fields, Warnings, text_of, unexpected};
 use crate::json;
 
-/// Fields that servers and clients add to messages for themselves.
+/// Fields of servers and clients without meaning for the model.
 const NOTES: &[&str] = &[
     "id",
     "type",
@@ -19,7 +19,7 @@ const NOTES: &[&str] = &[
     "thinking_blocks",
 ];
 
-/// Checks messages and brings them into the form that templates take: texts in one piece, arguments of calls as objects.
+/// Checks messages and converts them for templates: texts in one piece, arguments of calls as objects.
 pub(crate) fn read(list: Vec<Value>, warnings: &Warnings) -> Result<Vec<Value>, Failure> {
     if list.is_empty() {
         return Err(Failure::field("messages", "it must have at least one message"));
@@ -30,14 +30,14 @@ pub(crate) fn read(list: Vec<Value>, warnings: &Warnings) -> Result<Vec<Value>, 
         .collect()
 }
 
-/// One message. Fields that other servers add to their messages are left out.
+/// One message, without the fields that other servers add.
 pub(super) fn message_of(message: Value, place: &str, warnings: &Warnings) -> Result<Value, Failure> {
     let mut fields = Fields::from_value(message, place, warnings)?;
     let role = fields.required_text("role")?;
     let Content { text: content, thought } = content_of(fields.value("content"), &fields.name("content"), warnings)?;
     let name = fields.text("name")?;
     let message = match role.as_str() {
-        // "developer" is the newer word for it, which few templates know.
+        // "developer" is the newer name, which few templates support.
         "system" | "developer" => said("system", required(content, &fields)?),
         "user" => said("user", required(content, &fields)?),
         "assistant" => assistant(content, thought, &mut fields)?,
@@ -79,13 +79,13 @@ fn assistant(content: Option<String>, thought: Option<String>, fields: &mut Fiel
     let refusal = fields.value("refusal");
     let content = content.or(refusal.as_ref().and_then(Value::as_str).map(str::to_owned));
     let mut calls = fields.list("tool_calls")?.unwrap_or_default();
-    // The form of a call before there were tools.
+    // The older form of a call.
     if let Some(function) = fields.value("function_call")
         && calls.is_empty()
     {
         calls.push(json!({"type": "function", "function": function}));
     }
-    // Servers give the thoughts of an answer under several names, and some under two at once.
+    // Servers name the thoughts of an answer differently, and some send two names at once.
     let mut thoughts = thought;
     for name in ["reasoning_content", "reasoning", "thinking"] {
         if let Some(Value::String(text)) = fields.value(name) {
@@ -117,7 +117,7 @@ fn call_of(call: Value, place: &str, warnings: &Warnings) -> Result<Value, Failu
             let name = function.required_text("name")?;
             let place = function.name("arguments");
             let arguments = arguments_of(function.value("arguments"), &place, warnings);
-            // Ollama numbers calls here.
+            // Ollama's index of the call.
             function.ignore_rest_but(&["index"]);
             called(id, &name, &arguments)
         }
@@ -139,13 +139,13 @@ fn call_of(call: Value, place: &str, warnings: &Warnings) -> Result<Value, Failu
     Ok(call)
 }
 
-/// A call as templates take it.
+/// A call in the shape of templates.
 pub(crate) fn called(id: Option<String>, name: &str, arguments: &Value) -> Value {
     json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
 }
 
-/// Arguments of an earlier call as an object, as templates take them. A model may have written text that is no object: it stays
-/// in the conversation as the one argument `text`.
+/// Arguments of an earlier call as an object, for templates. If a model wrote text that is not an object, the text
+/// becomes the only argument, `text`.
 pub(crate) fn arguments_of(arguments: Option<Value>, place: &str, warnings: &Warnings) -> Value {
     match arguments {
         None | Some(Value::Null) => json!({}),
@@ -169,11 +169,11 @@ pub(crate) fn arguments_of(arguments: Option<Value>, place: &str, warnings: &War
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Content {
     pub(super) text: Option<String>,
-    /// Thoughts among its parts.
+    /// Thoughts among the parts.
     pub(super) thought: Option<String>,
 }
 
-/// The content of a message: a text, or a list of parts that are texts.
+/// The content of a message: a text, or a list of text parts.
 pub(super) fn content_of(content: Option<Value>, place: &str, warnings: &Warnings) -> Result<Content, Failure> {
     let parts = match content {
         None => return Ok(Content::default()),

@@ -31,7 +31,7 @@ pub(crate) async fn one(
     Ok(Json(model(&site, entry, &name)))
 }
 
-/// A name that requests may give as their model. An adapter has the places of vLLM's shape.
+/// A name that requests may use as their model. An adapter has its fields in vLLM's shape.
 fn model(site: &Site, entry: &Entry, name: &Name<'_>) -> Value {
     let (config, options) = (&entry.config, &entry.options);
     let mut model = json!({

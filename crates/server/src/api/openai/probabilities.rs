@@ -1,10 +1,10 @@
-//! How likely tokens were, in OpenAI's two shapes.
+//! Probabilities of tokens, in OpenAI's two shapes.
 
 use riffle_engine::TokenProbabilities;
 use riffle_model::Tokenizer;
 use serde_json::{Map, Value, json};
 
-/// The text that a token stands for in the middle of a text; bytes that are no text of their own are replaced.
+/// The text of a token in the middle of a text; incomplete characters are replaced.
 pub(super) fn text_of(tokenizer: &Tokenizer, token: u32) -> String {
     let bytes = tokenizer.token_bytes(token).unwrap_or_default();
     String::from_utf8_lossy(&bytes).into_owned()
@@ -25,13 +25,13 @@ pub(crate) fn chat(tokenizer: &Tokenizer, probabilities: &TokenProbabilities) ->
     own
 }
 
-/// Counts the characters of a text as its tokens come. A token may end within a character.
+/// Counts the characters of a text token by token. A token may end within a character.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Offsets {
     characters: usize,
-    /// Bytes of a character that is not complete.
+    /// Bytes of an incomplete character.
     open: Vec<u8>,
-    /// True if the text lacks the space that its first token begins with, as some tokenizers decode it.
+    /// True if the text lacks its first token's leading space, which some tokenizers remove.
     lacks_space: bool,
 }
 
@@ -56,7 +56,7 @@ impl Offsets {
         bytes
     }
 
-    /// The place of the character in which a token begins. `bytes` are the bytes that the token adds to the text.
+    /// The position of the character in which a token begins. `bytes` are the token's bytes in the text.
     fn push(&mut self, bytes: &[u8]) -> usize {
         let at = self.characters;
         self.open.extend_from_slice(bytes);
@@ -64,7 +64,7 @@ impl Offsets {
         let mut open = 0;
         for chunk in self.open.utf8_chunks() {
             complete += chunk.valid().chars().count();
-            // Bytes that are no character become one, unless later bytes may complete them.
+            // Invalid bytes become one character, unless later bytes may complete them.
             let is_last = std::ptr::eq(chunk.invalid().as_ptr_range().end, self.open.as_ptr_range().end);
             if is_last && begins_character(chunk.invalid()) {
                 open = chunk.invalid().len()
@@ -78,7 +78,7 @@ impl Offsets {
     }
 }
 
-/// True if further bytes may make these a character of UTF-8.
+/// True if further bytes may complete a UTF-8 character.
 fn begins_character(bytes: &[u8]) -> bool {
     matches!(std::str::from_utf8(bytes), Err(error) if error.error_len().is_none())
 }
@@ -116,7 +116,7 @@ pub(super) fn completion(
     })
 }
 
-/// The likeliest tokens by their texts, with the token itself.
+/// The likeliest tokens by their texts, and the token itself.
 fn named(tokenizer: &Tokenizer, token: &TokenProbabilities) -> Value {
     let mut entries = Map::new();
     for (other, log) in &token.likeliest {
@@ -129,7 +129,7 @@ fn named(tokenizer: &Tokenizer, token: &TokenProbabilities) -> Value {
     Value::Object(entries)
 }
 
-/// `prompt_logprobs` as vLLM has it: for each token of the prompt its own probability and the likeliest, by their ids.
+/// `prompt_logprobs` in vLLM's shape: for each prompt token its own probability and the likeliest, by id.
 pub(super) fn of_prompt(tokenizer: &Tokenizer, probabilities: &[TokenProbabilities]) -> Value {
     let entry = |token: u32, log: f32, rank: Option<usize>| {
         let value = json!({
@@ -151,7 +151,7 @@ pub(super) fn of_prompt(tokenizer: &Tokenizer, probabilities: &[TokenProbabiliti
     Value::Array(std::iter::once(Value::Null).chain(entries).collect())
 }
 
-/// JSON has no infinity: a token that cannot be is given the least that programs compute with.
+/// JSON has no infinity, so an impossible token gets the lowest value that programs can read.
 fn finite(log_probability: f32) -> Value {
     json!(log_probability.max(-9999.0))
 }
@@ -171,7 +171,7 @@ mod tests {
             [0, 1, 1, 1, 1, 2]
         );
         assert_eq!(places(&[b"", "é!".as_bytes(), b"x"]), [0, 0, 2]);
-        // A byte that is no character is replaced by one.
+        // An invalid byte becomes one replacement character.
         assert_eq!(places(&[b"\xff", b"a", b"\xc3", b"z"]), [0, 1, 2, 2]);
         assert_eq!(places(&[b"\xf0\x9f", b"q", b"r"]), [0, 0, 2]);
     }

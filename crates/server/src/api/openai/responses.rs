@@ -31,7 +31,7 @@ use crate::forms::{Form, form_of};
 use crate::site::Site;
 use riffle_engine::StopReason;
 
-/// Further parts of a response that clients ask for. Answers of this server have none of them.
+/// Further parts of a response that clients may request. This server's answers have none of them.
 const INCLUDED: &[&str] = &[
     "reasoning.encrypted_content",
     "file_search_call.results",
@@ -42,17 +42,17 @@ const INCLUDED: &[&str] = &[
     "message.input_image.image_url",
 ];
 
-/// A response under way.
+/// A running response.
 struct ResponseAnswer {
     app: Arc<App>,
     asked: OngoingAnswers,
-    /// The response as it is shown before anything has been written.
+    /// The response before any output.
     begun: Value,
-    /// The input of a response that is kept.
+    /// The input of a response to keep.
     kept_input: Option<Vec<Value>>,
 }
 
-/// A response that is asked for.
+/// A requested response.
 struct Wanted {
     question: Question,
     is_streamed: bool,
@@ -82,7 +82,7 @@ async fn counted(app: Arc<App>, request: Request) -> Result<Response, Failure> {
     Ok(Json(body).into_response())
 }
 
-/// Gives a response that was kept.
+/// Returns a kept response.
 pub(crate) async fn one(State(site): State<Arc<Site>>, Path(id): Path<String>) -> Response {
     let found = site.models.kept_items().response(&id);
     let found = found.map(|response| Json(response).into_response());
@@ -112,7 +112,7 @@ fn not_kept(place: &str, id: &str) -> Failure {
     .with_code("previous_response_not_found")
 }
 
-/// The response as it begins. `shown` are the fields that it repeats from the request.
+/// The response at its start. `shown` are the request's fields that it repeats.
 fn as_begun(wishes: &Wishes, [instructions, previous, is_kept]: [Value; 3], shown: Map<String, Value>) -> Value {
     let mut begun = json!({
         "id": new_id("resp_"),
@@ -195,7 +195,7 @@ impl Wanted {
     }
 }
 
-/// Fields that a response shows as they were asked for, or as they are where nothing was asked.
+/// The request's fields that a response repeats, with their defaults.
 fn shown_as_asked(fields: &Fields) -> Map<String, Value> {
     let defaults = [
         ("tools", json!([])),
@@ -252,7 +252,7 @@ fn take_text_form(fields: &mut Fields) -> Result<Option<(Form, String)>, Failure
     Ok(form.map(|form| (form, place)))
 }
 
-/// Takes the fields that do not change an answer, and refuses what is not done.
+/// Takes the fields without effect on an answer, and refuses unsupported ones.
 fn take_what_is_not_done(fields: &mut Fields) -> Result<(), Failure> {
     take_without_effect(fields)?;
     fields.pass_over(&["max_tool_calls", "conversation_id"]);

@@ -1,4 +1,4 @@
-//! Tools that a model may call, and answers that have to be calls.
+//! Tools of a request, and answers that must be calls.
 
 use std::sync::Arc;
 
@@ -17,17 +17,17 @@ pub(super) const SEARCH: &str = "tool_search";
 /// The tools of a request.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Tools {
-    /// The tools that may be called, as the model and the client know them; empty where none may be called.
+    /// The callable tools, with the names for the model and the client; empty if none is callable.
     pub(crate) known: KnownTools,
-    /// The form of an answer that has to be a call, or of one whose calls have to fit what strict tools take.
+    /// The form of a required call, or of calls to strict tools.
     pub(crate) form: Option<Form>,
-    /// True if the answer has to be a call.
+    /// True if the answer must be a call.
     pub(crate) is_required: bool,
-    /// True if one call at most is wanted.
+    /// True if at most one call is allowed.
     pub(crate) is_single: bool,
 }
 
-/// Which tools may or have to be called.
+/// The tools that may or must be called.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Choice {
     Never,
@@ -35,7 +35,7 @@ pub(crate) enum Choice {
     Always,
     /// The tool of this name.
     One(String),
-    /// Tools of these names alone.
+    /// Only the tools of these names.
     Among {
         names: Vec<String>,
         is_required: bool,
@@ -47,7 +47,7 @@ pub(crate) fn take(app: &Arc<App>, fields: &mut Fields) -> Result<Tools, Failure
     take_with(app, fields, Vec::new())
 }
 
-/// As [`take`], with further tools that the client's search has found.
+/// As [`take`], with further tools found by the client's search.
 pub(super) fn take_with(app: &Arc<App>, fields: &mut Fields, found: Vec<Tool>) -> Result<Tools, Failure> {
     let mut tools = take_list(fields)?;
     tools.extend(found);
@@ -91,7 +91,7 @@ pub(crate) fn finish(
             if chosen.is_empty() {
                 return Err(Failure::field("tool_choice", format!("there is no tool {name:?}")));
             }
-            // The others stay in the prompt, so that it begins as it did before.
+            // The other tools stay in the prompt, so that its beginning does not change.
             return Ok(Tools {
                 form: Some(form_of(app, &shown(&chosen), true)?),
                 known: KnownTools::new(tools),
@@ -124,8 +124,8 @@ pub(crate) fn finish(
     })
 }
 
-/// The tools that an entry of `tools` stands for: a function of the client, a custom tool, or a namespace of these. One that the
-/// vendor of another server runs is left out with a warning.
+/// The tools of an entry of `tools`: a function of the client, a custom tool, or a namespace of these. A tool that
+/// only another vendor runs is skipped with a warning.
 fn tools_of(mut fields: Fields, may_nest: bool) -> Result<Vec<Tool>, Failure> {
     let kind = fields.text("type")?.unwrap_or_else(|| "function".to_owned());
     match kind.as_str() {
@@ -159,7 +159,7 @@ fn tools_of(mut fields: Fields, may_nest: bool) -> Result<Vec<Tool>, Failure> {
             fields.ignore_rest();
             Ok(tools)
         }
-        // Only the client's search is offered: no search of a vendor's server exists here.
+        // Only the client's search is possible; this server has no search.
         "tool_search" if fields.peek("execution").is_some_and(|by| by == "client") => {
             let mut function = json!({"name": SEARCH, "description": fields.text("description")?.unwrap_or_default()});
             function["parameters"] = fields.value("parameters").unwrap_or_else(|| json!({"type": "object"}));
@@ -199,7 +199,7 @@ fn name_of(fields: &mut Fields) -> Result<String, Failure> {
     }
 }
 
-/// A tool that takes free text. The model is told the text's grammar, which does not bind the answer.
+/// A tool with free text. The model sees the text's grammar, which does not constrain the answer.
 fn custom_of(mut fields: Fields) -> Result<Tool, Failure> {
     let name = name_of(&mut fields)?;
     let mut description = fields.text("description")?.unwrap_or_default();
@@ -241,7 +241,7 @@ fn choice_of(choice: Option<Value>, warnings: &Warnings) -> Result<Choice, Failu
             let mut names = Vec::new();
             for (at, tool) in allowed.list("tools")?.unwrap_or_default().into_iter().enumerate() {
                 let mut tool = Fields::from_value(tool, &format!("{place}[{at}]"), warnings)?;
-                // A tool of another kind is none that can be called here.
+                // Tools of other kinds cannot be called.
                 if ["", "function", "custom"].contains(&tool.kind().as_str()) {
                     names.push(chosen_name(&mut tool)?);
                 }
@@ -266,7 +266,7 @@ fn choice_of_word(word: &str, place: &str) -> Result<Choice, Failure> {
     }
 }
 
-/// The name of a tool that a choice means. Chat completions nest it, responses do not.
+/// The name of the chosen tool. Chat completions nest it, responses do not.
 fn chosen_name(fields: &mut Fields) -> Result<String, Failure> {
     fields.pass_over(&["type", "namespace"]);
     for kind in ["function", "custom"] {

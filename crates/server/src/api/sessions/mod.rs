@@ -52,7 +52,7 @@ async fn listed(app: &Arc<App>) -> Result<Response, Failure> {
     Ok(Json(json!({"object": "list", "data": sessions.collect::<Vec<Value>>()})).into_response())
 }
 
-/// Brings a saved session into memory. Requests that name it, or that begin with the same text, find it there.
+/// Loads a saved session into memory, for requests that name it or have the same beginning.
 pub(crate) async fn restore(State(app): State<Arc<App>>, Path(name): Path<String>, request: Request) -> Response {
     respond(Shape::OpenAi, restored(&app, &name, request).await)
 }
@@ -66,7 +66,7 @@ async fn restored(app: &Arc<App>, name: &str, request: Request) -> Result<Respon
     Ok(Json(json!({"name": name, "tokens": tokens})).into_response())
 }
 
-/// Sees to it that a session is in memory. Returns its file, which requests name.
+/// Loads a session into memory if it is not there. Returns its file, by which requests name it.
 pub(crate) async fn bring(app: &App, name: &str) -> Result<PathBuf, Failure> {
     let path = existing(app, name)?;
     let file = path.clone();
@@ -77,7 +77,7 @@ pub(crate) async fn bring(app: &App, name: &str) -> Result<PathBuf, Failure> {
     Ok(path)
 }
 
-/// The sequence of a session: taken out of memory, or read from its file while answers go on.
+/// The sequence of a session: taken out of memory, or read from its file while answers continue.
 async fn loaned(app: &App, name: &str, path: &FilePath) -> Result<LoanedSequence, Failure> {
     let file = path.to_owned();
     let found = app.driver.work(move |scheduler| match scheduler.take_held(&file) {
@@ -105,7 +105,7 @@ async fn loaned(app: &App, name: &str, path: &FilePath) -> Result<LoanedSequence
     })
 }
 
-/// A session's sequence, held in memory or to be restored from disk.
+/// A session's sequence, in memory or on disk.
 enum Found {
     Held(Box<LoanedSequence>),
     OnDisk(Restoring),
@@ -132,7 +132,7 @@ async fn forked(app: &Arc<App>, name: &str, request: Request) -> Result<Response
     Ok(Json(json!({"name": to})).into_response())
 }
 
-/// Removes a session's file. Its pages in memory stay until their room is needed.
+/// Removes a session's file. Its pages in memory stay until their memory is needed.
 pub(crate) async fn delete(State(app): State<Arc<App>>, Path(name): Path<String>) -> Response {
     respond(Shape::OpenAi, deleted(&app, &name))
 }

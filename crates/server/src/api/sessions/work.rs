@@ -1,4 +1,4 @@
-//! Saving and compressing a session: work that takes as long as reading its text.
+//! Saves and compresses sessions, which takes as long as reading their texts.
 
 use std::convert::Infallible;
 use std::path::{Path as FilePath, PathBuf};
@@ -25,7 +25,7 @@ use crate::failure::{Failure, Shape};
 use crate::fields::Fields;
 use crate::tokenising::Wanted;
 
-/// Saving or compressing under way.
+/// A running save or compression.
 struct SessionWork {
     app: Arc<App>,
     name: String,
@@ -33,7 +33,7 @@ struct SessionWork {
     answer: Answer,
     /// Options of the compression; `None` if a session is saved.
     compress: Option<CompressOptions>,
-    /// The sequence to be saved, once its text has been read.
+    /// The sequence to save, after its text was read.
     sequence: Option<Box<Sequence>>,
 }
 
@@ -43,7 +43,7 @@ enum Progress {
     Ended(Value),
 }
 
-/// Reads a prompt, or finds it read, and saves it.
+/// Reads a prompt, unless it is cached, and saves it.
 pub(crate) async fn save(State(app): State<Arc<App>>, Path(name): Path<String>, request: Request) -> Response {
     respond(Shape::OpenAi, saved(app, name, request).await)
 }
@@ -140,7 +140,7 @@ fn take_compression(fields: &mut Fields) -> Result<CompressOptions, Failure> {
             method.parse().map_err(unknown)?
         }
     };
-    // A share such as 0.3 is meant as it is written.
+    // A share such as 0.3 must keep its decimal value.
     let keep = keep.to_string().parse().unwrap_or(f64::from(keep));
     Ok(CompressOptions::new(method, keep))
 }
@@ -162,7 +162,7 @@ impl SessionWork {
         }
     }
 
-    /// Writes the file of a text that has been read.
+    /// Writes the file of a text after it was read.
     async fn save(&mut self, finished: &Finished) -> Result<Value, Failure> {
         let sequence = self.sequence.take().ok_or_else(Failure::stopping)?;
         let bytes = self.write(move |path| Ok(sequence.save(path)?.len())).await?;
@@ -174,7 +174,7 @@ impl SessionWork {
         }))
     }
 
-    /// Writes the file of a session that has been compressed, and keeps it in memory.
+    /// Writes the file of a compressed session, and keeps it in memory.
     async fn keep(&mut self, compressed: Compressed, mut session: LoanedSequence) -> Result<Value, Failure> {
         let (session, bytes) = self
             .write(move |path| session.save(path).map(|bytes| (session, bytes)))
@@ -192,7 +192,7 @@ impl SessionWork {
         }))
     }
 
-    /// Writes the file on a thread of its own.
+    /// Writes the file on its own thread.
     async fn write<T: Send + 'static>(
         &self,
         write: impl FnOnce(&FilePath) -> Result<T, EngineError> + Send + 'static,

@@ -1,4 +1,4 @@
-//! Counts how deep a grammar is and prepares the schemas in it, reading its text as llguidance's lexer does.
+//! Counts the depth of a grammar and prepares its schemas, reading the text like llguidance's lexer.
 
 use serde_json::Value;
 
@@ -37,18 +37,19 @@ struct Reader<'a> {
     rest: &'a str,
     /// The order of names in its schemas.
     order: NameOrder,
-    /// The text before it, as it is given to llguidance.
+    /// The prepared text before it, for llguidance.
     prepared: String,
     /// Definitions so far, plus the deepest nesting of each.
     levels: usize,
-    /// Brackets open here, and the most in this definition.
+    /// Open brackets, and the most in this definition.
     open: usize,
     deepest: usize,
     pattern_characters: usize,
 }
 
 impl<'a> Reader<'a> {
-    /// Passes one part of the text. It skips parts that no grammar may hold, because llguidance's lexer refuses them.
+    /// Skips one part of the text. Parts that no grammar may contain are skipped, because llguidance's lexer refuses
+    /// them.
     fn step(&mut self) -> Result<(), String> {
         let rest = self.rest;
         if rest.starts_with("//") || rest.starts_with('#') {
@@ -96,13 +97,13 @@ impl<'a> Reader<'a> {
         self.rest = rest;
     }
 
-    /// Counts a definition; every one has a colon.
+    /// Counts a definition, which always has a colon.
     fn end_definition(&mut self) {
         self.levels += 1 + self.deepest;
         self.deepest = self.open;
     }
 
-    /// Passes a keyword and its JSON, which may be a schema.
+    /// Skips a keyword and its JSON, which may be a schema.
     fn pass_json(&mut self, keyword: &str) -> Result<(), String> {
         let after = &self.rest[keyword.len()..];
         let mut values = serde_json::Deserializer::from_str(after).into_iter::<Value>();
@@ -117,17 +118,17 @@ impl<'a> Reader<'a> {
                 self.rest = &self.rest[passed..];
             }
             Some(Ok(_)) => self.pass(passed),
-            // The lexer refuses text that is no JSON.
+            // The lexer refuses text that is not JSON.
             _ => self.pass(self.rest.len()),
         }
         Ok(())
     }
 
-    /// A schema in a grammar, as the grammar names it.
+    /// A schema in a grammar, in the grammar's spelling.
     fn prepared_schema(&self, mut schema: Value) -> Result<String, String> {
         schema::check(&schema)?;
         crate::forms::schema::prepare(&mut schema)?;
-        // A grammar may say how its own schemas are read.
+        // A grammar may set the options of its own schemas.
         if schema.get(crate::forms::OPTIONS).is_none() {
             schema = crate::forms::with_options(schema)?;
             let any = match self.order {
@@ -142,7 +143,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The text from one mark to the next one that no backslash stands before; all of it where there is none.
+/// The text up to the next mark without a backslash before it; all of it if there is none.
 fn quoted(text: &str, mark: char) -> &str {
     let mut is_escaped = false;
     for (at, character) in text.char_indices().skip(1) {

@@ -12,10 +12,10 @@ use serde_json::Value;
 pub(super) use lark::prepared as prepared_grammar;
 pub(super) use schema::check as check_schema;
 
-/// Bytes of the stack of each thread that compiles forms or computes masks. Only the pages that are used take memory.
+/// Stack of each thread that compiles forms or computes masks, in bytes. Only used pages take memory.
 pub(crate) const STACK_BYTES: usize = 128 << 20;
 
-/// Most levels of a schema: its own nesting, and that of everything its references name. A level takes at most 5 KiB of stack.
+/// Most levels of a schema, including the targets of its references. A level takes at most 5 KiB of stack.
 pub(super) const SCHEMA_LEVELS: usize = 5000;
 
 /// Most names of properties in a schema. A name takes at most 3 KiB of stack.
@@ -33,15 +33,15 @@ pub(super) const GRAMMAR_LEVELS: usize = 8000;
 /// Most characters of a regular expression. One takes at most 1 KiB of stack.
 pub(super) const PATTERN_CHARACTERS: usize = 20_000;
 
-/// Refuses a pattern that is too long to be compiled.
+/// Refuses a pattern that is too long.
 ///
 /// # Errors
-/// How many characters it has and how many are allowed.
+/// The number of its characters, and the limit.
 pub(super) fn check_pattern(pattern: &str) -> Result<(), String> {
     check_count("characters", pattern.len(), PATTERN_CHARACTERS)
 }
 
-/// Refuses a number that is beyond its bound.
+/// Refuses a number beyond its bound.
 fn check_count(counted: &str, found: usize, most: usize) -> Result<(), String> {
     if found <= most {
         Ok(())
@@ -50,7 +50,7 @@ fn check_count(counted: &str, found: usize, most: usize) -> Result<(), String> {
     }
 }
 
-/// Levels of arrays and objects in each other.
+/// Nesting depth of arrays and objects.
 pub(super) fn nesting(value: &Value) -> usize {
     match value {
         Value::Array(items) => 1 + items.iter().map(nesting).max().unwrap_or(0),

@@ -1,4 +1,4 @@
-//! Counts how deep and how large a schema is with what its references name.
+//! Counts the depth and size of a schema, including the targets of its references.
 
 use std::collections::{HashMap, HashSet};
 
@@ -51,7 +51,7 @@ struct Counts<'a> {
 }
 
 impl<'a> Counts<'a> {
-    /// Counts every value as though it were a schema: data is counted with the rest.
+    /// Counts every value like a schema, including data.
     fn add(&mut self, value: &'a Value) {
         match value {
             Value::Array(items) => items.iter().for_each(|item| self.add(item)),
@@ -78,7 +78,7 @@ impl<'a> Counts<'a> {
     }
 }
 
-/// Counts the values of a schema, with those of references that are written out.
+/// Counts the values of a schema, including expanded references.
 struct Sizes<'a> {
     references: &'a References<'a>,
     /// Values of a reference's target; 1 while it is counted, since a cycle is refused or compiled once.
@@ -124,7 +124,7 @@ impl<'a> Sizes<'a> {
     }
 }
 
-/// Refuses a reference to a document that is not part of the schema.
+/// Refuses a reference to a document outside the schema.
 fn refuse_other_documents(value: &Value, references: &References<'_>) -> Result<(), String> {
     match value {
         Value::Array(items) => items
@@ -147,7 +147,7 @@ fn refuse_other_documents(value: &Value, references: &References<'_>) -> Result<
     }
 }
 
-/// Refuses a reference that leads back to itself although nothing of the value is passed on the way.
+/// Refuses a reference that leads back to itself without entering a part of the value.
 fn refuse_empty_cycle(schema: &Value, references: &References<'_>, counts: &Counts<'_>) -> Result<(), String> {
     let mut open = HashSet::new();
     let mut closed = HashSet::new();

@@ -1,4 +1,4 @@
-//! Forms at a bound are compiled with a quarter of the stack, and those one beyond it are refused.
+//! Forms at a bound are compiled with a quarter of the stack, and forms beyond it are refused.
 
 use riffle_engine::TokenConstraint;
 use serde_json::{Map, Value, json};
@@ -7,7 +7,7 @@ use super::STACK_BYTES;
 use crate::forms::tests::engine;
 use crate::forms::{Form, Forms, grammars_of};
 
-/// Stack of the threads that draw tokens, a quarter of what they have.
+/// Stack of the threads that draw tokens: a quarter of theirs.
 const DRAWING_STACK: usize = 512 << 10;
 
 fn on_stack<T: Send + 'static>(bytes: usize, work: impl FnOnce() -> T + Send + 'static) -> T {
@@ -15,7 +15,7 @@ fn on_stack<T: Send + 'static>(bytes: usize, work: impl FnOnce() -> T + Send + '
     thread.spawn(work).unwrap().join().unwrap()
 }
 
-/// A chain of definitions; `link` makes one of the reference to the next.
+/// A chain of definitions; `link` makes one from the reference to the next.
 fn chain(length: usize, link: fn(Value) -> Value, end: Value) -> Form {
     let next = |at: usize| json!({"$ref": format!("#/$defs/d{at}")});
     let mut definitions: Map<String, Value> = (0..length).map(|at| (format!("d{at}"), link(next(at + 1)))).collect();
@@ -102,7 +102,7 @@ fn forms_at_the_bounds_take_a_quarter_of_the_stack_and_those_beyond_are_refused(
     let forms = std::sync::Arc::new(Forms::new(&engine, crate::Limits::default()).unwrap());
     let end = engine.generation_defaults().eos[0];
     for (name, kind) in KINDS {
-        // The longest that is within the bounds.
+        // The longest form within the bounds.
         let (mut within, mut beyond) = (1, 40_000);
         while beyond - within > 1 {
             let middle = usize::midpoint(within, beyond);
@@ -132,7 +132,7 @@ fn forms_at_the_bounds_take_a_quarter_of_the_stack_and_those_beyond_are_refused(
     }
 }
 
-/// The first token that may come next and does not end the text.
+/// The first allowed token that does not end the text.
 fn first_allowed(answer: &mut dyn TokenConstraint, end: u32) -> Option<u32> {
     let allowed = answer.allowed().ok()?.to_vec();
     let is_allowed = |token: &u32| allowed[*token as usize / 32] >> (token % 32) & 1 == 1;

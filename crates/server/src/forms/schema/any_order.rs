@@ -17,10 +17,10 @@ const NAMES: usize = 64;
 /// Most rules of a grammar.
 const RULES: usize = 5000;
 
-/// Most bytes of a grammar: parts of a schema hold copies of what they refer to.
+/// Most bytes of a grammar; parts of a schema contain copies of their references' targets.
 const BYTES: usize = 2 << 20;
 
-/// Most levels of schemas in each other: compiling rules takes more stack for a level than compiling schemas does.
+/// Most levels of nested schemas; a rule takes more stack per level than a schema.
 const LEVELS: usize = 200;
 
 /// Keywords without effect on values.
@@ -75,7 +75,7 @@ pub(in crate::forms) fn any_order(schema: &Value) -> Option<String> {
     ))
 }
 
-/// A schema as far as it is written as rules.
+/// Shape of a schema in the grammar.
 enum Shape<'a> {
     Reference(&'a Value),
     Alternatives(&'a [Value]),
@@ -93,7 +93,7 @@ struct Object<'a> {
     /// The required names first.
     names: Vec<(&'a str, &'a Value)>,
     required: usize,
-    /// A schema for values other than objects, if the schema takes any.
+    /// A schema for values that are not objects, if allowed.
     others: Option<Value>,
 }
 
@@ -101,11 +101,11 @@ struct Rules<'a> {
     references: &'a References<'a>,
     schema: &'a Value,
     options: &'a Value,
-    /// By place in memory: true for schemas that an object with two names can be reached in.
+    /// By address: true for schemas that can reach an object with two names.
     reaching: HashMap<*const Value, bool>,
-    /// Rules by the place of their schema in memory.
+    /// Rules by the address of their schema.
     known: HashMap<*const Value, String>,
-    /// Rules of parts that are compiled as schemas, by their text.
+    /// Rules of parts compiled as schemas, by their text.
     parts: HashMap<String, String>,
     lines: Vec<String>,
     bytes: usize,
@@ -140,13 +140,13 @@ impl<'a> Rules<'a> {
         }
     }
 
-    /// True if the rules of a schema would hold an object with two names.
+    /// True if the rules of a schema contain an object with two names.
     fn reaches(&mut self, schema: &'a Value) -> bool {
         let place = std::ptr::from_ref(schema);
         if let Some(reaches) = self.reaching.get(&place) {
             return *reaches;
         }
-        // A schema in itself reaches no more than it does elsewhere.
+        // A recursive schema reaches no more than its other parts.
         self.reaching.insert(place, false);
         let reaches = match self.shape(schema) {
             Shape::Reference(target) => self.reaches(target),
@@ -161,7 +161,7 @@ impl<'a> Rules<'a> {
         reaches
     }
 
-    /// The rule of the values that a schema describes.
+    /// The rule of a schema's values.
     fn value(&mut self, schema: &'a Value) -> Option<String> {
         if !self.reaches(schema) {
             return self.part(schema.clone());
@@ -194,7 +194,7 @@ impl<'a> Rules<'a> {
         (self.lines.len() <= RULES && self.bytes <= BYTES).then_some(())
     }
 
-    /// Alternatives without objects of two names are one part: llguidance leaves out those that no value meets.
+    /// Alternatives without objects of two names are one part, because llguidance drops impossible ones.
     fn alternatives(&mut self, parts: &'a [Value]) -> Option<String> {
         let (reaching, others): (Vec<&Value>, Vec<&Value>) = parts.iter().partition(|part| self.reaches(part));
         let mut rules = Vec::with_capacity(reaching.len() + 1);
@@ -247,7 +247,7 @@ impl<'a> Rules<'a> {
         })
     }
 
-    /// The rule of a part that is compiled as a schema.
+    /// The rule of a part compiled as a schema.
     fn part(&mut self, mut part: Value) -> Option<String> {
         if part == Value::Bool(true) {
             part = json!({});
@@ -271,7 +271,7 @@ impl<'a> Rules<'a> {
         Some(rule)
     }
 
-    /// Copies the definitions that a part refers to; `None` where its references name something else.
+    /// Copies the definitions that a part refers to; `None` if its references name something else.
     fn add_definitions(&self, part: &mut Value) -> Option<()> {
         for keyword in ["$defs", "definitions"] {
             if let Some(definitions) = self.schema.get(keyword) {
@@ -305,7 +305,7 @@ fn list<'a>(fields: &'a Map<String, Value>, keywords: &[&str]) -> Option<Shape<'
 }
 
 impl<'a> Object<'a> {
-    /// A closed object without keywords but its names.
+    /// A closed object with no keywords besides its names.
     fn closed(fields: &'a Map<String, Value>, keywords: &[&str]) -> Option<Self> {
         let taken = ["additionalProperties", "properties", "required", "type"];
         if !keywords.iter().all(|keyword| taken.contains(keyword)) || fields.get("additionalProperties")? != false {
@@ -349,7 +349,7 @@ fn holds_reference(schema: &Value) -> bool {
     holds
 }
 
-/// Calls `take` with every reference, and with texts in data that look like one.
+/// Calls `take` with every reference, and with data that looks like one.
 fn each_reference(value: &Value, take: &mut impl FnMut(&str)) {
     match value {
         Value::Array(items) => items.iter().for_each(|item| each_reference(item, take)),

@@ -31,9 +31,9 @@ pub(super) fn closed(schema: &Value) -> Result<Value, String> {
 /// Schemas that conjunctions refer to.
 struct Conjunctions<'a> {
     references: &'a References<'a>,
-    /// By their place in memory.
+    /// Their addresses.
     parts: HashSet<*const Value>,
-    /// True if a reference leads to a declared property, which then has to stay where it is.
+    /// True if a reference leads to a declared property, which then must stay in its place.
     names_properties: bool,
     patterns: Patterns,
 }
@@ -64,7 +64,7 @@ impl<'a> Conjunctions<'a> {
         }
     }
 
-    /// A copy of a schema; `is_part` inside a conjunction.
+    /// A copy of a schema; `is_part` is true inside a conjunction.
     fn close(&self, schema: &Value, is_part: bool) -> Value {
         let Value::Object(fields) = schema else {
             return schema.clone();
@@ -95,7 +95,7 @@ impl<'a> Conjunctions<'a> {
     }
 }
 
-/// Closes an object that declares properties, unless it says which others it takes or needs more than it declares.
+/// Closes an object that declares properties, unless it allows others or requires undeclared ones.
 fn close_object(fields: &mut Map<String, Value>) {
     let says_it = ["additionalProperties", "unevaluatedProperties"]
         .into_iter()

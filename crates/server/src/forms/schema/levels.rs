@@ -1,4 +1,4 @@
-//! How deep the values of a schema are nested. Their lines are indented by it.
+//! Nesting depth of a schema's values, which limits the indentation of their lines.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use super::References;
 use crate::forms::bounds::nesting;
 
-/// Levels of arrays and objects in the deepest value that a schema describes; `None` where it sets no bound.
+/// Levels of arrays and objects in the deepest value of a schema; `None` without a bound.
 ///
 /// # Errors
 /// For references beyond a bound.
@@ -22,7 +22,7 @@ pub(in crate::forms) fn levels(schema: &Value) -> Result<Option<usize>, String> 
 
 struct Levels<'a> {
     references: &'a References<'a>,
-    /// By the place of a schema in memory; `None` while it is looked at, since a value in itself has no bound.
+    /// By the address of a schema; `None` while it is examined, because a recursive value has no bound.
     known: HashMap<*const Value, Option<usize>>,
 }
 
@@ -36,7 +36,7 @@ impl<'a> Levels<'a> {
             return *levels;
         }
         self.known.insert(place, None);
-        // A value meets all keywords, so that the tightest bound counts.
+        // A value satisfies all keywords, so the tightest bound counts.
         let bounds = fields.iter().map(|(keyword, value)| match (keyword.as_str(), value) {
             ("const", data) => Some(nesting(data)),
             ("enum", Value::Array(data)) => data.iter().map(nesting).max(),
@@ -51,7 +51,7 @@ impl<'a> Levels<'a> {
         levels
     }
 
-    /// The levels of the deepest of several schemas; `None` where there is none.
+    /// The levels of the deepest of several schemas; `None` for no schema.
     fn deepest(&mut self, schemas: impl IntoIterator<Item = &'a Value>) -> Option<usize> {
         let levels: Option<Vec<usize>> = schemas.into_iter().map(|schema| self.levels(schema)).collect();
         levels?.into_iter().max()

@@ -1,4 +1,4 @@
-//! Schemas as they are given to llguidance: with numbers that it holds exactly, and objects closed to names that nobody declared.
+//! Schemas prepared for llguidance: with exact numbers, and with objects closed to undeclared names.
 
 mod any_order;
 mod closing;
@@ -13,7 +13,7 @@ pub(super) use any_order::any_order;
 pub(super) use levels::levels;
 pub(super) use references::References;
 
-/// Keywords that apply to the same value as the keywords beside them.
+/// Keywords for the same value as their neighbours.
 const IN_PLACE: [&str; 6] = ["$ref", "allOf", "anyOf", "const", "enum", "oneOf"];
 
 /// Keywords that constrain a value by themselves.
@@ -49,10 +49,10 @@ pub(super) fn is_conjunction(fields: &Map<String, Value>) -> bool {
     in_place + usize::from(is_constrained) > 1 || all.is_some_and(|all| all.len() > 1)
 }
 
-/// A schema as llguidance is given it. Answers that meet it meet the schema that was sent.
+/// Prepares a schema for llguidance. Answers of the prepared schema satisfy the original.
 ///
 /// # Errors
-/// For a number that cannot be held exactly.
+/// For a number that cannot be represented exactly.
 pub(super) fn prepare(schema: &mut Value) -> Result<(), String> {
     numbers::hold(schema)?;
     *schema = closing::closed(schema)?;

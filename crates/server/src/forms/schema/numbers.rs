@@ -1,4 +1,4 @@
-//! Numbers that llguidance would change: it computes with doubles and with integers of 64 bits.
+//! Numbers that llguidance would change: it computes with doubles and 64-bit integers.
 
 use serde_json::{Map, Number, Value, json};
 
@@ -7,13 +7,13 @@ use super::{Parts, parts};
 /// The largest double below 2^63. Integers of the grammar end there.
 const LARGEST: i128 = (1 << 63) - 1024;
 
-/// The largest bound without another at the other end.
+/// The largest bound without an opposite bound.
 const MOST_OPEN: f64 = 1e16;
 
-/// Narrows bounds to numbers that are held exactly.
+/// Narrows bounds to exact numbers.
 ///
 /// # Errors
-/// For a constant that cannot be held, and for bounds between which nothing can.
+/// For a constant without an exact representation, and for bounds without one between them.
 pub(super) fn hold(schema: &mut Value) -> Result<(), String> {
     match schema {
         Value::Array(list) => list.iter_mut().try_for_each(hold),
@@ -34,7 +34,7 @@ pub(super) fn hold(schema: &mut Value) -> Result<(), String> {
     }
 }
 
-/// Refuses constants that an answer could not repeat digit by digit.
+/// Refuses constants that an answer cannot repeat digit by digit.
 fn check_data(fields: &Map<String, Value>) -> Result<(), String> {
     for keyword in ["const", "enum"] {
         if let Some(data) = fields.get(keyword) {
@@ -77,7 +77,7 @@ fn double(value: i128) -> f64 {
     value as f64
 }
 
-/// Narrows the bounds of a schema to doubles that the grammar takes.
+/// Narrows the bounds of a schema to doubles that the grammar supports.
 fn hold_bounds(fields: &mut Map<String, Value>) -> Result<(), String> {
     for (keyword, inclusive, is_lower) in [
         ("minimum", "minimum", true),
@@ -102,7 +102,7 @@ fn hold_bounds(fields: &mut Map<String, Value>) -> Result<(), String> {
             None => given.as_f64() != Some(held),
         };
         if is_changed {
-            // A narrowed bound lies within an excluded one.
+            // A narrowed bound is within an excluded one.
             fields.remove(keyword);
             set_tighter(fields, inclusive, held, is_lower);
         }
@@ -119,7 +119,7 @@ fn hold_bounds(fields: &mut Map<String, Value>) -> Result<(), String> {
         (Some(lower), Some(upper)) if lower > upper && lower.abs().max(upper.abs()) > 2f64.powi(53) => {
             Err("minimum and maximum: no number between them can be held exactly (a double rounds them)".to_owned())
         }
-        // llguidance writes the open end with one more digit, which would be beyond 64 bits.
+        // llguidance writes an open end with one more digit, which would exceed 64 bits.
         (Some(lower), None) if lower > MOST_OPEN => {
             fields.insert("maximum".to_owned(), json!(double(LARGEST)));
             Ok(())
@@ -136,7 +136,7 @@ fn bound(fields: &Map<String, Value>, keyword: &str) -> Option<f64> {
     fields.get(keyword)?.as_f64()
 }
 
-/// Sets an inclusive bound unless a tighter one stands there.
+/// Sets an inclusive bound unless there is a tighter one.
 fn set_tighter(fields: &mut Map<String, Value>, keyword: &str, held: f64, is_lower: bool) {
     let tightest = match bound(fields, keyword) {
         Some(other) if is_lower => other.max(held),
@@ -157,7 +157,7 @@ fn narrowed(value: i128, is_lower: bool) -> f64 {
     }
 }
 
-/// A bound within the integers of the grammar; none where no number is left.
+/// A bound within the integers of the grammar; `None` if no number remains.
 fn clamped(held: f64, is_lower: bool) -> Option<f64> {
     let largest = double(LARGEST);
     match is_lower {

@@ -10,10 +10,11 @@ use serde_json::{Map, Value, json};
 
 use crate::forms::bounds::NAME_PATTERNS;
 
-/// Optional names before the last required one that may stand there or behind it. Each of their subsets is an alternative.
+/// Most optional names before the last required one that may have two places. Each of their subsets is an
+/// alternative.
 const MOST_LEADING: usize = 3;
 
-/// Patterns that may still be made of names; every pair of an object is compared.
+/// Remaining patterns for names; every pair in an object is compared.
 pub(super) struct Patterns(Cell<usize>);
 
 impl Patterns {
@@ -27,15 +28,15 @@ impl Patterns {
         left.is_some()
     }
 
-    /// An object that takes names beside its declared ones, so that the optional ones may stand in any order. With more names than
-    /// there are patterns left it stays as it is.
+    /// Reorders an object that allows undeclared names, so that its optional names may come in any order. It does not
+    /// change if there are more names than patterns.
     pub(super) fn reorder(&self, fields: Map<String, Value>) -> Value {
         let Some(names) = Names::of_open_object(&fields) else {
             return Value::Object(fields);
         };
         let leading = names.leading.len();
         let others = names.optional.len() - leading;
-        // Each leading name is a pattern in half of the alternatives.
+        // Half of the alternatives have each leading name as a pattern.
         let (subsets, patterns) = match leading {
             1..=MOST_LEADING => (1 << leading, (others << leading) + (leading << (leading - 1))),
             _ => (1, names.optional.len()),
@@ -93,7 +94,7 @@ impl Names {
         })
     }
 
-    /// The object, or the alternatives that it becomes: one for each set of leading names that stand in their places.
+    /// The object, or its alternatives: one for each set of leading names in their places.
     fn alternatives(&self, fields: &Map<String, Value>, subsets: usize) -> Value {
         let with_leading = |subset: usize| {
             let leading = self.leading.iter().enumerate();
@@ -119,7 +120,8 @@ impl Names {
         Value::Object(around)
     }
 
-    /// The object in which the names `in_place` are required where they stand, and the other optional ones are patterns.
+    /// The object in which the names `in_place` are required in their places, and the other optional names are
+    /// patterns.
     fn with_in_place(&self, fields: &Map<String, Value>, in_place: &[&str]) -> Map<String, Value> {
         let (mut properties, mut patterns) = (Map::new(), Map::new());
         for (name, schema) in fields["properties"].as_object().into_iter().flatten() {

@@ -1,15 +1,15 @@
-//! Finds what references of a schema name.
+//! Finds the targets of a schema's references.
 
 use std::collections::HashMap;
 
 use serde_json::Value;
 
-/// Most parts of a schema with an `$id`: each is a document of its own that a reference may start from.
+/// Most parts of a schema with an `$id`; each is a document that references may be relative to.
 const DOCUMENTS: usize = 100;
 
-/// Parts of a schema that its references may name.
+/// Possible targets of a schema's references.
 pub(in crate::forms) struct References<'a> {
-    /// The schema, and the parts of it with an `$id`.
+    /// The schema, and its parts with an `$id`.
     documents: Vec<&'a Value>,
     anchors: HashMap<&'a str, Vec<&'a Value>>,
 }
@@ -57,7 +57,8 @@ impl<'a> References<'a> {
         parts.into_iter().flatten().any(is_part)
     }
 
-    /// True if a reference names a document that is neither the schema nor one of its parts. llguidance knows the schemas of JSON Schema.
+    /// True if a reference names a document that is neither the schema nor one of its parts. llguidance includes the
+    /// schemas of JSON Schema.
     pub(in crate::forms) fn names_other_document(&self, reference: &str) -> bool {
         let address = |text: &'_ str| text.split('#').next().unwrap_or_default().to_owned();
         let named = address(reference);
@@ -65,13 +66,13 @@ impl<'a> References<'a> {
         let is_named = |document: &&Value| {
             let ids = ["$id", "id"].into_iter().filter_map(|name| document[name].as_str());
             let mut ids = ids.map(address).filter(|id| !id.is_empty());
-            // Either may be relative to the address of a part around it.
+            // Either may be relative to the address of an enclosing part.
             ids.any(|id| id.ends_with(named) || named.ends_with(&id))
         };
         !named.is_empty() && !named.contains("://json-schema.org/") && !self.documents.iter().any(is_named)
     }
 
-    /// Everything that a reference may name: the fragment is looked up in every document, whichever of them it starts from.
+    /// All possible targets of a reference: the fragment is looked up in every document.
     pub(in crate::forms) fn targets(&self, reference: &str) -> Vec<&'a Value> {
         let fragment = decoded(reference.split_once('#').map_or("", |(_, fragment)| fragment));
         if fragment.is_empty() || fragment.starts_with('/') {
@@ -93,7 +94,7 @@ impl<'a> References<'a> {
     }
 }
 
-/// A fragment without percent signs for bytes.
+/// A fragment with its percent escapes decoded.
 fn decoded(fragment: &str) -> String {
     let mut bytes = Vec::with_capacity(fragment.len());
     let mut rest = fragment.as_bytes();
