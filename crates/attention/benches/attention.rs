@@ -242,5 +242,41 @@ fn foreign_case(
     group.finish();
 }
 
-criterion_group!(benches, prefill, block_sparse, decode, verification, foreign);
+/// Estimates from signs of keys, beside the rate of look-ups alone. An element is a product with a sign.
+fn signs(criterion: &mut Criterion) {
+    const HEAD_DIM: usize = 128;
+    const TOKENS: usize = 32_768;
+    let mut index = SignIndex::default();
+    let keys = noise(TOKENS * HEAD_DIM);
+    for segment in keys.chunks_exact(SignIndex::SEGMENT * HEAD_DIM) {
+        index.push(&mut segment.to_vec(), HEAD_DIM).unwrap();
+    }
+    let ceiling = ceiling::sign_gproducts();
+    println!("signs: look-ups alone make {ceiling:.0} billion products a second");
+    let mut scorer = SignScorer::default();
+    let mut group = criterion.benchmark_group("signs");
+    group.sample_size(10);
+    for rows in [1, 64] {
+        let queries = noise(rows * GROUP * HEAD_DIM);
+        let tile = QueryTile {
+            data: &queries,
+            rows,
+            row_stride: GROUP * HEAD_DIM,
+            group: GROUP,
+            head_dim: HEAD_DIM,
+            start: TOKENS,
+        };
+        group.throughput(Throughput::Elements((rows * GROUP * TOKENS * HEAD_DIM) as u64));
+        group.bench_function(format!("{rows}x{TOKENS}/d{HEAD_DIM}"), |bencher| {
+            bencher.iter(|| {
+                scorer
+                    .run(&tile, &index, &AttendOptions::for_head_dim(HEAD_DIM))
+                    .unwrap()
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, prefill, block_sparse, decode, verification, foreign, signs);
 criterion_main!(benches);

@@ -251,8 +251,7 @@ pub(crate) fn check(
 
 /// As [`check`], for calls that read no values.
 pub(crate) fn check_keys(queries: &QueryTile, kv: &KvView, options: &AttendOptions) -> Result<(), AttendError> {
-    options.check()?;
-    queries.check()?;
+    check_options(queries, options)?;
     kv.check_keys()?;
     if queries.head_dim != kv.head_dim {
         return Err(AttendError::Mismatch {
@@ -262,6 +261,12 @@ pub(crate) fn check_keys(queries: &QueryTile, kv: &KvView, options: &AttendOptio
         });
     }
     Ok(())
+}
+
+/// As [`check`], for calls over keys that are no pages.
+pub(crate) fn check_options(queries: &QueryTile, options: &AttendOptions) -> Result<(), AttendError> {
+    options.check()?;
+    queries.check()
 }
 
 #[cfg(test)]

@@ -19,6 +19,16 @@ pub fn multiply_add_gflops() -> f64 {
     (ROUNDS * PEAK_CHAINS * 32) as f64 / best.as_secs_f64() / 1e9
 }
 
+/// Peak rate of one thread's products of query elements with signs of keys, in billions a second, best of several tries. A
+/// look-up of 64 bytes makes 256 of them.
+pub fn sign_gproducts() -> f64 {
+    const ROUNDS: usize = 20_000;
+    let best = best_of_thread_time(40, || {
+        black_box(Level::best().run(LookUps { rounds: ROUNDS }));
+    });
+    (ROUNDS * PEAK_CHAINS * 256) as f64 / best.as_secs_f64() / 1e9
+}
+
 /// Reads `data` once, as fast as one thread can.
 pub fn read_once(data: &[f32]) {
     black_box(Level::best().run(Read { data: black_box(data) }));
@@ -93,6 +103,27 @@ impl Kernel for Peak {
             }
         }
         sums.iter().map(|sum| simd.reduce_add(*sum)).sum()
+    }
+}
+
+struct LookUps {
+    rounds: usize,
+}
+
+impl Kernel for LookUps {
+    type Output = f32;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> f32 {
+        let table = black_box([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3]);
+        let mut found = [simd.load_bytes(black_box(&[7; 64])); PEAK_CHAINS];
+        for _ in 0..self.rounds {
+            for found in &mut found {
+                *found = simd.look_up(&table, *found);
+            }
+        }
+        let sum = found.into_iter().reduce(|a, b| simd.add_bytes(a, b));
+        sum.map_or(0.0, |sum| simd.reduce_max(simd.byte_to_f32::<0>(sum)))
     }
 }
 

@@ -112,6 +112,7 @@ mod scan;
 mod scanned;
 mod scorer;
 mod selection;
+mod signs;
 mod simd;
 mod summary;
 mod task;
@@ -140,6 +141,7 @@ pub use scan::{Scan, exponentiate};
 pub use scanned::attend_scanned;
 pub use scorer::Scorer;
 pub use selection::{Selection, Span};
+pub use signs::{SignIndex, SignScorer};
 #[cfg(feature = "std")]
 pub use simd::instruction_set;
 pub use summary::{SummaryView, attend_summaries};

@@ -2,7 +2,7 @@
 
 use riffle_attention::{LANES, PageView, Plane, QueryTile, Scorer, Span};
 
-use crate::keys::read_tokens;
+use crate::keys::for_each_rows;
 use crate::state;
 
 /// Channel bounds of the keys `0..tokens`.
@@ -22,13 +22,9 @@ impl Bounds {
     /// Adds the keys `self.tokens..tokens`.
     pub(crate) fn extend(&mut self, pages: &[PageView<'_>], head_dim: usize, block: usize, tokens: usize) {
         self.head_dim = head_dim;
-        let mut rows = Vec::new();
         let (mut largest, mut smallest) = (vec![0.0; head_dim], vec![0.0; head_dim]);
-        while self.tokens < tokens {
-            let number = self.tokens / block;
-            let count = ((number + 1) * block).min(tokens) - self.tokens;
-            rows.resize(count * head_dim, 0.0);
-            read_tokens(pages, head_dim, self.tokens, &mut rows);
+        for_each_rows(pages, head_dim, self.tokens..tokens, block, |first, rows| {
+            let number = first / block;
             largest.fill(f32::NEG_INFINITY);
             smallest.fill(f32::INFINITY);
             for row in rows.chunks_exact(head_dim) {
@@ -37,7 +33,7 @@ impl Bounds {
                     *smallest = if *value < *smallest { *value } else { *smallest };
                 }
             }
-            let begins = self.tokens.is_multiple_of(block);
+            let begins = first.is_multiple_of(block);
             if begins && number.is_multiple_of(LANES) {
                 self.values.resize(self.values.len() + 2 * head_dim * LANES, 0.0);
             }
@@ -47,15 +43,8 @@ impl Bounds {
             for (known, smallest) in self.lanes(number, 1).zip(&smallest) {
                 *known = if begins { *smallest } else { known.min(*smallest) };
             }
-            self.tokens += count;
-        }
-    }
-
-    /// The new end of the bounded keys if the page continues them with new keys. A page farther ahead must wait for
-    /// the pages between.
-    pub(crate) fn continued_by(&self, page: &PageView<'_>) -> Option<usize> {
-        let end = page.start + page.tokens;
-        (page.start <= self.tokens && end > self.tokens).then_some(end)
+            self.tokens = first + rows.len() / head_dim;
+        });
     }
 
     /// Number of tokens with bounded keys.

@@ -1,5 +1,7 @@
 //! Reads and scores the keys of pages.
 
+use std::ops::Range;
+
 use riffle_attention::{Arithmetic, AttendOptions, KvView, PageView, QueryTile, Scan, Scorer, Span, read_keys};
 
 use crate::SelectContext;
@@ -19,6 +21,31 @@ pub fn read_tokens(pages: &[PageView<'_>], head_dim: usize, first: usize, out: &
         let out = &mut out[(from - first) * head_dim..];
         read_keys(&page.keys, head_dim, from - page.start, count, out, head_dim).expect(SOUND);
     }
+}
+
+/// Passes keys `tokens` to `take` in order, with the position of the first: `[count, head_dim]` as f32, at most up to the
+/// next multiple of `step`.
+pub(crate) fn for_each_rows(
+    pages: &[PageView<'_>],
+    head_dim: usize,
+    tokens: Range<usize>,
+    step: usize,
+    mut take: impl FnMut(usize, &mut [f32]),
+) {
+    let (mut rows, mut first) = (Vec::new(), tokens.start);
+    while first < tokens.end {
+        let count = ((first / step + 1) * step).min(tokens.end) - first;
+        rows.resize(count * head_dim, 0.0);
+        read_tokens(pages, head_dim, first, &mut rows);
+        take(first, &mut rows);
+        first += count;
+    }
+}
+
+/// The end of the page if it continues `known` keys with new ones. A page farther ahead must wait for the pages between.
+pub(crate) fn continued_by(known: usize, page: &PageView<'_>) -> Option<usize> {
+    let end = page.start + page.tokens;
+    (page.start <= known && end > known).then_some(end)
 }
 
 /// Fills the scan with the weight of every key for the tile's queries, in the arithmetic of the phase: the exact

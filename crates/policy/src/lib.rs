@@ -103,6 +103,7 @@ mod retained;
 mod scan_policy;
 mod scratch;
 mod set;
+mod sign_keys;
 mod spans;
 mod sparse_policy;
 mod spec;

@@ -2,7 +2,7 @@
 
 use riffle_attention::{Format, LANES, PageView, Plane, PlaneMut, write_keys};
 
-use crate::keys::read_tokens;
+use crate::keys::for_each_rows;
 
 /// The keys `0..tokens` as a plane of `q4_0`.
 #[derive(Default)]
@@ -20,16 +20,12 @@ impl LowBitKeys {
         if self.data.len() < needed {
             self.data.resize(needed, 0);
         }
-        let mut rows = Vec::new();
-        while self.tokens < tokens {
-            let count = STEP.min(tokens - self.tokens);
-            rows.resize(count * head_dim, 0.0);
-            read_tokens(pages, head_dim, self.tokens, &mut rows);
-            let mut plane = PlaneMut::Q4_0(&mut self.data);
-            write_keys(&mut plane, head_dim, self.tokens, count, &rows, head_dim)
+        for_each_rows(pages, head_dim, self.tokens..tokens, STEP, |first, rows| {
+            let (mut plane, count) = (PlaneMut::Q4_0(&mut self.data), rows.len() / head_dim);
+            write_keys(&mut plane, head_dim, first, count, &*rows, head_dim)
                 .expect("the plane is long enough, and pages are of the queries' head_dim");
-            self.tokens += count;
-        }
+            self.tokens = first + count;
+        });
     }
 
     pub(crate) fn plane(&self) -> Plane<'_> {

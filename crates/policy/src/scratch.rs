@@ -3,7 +3,7 @@
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use riffle_attention::{Antidiagonals, BlockMaxima, Scan};
+use riffle_attention::{Antidiagonals, BlockMaxima, Scan, SignScorer};
 
 /// The most idle scratch to keep.
 const MOST_IDLE: usize = 64;
@@ -11,6 +11,7 @@ const MOST_IDLE: usize = 64;
 static SCANS: ScratchPool<Scan> = ScratchPool::new();
 static ANTIDIAGONALS: ScratchPool<Antidiagonals> = ScratchPool::new();
 static MAXIMA: ScratchPool<BlockMaxima> = ScratchPool::new();
+static SIGN_SCORERS: ScratchPool<SignScorer> = ScratchPool::new();
 
 /// Idle scratch of one kind.
 struct ScratchPool<T> {
@@ -31,6 +32,8 @@ pub(crate) type LentAntidiagonals = Lent<Antidiagonals>;
 
 pub(crate) type LentMaxima = Lent<BlockMaxima>;
 
+pub(crate) type LentSignScorer = Lent<SignScorer>;
+
 impl Default for Lent<Scan> {
     fn default() -> Self {
         SCANS.lend()
@@ -46,6 +49,12 @@ impl Default for Lent<Antidiagonals> {
 impl Default for Lent<BlockMaxima> {
     fn default() -> Self {
         MAXIMA.lend()
+    }
+}
+
+impl Default for Lent<SignScorer> {
+    fn default() -> Self {
+        SIGN_SCORERS.lend()
     }
 }
 

@@ -215,6 +215,41 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    fn look_up(self, table: &[u8; 16], index: Self::B) -> Self::B {
+        // SAFETY: see the impl.
+        unsafe {
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+            index.map(|index| _mm256_shuffle_epi8(table, index))
+        }
+    }
+    #[inline(always)]
+    fn add_bytes(self, a: Self::B, b: Self::B) -> Self::B {
+        // SAFETY: see the impl.
+        unsafe { [_mm256_add_epi8(a[0], b[0]), _mm256_add_epi8(a[1], b[1])] }
+    }
+    #[inline(always)]
+    fn add_to_words(self, sums: [Self::B; 2], b: Self::B) -> [Self::B; 2] {
+        // SAFETY: see the impl.
+        unsafe {
+            let low = |n: usize| _mm256_add_epi16(sums[0][n], _mm256_and_si256(b[n], _mm256_set1_epi16(255)));
+            let high = |n: usize| _mm256_add_epi16(sums[1][n], _mm256_srli_epi16::<8>(b[n]));
+            [[low(0), low(1)], [high(0), high(1)]]
+        }
+    }
+    #[inline(always)]
+    fn words_to_f32(self, words: Self::B) -> [Self::V; 2] {
+        // SAFETY: see the impl.
+        unsafe {
+            let widen = |eight| _mm256_cvtepi32_ps(_mm256_cvtepu16_epi32(eight));
+            words.map(|words| {
+                [
+                    widen(_mm256_castsi256_si128(words)),
+                    widen(_mm256_extracti128_si256::<1>(words)),
+                ]
+            })
+        }
+    }
+    #[inline(always)]
     fn byte_to_f32<const N: u32>(self, b: Self::B) -> Self::V {
         // SAFETY: see the impl.
         unsafe {

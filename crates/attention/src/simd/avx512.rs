@@ -157,6 +157,40 @@ impl Simd for Avx512 {
         unsafe { _mm512_and_si512(_mm512_srli_epi16::<4>(b), _mm512_set1_epi8(15)) }
     }
     #[inline(always)]
+    fn look_up(self, table: &[u8; 16], index: Self::B) -> Self::B {
+        // SAFETY: see the impl.
+        unsafe {
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+            _mm512_shuffle_epi8(table, index)
+        }
+    }
+    #[inline(always)]
+    fn add_bytes(self, a: Self::B, b: Self::B) -> Self::B {
+        // SAFETY: see the impl.
+        unsafe { _mm512_add_epi8(a, b) }
+    }
+    #[inline(always)]
+    fn add_to_words(self, sums: [Self::B; 2], b: Self::B) -> [Self::B; 2] {
+        // SAFETY: see the impl.
+        unsafe {
+            [
+                _mm512_add_epi16(sums[0], _mm512_and_si512(b, _mm512_set1_epi16(255))),
+                _mm512_add_epi16(sums[1], _mm512_srli_epi16::<8>(b)),
+            ]
+        }
+    }
+    #[inline(always)]
+    fn words_to_f32(self, words: Self::B) -> [Self::V; 2] {
+        // SAFETY: see the impl.
+        unsafe {
+            let widen = |half| _mm512_cvtepi32_ps(_mm512_cvtepu16_epi32(half));
+            [
+                widen(_mm512_castsi512_si256(words)),
+                widen(_mm512_extracti64x4_epi64::<1>(words)),
+            ]
+        }
+    }
+    #[inline(always)]
     fn byte_to_f32<const N: u32>(self, b: Self::B) -> Self::V {
         // SAFETY: see the impl.
         unsafe {

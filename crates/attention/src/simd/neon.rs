@@ -269,6 +269,46 @@ impl<const DOT: bool> Simd for Neon<DOT> {
         unsafe { b.map(|b| vshrq_n_u8::<4>(b)) }
     }
     #[inline(always)]
+    fn look_up(self, table: &[u8; 16], index: Self::B) -> Self::B {
+        // SAFETY: see the impl.
+        unsafe {
+            let table = vld1q_u8(table.as_ptr());
+            index.map(|index| vqtbl1q_u8(table, index))
+        }
+    }
+    #[inline(always)]
+    fn add_bytes(self, a: Self::B, b: Self::B) -> Self::B {
+        // SAFETY: see the impl.
+        unsafe { core::array::from_fn(|n| vaddq_u8(a[n], b[n])) }
+    }
+    #[inline(always)]
+    fn add_to_words(self, sums: [Self::B; 2], b: Self::B) -> [Self::B; 2] {
+        // SAFETY: see the impl.
+        unsafe {
+            let add = |sum, more| vreinterpretq_u8_u16(vaddq_u16(vreinterpretq_u16_u8(sum), more));
+            let words = b.map(|b| vreinterpretq_u16_u8(b));
+            [
+                core::array::from_fn(|n| add(sums[0][n], vandq_u16(words[n], vdupq_n_u16(255)))),
+                core::array::from_fn(|n| add(sums[1][n], vshrq_n_u16::<8>(words[n]))),
+            ]
+        }
+    }
+    #[inline(always)]
+    fn words_to_f32(self, words: Self::B) -> [Self::V; 2] {
+        // SAFETY: see the impl.
+        unsafe {
+            let widen = |eight: uint8x16_t| {
+                let eight = vreinterpretq_u16_u8(eight);
+                [
+                    vcvtq_f32_u32(vmovl_u16(vget_low_u16(eight))),
+                    vcvtq_f32_u32(vmovl_u16(vget_high_u16(eight))),
+                ]
+            };
+            let [a, b, c, d] = words.map(widen);
+            [[a[0], a[1], b[0], b[1]], [c[0], c[1], d[0], d[1]]]
+        }
+    }
+    #[inline(always)]
     fn byte_to_f32<const N: u32>(self, b: Self::B) -> Self::V {
         // SAFETY: see the impl.
         unsafe {

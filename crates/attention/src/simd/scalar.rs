@@ -108,6 +108,31 @@ impl Simd for Scalar {
         b.map(|x| x >> 4)
     }
     #[inline(always)]
+    fn look_up(self, table: &[u8; 16], index: Self::B) -> Self::B {
+        index.map(|index| table[usize::from(index & 15)])
+    }
+    #[inline(always)]
+    fn add_bytes(self, a: Self::B, b: Self::B) -> Self::B {
+        core::array::from_fn(|i| a[i].wrapping_add(b[i]))
+    }
+    #[inline(always)]
+    fn add_to_words(self, sums: [Self::B; 2], b: Self::B) -> [Self::B; 2] {
+        let mut sums = sums;
+        for (part, sums) in sums.iter_mut().enumerate() {
+            for (word, bytes) in sums.as_chunks_mut::<2>().0.iter_mut().zip(b.as_chunks::<2>().0) {
+                *word = u16::from_le_bytes(*word)
+                    .wrapping_add(u16::from(bytes[part]))
+                    .to_le_bytes();
+            }
+        }
+        sums
+    }
+    #[inline(always)]
+    fn words_to_f32(self, words: Self::B) -> [Self::V; 2] {
+        let words = words.as_chunks::<2>().0;
+        [0, 16].map(|first| core::array::from_fn(|i| f32::from(u16::from_le_bytes(words[first + i]))))
+    }
+    #[inline(always)]
     fn byte_to_f32<const N: u32>(self, b: Self::B) -> Self::V {
         core::array::from_fn(|i| f32::from(b[4 * i + N as usize]))
     }

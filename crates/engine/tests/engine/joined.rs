@@ -16,7 +16,7 @@ use riffle_kv::{DiskTier, PagePool};
 use riffle_policy::Phase;
 
 /// Settings of sequences: policies of prefill and decode, and true for an endless window.
-const SETTINGS: [(&str, &str, bool); 9] = [
+const SETTINGS: [(&str, &str, bool); 10] = [
     ("full", "full", false),
     ("full", "full", true),
     ("full", "quest:from=0,topk=2,threshold=2,block=16,dense_layers=0", false),
@@ -42,6 +42,7 @@ const SETTINGS: [(&str, &str, bool); 9] = [
         false,
     ),
     ("blasst:factor=4,block=16", "blasst:factor=4,block=16", false),
+    ("signs:from=0,peak=0.1,tail=16", "signs:from=0,peak=0.1,means=24", false),
 ];
 
 const CHUNK_TOKENS: usize = 24;

@@ -35,7 +35,7 @@ fn sampled(max_tokens: usize) -> GenerateOptions {
 }
 
 /// Policies of prompts and answers, formats of keys and values.
-const POLICIES_AND_FORMATS: [(&str, &str, Format, Format); 10] = [
+const POLICIES_AND_FORMATS: [(&str, &str, Format, Format); 11] = [
     ("full", "full", Format::F16, Format::F16),
     (
         "streaming:sinks=16,window=128",
@@ -80,6 +80,12 @@ const POLICIES_AND_FORMATS: [(&str, &str, Format, Format); 10] = [
         "twilight:from=0,least=2,block=16,dense_layers=0",
         Format::F16,
         Format::Q4_0,
+    ),
+    (
+        "signs:from=0,peak=0.1,tail=32",
+        "signs:from=0,peak=0.1,means=24",
+        Format::F16,
+        Format::F16,
     ),
     (
         "blasst:factor=4,block=16",

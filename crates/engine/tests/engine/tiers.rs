@@ -12,7 +12,7 @@ use riffle_testing::Counted;
 use riffle_testing::Unhurried;
 
 /// Policies of prefill and decode, with parameters that skip tokens of a short text.
-const POLICIES: [(&str, &str); 10] = [
+const POLICIES: [(&str, &str); 12] = [
     ("full", "full"),
     ("streaming:sinks=4,window=40", "streaming:sinks=4,window=40"),
     (
@@ -41,6 +41,8 @@ const POLICIES: [(&str, &str); 10] = [
         "peaks:from=0,block=16,peak=0.2,tail=16",
         "quest:from=0,topk=3,threshold=2,block=64,dense_layers=1",
     ),
+    ("signs:from=0,peak=0.1,tail=16", "signs:from=0,peak=0.1"),
+    ("full", "signs:from=0,peak=0.2,block=32,means=48,dense_layers=1"),
 ];
 
 fn options(policies: (&str, &str), key_format: Format, value_format: Format, page_tokens: usize) -> EngineOptions {

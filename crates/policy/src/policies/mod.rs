@@ -12,6 +12,7 @@ mod log_stride;
 mod mass;
 mod peaks;
 mod quest;
+mod signs;
 mod snapkv;
 mod streaming;
 mod tri_shape;
@@ -24,7 +25,7 @@ mod xattention;
 pub static DRAFT_POLICIES: [PolicyInfo; 1] = [mass::INFO];
 
 /// In the order of lists: by phase, then by method.
-pub(crate) static CATALOGUE: [PolicyInfo; 15] = [
+pub(crate) static CATALOGUE: [PolicyInfo; 16] = [
     full::INFO,
     streaming::INFO,
     tri_shape::INFO,
@@ -35,6 +36,7 @@ pub(crate) static CATALOGUE: [PolicyInfo; 15] = [
     xattention::INFO,
     peaks::INFO,
     blasst::INFO,
+    signs::INFO,
     quest::INFO,
     twilight::INFO,
     certified::INFO,

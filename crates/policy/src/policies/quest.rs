@@ -5,6 +5,7 @@ use riffle_attention::{PageView, QueryTile, Selection};
 use crate::blocks::block_span;
 use crate::bounds::Bounds;
 use crate::cost::{ChunkSize, ChunkWork};
+use crate::keys::continued_by;
 use crate::parameter::Parameters;
 use crate::prepared::Prepared;
 use crate::ranking::top_count;
@@ -163,7 +164,7 @@ impl Summarize for Quest {
     }
 
     fn summarize(&mut self, page: &PageView<'_>, head_dim: usize) {
-        if let Some(end) = self.bounds.continued_by(page) {
+        if let Some(end) = continued_by(self.bounds.tokens(), page) {
             self.bounds.extend(&[*page], head_dim, self.block, end);
         }
     }

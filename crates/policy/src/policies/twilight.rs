@@ -4,6 +4,7 @@ use super::quest::forced_blocks;
 use crate::blocks::block_span;
 use crate::bounds::Bounds;
 use crate::cost::{ChunkSize, ChunkWork};
+use crate::keys::continued_by;
 use crate::low_bit::LowBitKeys;
 use crate::parameter::{MAX_TOKENS, Parameters};
 use crate::prepared::Prepared;
@@ -137,7 +138,7 @@ impl Summarize for Twilight {
     }
 
     fn summarize(&mut self, page: &PageView<'_>, head_dim: usize) {
-        if let Some(end) = self.bounds.continued_by(page) {
+        if let Some(end) = continued_by(self.bounds.tokens(), page) {
             self.bounds.extend(&[*page], head_dim, self.block, end);
             self.low_bit.extend(&[*page], head_dim, end);
         }

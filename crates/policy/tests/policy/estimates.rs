@@ -5,7 +5,7 @@ use riffle_attention::{Format, PageView, PlaneBuf, Selection, Span, write_keys};
 use riffle_policy::Phase;
 
 /// Every policy that looks at keys, in its phase.
-const SPECS: [(&str, Phase); 10] = [
+const SPECS: [(&str, Phase); 13] = [
     ("blasst:factor=20,block=16", Phase::Prefill),
     ("blasst:factor=20,block=16", Phase::Decode),
     ("twilight:block=16,least=3,candidates=0.2", Phase::Decode),
@@ -16,6 +16,9 @@ const SPECS: [(&str, Phase); 10] = [
     ("xattention:stride=8,block=16,threshold=0.7,tail=0", Phase::Prefill),
     ("peaks:block=16,peak=0.05,tail=0", Phase::Prefill),
     ("quest:block=16,topk=3,threshold=0", Phase::Decode),
+    ("signs:peak=0.05,tail=0", Phase::Prefill),
+    ("signs:peak=0.05,block=32", Phase::Decode),
+    ("signs:peak=0.05,means=32", Phase::Decode),
 ];
 
 #[test]

@@ -7,6 +7,7 @@ mod h2o_chunk;
 mod lines;
 mod policies;
 mod scans;
+mod signs;
 mod state;
 #[path = "../testing/mod.rs"]
 mod testing;

@@ -1,0 +1,227 @@
+use std::borrow::Cow;
+
+use riffle_attention::{AttendOptions, PageView, QueryTile, Selection, SignIndex, Span, exponentiate};
+
+use crate::blocks::{BlockRows, query_blocks};
+use crate::cost::{ChunkSize, ChunkWork};
+use crate::keys::{continued_by, rows_of};
+use crate::parameter::Parameters;
+use crate::policies::tri_shape::in_tail;
+use crate::prepared::Prepared;
+use crate::scratch::LentSignScorer;
+use crate::sign_keys::SignKeys;
+use crate::{
+    BudgetParameter, Estimated, KeyUse, ParameterInfo, ParameterKind, Phase, PolicyInfo, Recall, SelectContext,
+    SparsePolicy, Summarize, Traits,
+};
+
+/// Reads the blocks in which some query has a peak, estimated from an index with one bit an element of a key.
+///
+/// The index ([`SignIndex`]) gives the largest estimated logit of a query in each block. A query has a peak in a block
+/// with at least `peak` of the softmax over these logits, as in `peaks`. A block of queries reads the peaks of all its
+/// queries and heads. It always reads the first and the latest blocks, and the segment of 64 tokens that it lies in,
+/// which need not be in the index yet. A generated token is a block of its own.
+///
+/// An estimate is the expected logit given the signs, so errors make blocks more alike. A threshold on the share of
+/// the softmax spends a budget where it holds most mass: heads with a clear peak read little, even heads almost
+/// nothing. With `means`, the mean of each block of which no token is read stands for it.
+struct Signs {
+    peak: f32,
+    block: usize,
+    means: usize,
+    tail: usize,
+    dense_layers: usize,
+    sinks: usize,
+    recent: usize,
+    keys: SignKeys,
+    prepared: Prepared<BlockRows>,
+}
+
+/// Rows that are scored together, so that their estimates stay in the processor's caches.
+const SCORED_ROWS: usize = 16;
+
+pub(crate) const INFO: PolicyInfo = PolicyInfo {
+    name: "signs",
+    source: "Signs of rotated keys as an index, after Self-Indexing Attention, 2026, arXiv:2609.13205",
+    saves: "traffic, compute",
+    traits: Traits {
+        depends_on_chunks: true,
+        recall: Recall::Distinct,
+        keys: KeyUse::Summarized,
+        summary_tokens: |parameters| Some(parameters.count("means")).filter(|tokens| *tokens > 0),
+        work: Some(work),
+        stored_bytes,
+        budget: Some(BudgetParameter::falling("peak", 1e-6, 1.0)),
+        ..Traits::PLAIN
+    },
+    parameters: &[
+        ParameterInfo {
+            name: "peak",
+            default: "0.01",
+            meaning: "share of a query's softmax over the blocks' largest estimates from which on it reads a block",
+            kind: ParameterKind::Number { min: 0.0, max: 1.0 },
+        },
+        ParameterInfo {
+            name: "block",
+            default: "16",
+            meaning: "tokens in a block",
+            kind: ParameterKind::PowerOfTwo { min: 16, max: 64 },
+        },
+        ParameterInfo::tokens(
+            "means",
+            "0",
+            "tokens in a block whose mean stands for it if none of them is read; 0 reads no means",
+        ),
+        ParameterInfo::tokens("tail", "128", "last queries of the prompt that read everything"),
+        ParameterInfo {
+            default: "0",
+            ..ParameterInfo::DENSE_LAYERS
+        },
+        ParameterInfo::SINK_BLOCKS,
+        ParameterInfo::RECENT_BLOCKS,
+    ],
+    build: |parameters| {
+        Box::new(Signs {
+            peak: parameters.number("peak"),
+            block: parameters.count("block"),
+            means: parameters.count("means"),
+            tail: parameters.count("tail"),
+            dense_layers: parameters.count("dense_layers"),
+            sinks: parameters.count("sinks"),
+            recent: parameters.count("recent"),
+            keys: SignKeys::default(),
+            prepared: Prepared::new(),
+        })
+    },
+};
+
+impl SparsePolicy for Signs {
+    fn prepare(&mut self, chunk: &QueryTile<'_>, context: &SelectContext<'_>, _: Option<Estimated>) {
+        if context.layer < self.dense_layers {
+            return;
+        }
+        self.keys.extend(context.pages, chunk.head_dim, context.tokens);
+        let rows = self.block_rows(&self.keys, chunk, context);
+        self.prepared.store(chunk, context, rows);
+    }
+
+    fn select(&self, tile: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
+        let in_tail = context.phase == Phase::Prefill && in_tail(tile, context, self.tail);
+        if in_tail || context.layer < self.dense_layers {
+            return Selection::full(context.tokens);
+        }
+        let rows = self.prepared.find_or(tile, context, || {
+            let mut keys = Cow::Borrowed(&self.keys);
+            if keys.tokens() + SignIndex::SEGMENT <= context.tokens {
+                keys.to_mut().extend(context.pages, tile.head_dim, context.tokens);
+            }
+            self.block_rows(&keys, tile, context)
+        });
+        let selection = rows.select(tile, context.tokens);
+        // A block that ends after the last query is left out: no query sees all of it.
+        let whole = (tile.start + tile.rows).min(context.tokens).checked_div(self.means);
+        let means = (0..whole.unwrap_or(0)).map(|number| Span::new(number * self.means, (number + 1) * self.means));
+        selection.with_summaries(means)
+    }
+
+    fn truncate(&mut self, tokens: usize) {
+        self.keys.truncate(tokens);
+        self.prepared.clear();
+    }
+
+    fn summarize(&mut self) -> Option<&mut dyn Summarize> {
+        Some(self)
+    }
+}
+
+impl Summarize for Signs {
+    fn keys_from(&self, context: &SelectContext<'_>) -> usize {
+        if context.layer < self.dense_layers {
+            context.tokens
+        } else {
+            self.keys.tokens().min(context.tokens)
+        }
+    }
+
+    fn summarize(&mut self, page: &PageView<'_>, head_dim: usize) {
+        if let Some(end) = continued_by(self.keys.tokens(), page) {
+            self.keys.extend(&[*page], head_dim, end);
+        }
+    }
+}
+
+impl Signs {
+    fn block_rows(&self, keys: &SignKeys, chunk: &QueryTile<'_>, context: &SelectContext<'_>) -> BlockRows {
+        let numbers = query_blocks(chunk, self.block);
+        let first = numbers.start;
+        // [query block][key block]
+        let mut read: Vec<Vec<bool>> = numbers.map(|number| self.always_read(number)).collect();
+        let options = AttendOptions::new(context.scale).with_soft_cap(context.soft_cap);
+        let mut scorer = LentSignScorer::default();
+        for from in (0..chunk.rows).step_by(SCORED_ROWS) {
+            let part = rows_of(chunk, from, SCORED_ROWS.min(chunk.rows - from));
+            scorer
+                .run(&part, keys.index(), &options)
+                .expect("keys of the index have the queries' head_dim");
+            for query in 0..scorer.queries() {
+                let own = (part.start + query / part.group) / self.block;
+                let weights = largest_by_block(scorer.row_mut(query), self.block / SignIndex::UNIT);
+                let threshold = f64::from(self.peak) * exponentiate(weights);
+                for (read, weight) in read[own - first].iter_mut().zip(weights) {
+                    *read |= f64::from(*weight) >= threshold;
+                }
+            }
+        }
+        let chosen = read
+            .iter()
+            .map(|read| (0..read.len()).filter(|block| read[*block]).collect());
+        BlockRows {
+            block: self.block,
+            first,
+            chosen: chosen.collect(),
+        }
+    }
+
+    /// For each key block up to a query block, true if it is read whatever its estimate.
+    fn always_read(&self, query_block: usize) -> Vec<bool> {
+        let segment = query_block * self.block / SignIndex::SEGMENT * SignIndex::SEGMENT / self.block;
+        let recent = (query_block + 1).saturating_sub(self.recent).min(segment);
+        (0..=query_block)
+            .map(|block| block < self.sinks || block >= recent)
+            .collect()
+    }
+}
+
+/// The largest of every `units` estimates, in their place.
+fn largest_by_block(estimates: &mut [f32], units: usize) -> &mut [f32] {
+    let blocks = estimates.len() / units;
+    if units > 1 {
+        for block in 0..blocks {
+            let of_block = &estimates[block * units..(block + 1) * units];
+            estimates[block] = of_block.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        }
+    }
+    &mut estimates[..blocks]
+}
+
+/// Bytes a token of the index, and of the means of keys and values that the caller stores.
+fn stored_bytes(parameters: &Parameters, head_dim: usize) -> f64 {
+    let means = match parameters.count("means") {
+        0 => 0.0,
+        tokens => 8.0 * head_dim as f64 / tokens as f64,
+    };
+    SignIndex::bytes_per_token(head_dim) + means
+}
+
+fn work(parameters: &Parameters, chunk: &ChunkSize) -> ChunkWork {
+    /// Cost of a product with signs relative to single precision.
+    const SIGN_PRODUCT: f64 = 0.15;
+    let (tokens, block) = (chunk.tokens as f64, parameters.count("block") as f64);
+    let pairs = chunk.pairs();
+    ChunkWork {
+        share: (0.05 + 300.0 / tokens).min(1.0),
+        scored: SIGN_PRODUCT * pairs,
+        weighed: pairs / block,
+        ranked: 0.0,
+    }
+}

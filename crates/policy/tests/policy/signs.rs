@@ -1,0 +1,177 @@
+//! The policy that estimates logits from signs of keys, against its definition in f64.
+
+use crate::testing::{Scene, assert_mask, decode_scenes, dot, make, scenes, softmax};
+use riffle_attention::{Selection, Span, f16_to_f32, f32_to_f16, rotate_heads};
+use riffle_policy::Phase;
+
+/// Tokens with a common mean.
+const SEGMENT: usize = 64;
+
+fn half(value: f64) -> f64 {
+    f64::from(f16_to_f32(f32_to_f16(value as f32)))
+}
+
+/// Elements rounded to integers from −7 to 7, times their unit.
+fn in_few_bits(vector: &[f32]) -> Vec<f32> {
+    let largest = vector.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
+    let (inverse, unit) = (7.0 / largest, largest / 7.0);
+    vector
+        .iter()
+        .map(|value| (value * inverse).round_ties_even() * unit)
+        .collect()
+}
+
+/// Estimated logits of a row and head with the keys in the segments before the row's own.
+fn estimates(scene: &Scene, row: usize, head: usize) -> Vec<f64> {
+    let d = scene.head_dim;
+    let mut query = scene.queries[(row * scene.group + head) * d..][..d].to_vec();
+    query.iter_mut().for_each(|value| *value *= scene.scale);
+    rotate_heads(&mut query, d);
+    let rounded = in_few_bits(&query);
+    let mut keys = scene.keys[..(scene.start + row) / SEGMENT * SEGMENT * d].to_vec();
+    rotate_heads(&mut keys, d);
+    let mut estimates = Vec::new();
+    for segment in keys.chunks(SEGMENT * d) {
+        let sum = |n: usize| -> f64 { segment.iter().skip(n).step_by(d).map(|key| f64::from(*key)).sum() };
+        let mean: Vec<f32> = (0..d).map(|n| half(sum(n) / SEGMENT as f64) as f32).collect();
+        for key in segment.chunks(d) {
+            let rest: Vec<f32> = key.iter().zip(&mean).map(|(key, mean)| key - mean).collect();
+            let magnitude: f64 = rest.iter().map(|value| f64::from(value.abs())).sum();
+            let signs: Vec<f32> = rest
+                .iter()
+                .map(|value| if *value >= 0.0 { 1.0 } else { -1.0 })
+                .collect();
+            estimates.push(dot(&rounded, &signs) * half(magnitude / d as f64) + dot(&query, &mean));
+        }
+    }
+    estimates
+}
+
+/// The blocks that a row and head read, by the definition of `signs`.
+fn blocks_of(scene: &Scene, row: usize, head: usize, block: usize, peak: f64) -> Vec<usize> {
+    let (position, estimates) = (scene.start + row, estimates(scene, row, head));
+    let largest = estimates.chunks(block);
+    let largest: Vec<f64> = largest
+        .map(|logits| logits.iter().copied().fold(f64::NEG_INFINITY, f64::max))
+        .collect();
+    let weights = softmax(&largest).into_iter().enumerate();
+    let peaks = weights.filter(|(_, weight)| *weight >= peak).map(|(number, _)| number);
+    // The first block, two recent ones and the row's segment.
+    let recent = (position / block).saturating_sub(1);
+    let own = position / SEGMENT * SEGMENT / block;
+    peaks.chain([0]).chain(recent.min(own)..=position / block).collect()
+}
+
+#[test]
+fn signs_reads_every_block_that_holds_an_estimated_peak_of_some_query() {
+    let prompts = scenes();
+    let answers = decode_scenes().map(|scene| {
+        let rows = scene.rows;
+        (scene, rows)
+    });
+    for (scene, tile) in prompts.chain(answers) {
+        for (block, peak) in [(16, 0.05), (32, 0.02), (64, 0.3)] {
+            let spec = format!("signs:block={block},peak={peak},tail=0");
+            let chosen: Vec<Vec<usize>> = (0..scene.rows)
+                .map(|row| {
+                    let heads = (0..scene.group).flat_map(|head| blocks_of(&scene, row, head, block, peak));
+                    heads.collect()
+                })
+                .collect();
+            assert_mask(&scene, &scene.select(&spec, tile), |from, to, _, key| {
+                // Queries of a tile share the choice of all query blocks that the tile has a part in.
+                let same = |row: &usize| {
+                    let number = (scene.start + row) / block;
+                    ((scene.start + from) / block..(scene.start + to).div_ceil(block)).contains(&number)
+                };
+                (0..scene.rows)
+                    .filter(same)
+                    .any(|row| chosen[row].contains(&(key / block)))
+            });
+        }
+    }
+}
+
+#[test]
+fn the_end_of_a_prompt_and_the_first_layers_are_dense() {
+    let mut scene = Scene::new(3, 200, 64, 1, 64);
+    scene.after = 10;
+    let full = Selection::full(scene.tokens);
+    let tiles = scene.select("signs:peak=1,tail=20", 16);
+    assert_eq!(tiles[3].2, full);
+    assert_ne!(tiles[2].2, full);
+    // The same queries while an answer is written.
+    (scene.phase, scene.after) = (Phase::Decode, 0);
+    assert_ne!(scene.select("signs:peak=1,tail=20", 64)[0].2, full);
+    assert_eq!(scene.select("signs:peak=1,dense_layers=3", 64)[0].2, full);
+}
+
+#[test]
+fn every_whole_block_before_the_end_is_named_for_its_mean() {
+    let mut scene = Scene::new(4, 210, 1, 2, 64);
+    scene.phase = Phase::Decode;
+    let selection = scene.select("signs:peak=1,means=32", 1)[0].2.clone();
+    let expected: Vec<Span> = (0..6).map(|number| Span::new(32 * number, 32 * number + 32)).collect();
+    assert_eq!(selection.summaries(), expected);
+    assert_eq!(scene.select("signs:peak=1", 1)[0].2.summaries(), []);
+    assert_eq!(make("signs:means=32", Phase::Decode).summary_tokens(), Some(32));
+    assert_eq!(make("signs", Phase::Decode).summary_tokens(), None);
+}
+
+#[test]
+fn an_index_grows_page_by_page_and_follows_a_rollback() {
+    let spec = "signs:peak=0.05";
+    let mut whole = Scene::new(9, 340, 1, 2, 64);
+    whole.phase = Phase::Decode;
+    let expected = whole.select(spec, 1)[0].2.clone();
+    // Other keys from token 201 on, which are rolled back.
+    let mut other = Scene::new(9, 340, 1, 2, 64);
+    for key in &mut other.keys[201 * 32..] {
+        *key *= -9.0;
+    }
+    for page_tokens in [16, 48, 64, 128, 512] {
+        whole = whole.paged(page_tokens);
+        other = other.paged(page_tokens);
+        let (pages, other_pages) = (whole.pages(), other.pages());
+        let mut policy = make(spec, Phase::Decode);
+        for page in &other_pages {
+            policy.summarize(page, 32);
+        }
+        policy.prepare(&other.tile(0, 1), &other.context(&other_pages));
+        policy.truncate(201);
+        assert_eq!(policy.keys_from(&whole.context(&pages)), 192);
+        // Pages before the first key that is wanted need not be there.
+        let near: Vec<_> = pages
+            .iter()
+            .filter(|page| page.start + page.tokens > 192)
+            .copied()
+            .collect();
+        policy.prepare(&whole.tile(0, 1), &whole.context(&near));
+        assert_eq!(policy.select(&whole.tile(0, 1), &whole.context(&pages)), expected);
+        // Without `prepare`, and after a reset, the answer is the same.
+        policy.reset();
+        assert_eq!(policy.select(&whole.tile(0, 1), &whole.context(&pages)), expected);
+    }
+}
+
+#[test]
+fn a_prompt_in_pieces_gives_the_index_of_the_whole() {
+    let whole = Scene::new(12, 330, 40, 2, 64);
+    let pages = whole.pages();
+    let context = whole.context(&pages);
+    let expected = whole.select("signs:peak=0.02,tail=0", 8);
+    let mut policy = make("signs:peak=0.02,tail=0", Phase::Prefill);
+    for tokens in [1, 63, 64, 100, 129, 300, 331] {
+        let mut piece = context;
+        piece.tokens = tokens;
+        let chunk = riffle_attention::QueryTile {
+            start: tokens - 1,
+            ..whole.tile(0, 1)
+        };
+        policy.prepare(&chunk, &piece);
+    }
+    policy.prepare(&whole.tile(0, 40), &context);
+    for (from, to, selection) in expected {
+        assert_eq!(policy.select(&whole.tile(from, to), &context), selection);
+    }
+}
