@@ -4,25 +4,32 @@ use riffle_attention::{PageView, SignIndex};
 
 use crate::keys::for_each_rows;
 
-/// Signs of the keys up to the last whole segment.
+/// Signs of the keys up to the last whole segment, and the keys after it.
 #[derive(Default, Clone)]
 pub(crate) struct SignKeys {
     index: SignIndex,
+    head_dim: usize,
+    /// Keys of the segment that is not whole yet, `[tokens, head_dim]`.
+    rest: Vec<f32>,
 }
 
 impl SignKeys {
-    /// Adds the whole segments of the keys `self.tokens()..tokens`.
+    /// Adds the keys `self.tokens()..tokens`.
     pub(crate) fn extend(&mut self, pages: &[PageView<'_>], head_dim: usize, tokens: usize) {
-        let whole = self.tokens()..tokens / SignIndex::SEGMENT * SignIndex::SEGMENT;
-        for_each_rows(pages, head_dim, whole, SignIndex::SEGMENT, |_, rows| {
-            let pushed = self.index.push(rows, head_dim);
-            pushed.expect("a step is a segment, and pages are of one head_dim");
+        self.head_dim = head_dim;
+        for_each_rows(pages, head_dim, self.tokens()..tokens, SignIndex::SEGMENT, |_, rows| {
+            self.rest.extend_from_slice(rows);
+            if self.rest.len() == SignIndex::SEGMENT * head_dim {
+                let pushed = self.index.push(&mut self.rest, head_dim);
+                pushed.expect("these keys are a segment, and pages are of one head_dim");
+                self.rest.clear();
+            }
         });
     }
 
-    /// Number of tokens in the index.
+    /// Number of tokens whose keys were added.
     pub(crate) fn tokens(&self) -> usize {
-        self.index.tokens()
+        self.index.tokens() + self.rest.len() / self.head_dim.max(1)
     }
 
     pub(crate) fn index(&self) -> &SignIndex {
@@ -31,6 +38,8 @@ impl SignKeys {
 
     /// Removes keys at and after `tokens`.
     pub(crate) fn truncate(&mut self, tokens: usize) {
+        let kept = tokens.saturating_sub(self.index.tokens());
+        self.rest.truncate(kept * self.head_dim);
         self.index.truncate(tokens);
     }
 }

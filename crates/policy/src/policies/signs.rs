@@ -112,7 +112,7 @@ impl SparsePolicy for Signs {
         }
         let rows = self.prepared.find_or(tile, context, || {
             let mut keys = Cow::Borrowed(&self.keys);
-            if keys.tokens() + SignIndex::SEGMENT <= context.tokens {
+            if keys.tokens() < context.tokens {
                 keys.to_mut().extend(context.pages, tile.head_dim, context.tokens);
             }
             self.block_rows(&keys, tile, context)
