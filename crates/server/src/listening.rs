@@ -6,9 +6,9 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 #[cfg(unix)]
-use tokio::net::UnixListener;
+use tokio::net::{UnixListener, UnixStream};
 
 /// Prefix of the address of a UNIX socket.
 const UNIX: &str = "unix:";
@@ -66,9 +66,27 @@ pub(crate) enum Listener {
 
 /// An accepted connection.
 pub(crate) struct Connection {
-    pub(crate) stream: Box<dyn Stream>,
+    pub(crate) socket: Socket,
     /// The address of the client; `unix` where it has none.
     pub(crate) peer: String,
+}
+
+/// The socket of a connection.
+pub(crate) enum Socket {
+    Tcp(TcpStream),
+    #[cfg(unix)]
+    Unix(UnixStream),
+}
+
+impl Socket {
+    /// The socket as bytes to and from a client.
+    pub(crate) fn into_stream(self) -> Box<dyn Stream> {
+        match self {
+            Self::Tcp(stream) => Box::new(stream),
+            #[cfg(unix)]
+            Self::Unix(stream) => Box::new(stream),
+        }
+    }
 }
 
 /// Bytes to and from a client.
@@ -119,7 +137,7 @@ impl Listener {
                 let (stream, peer) = listener.accept().await?;
                 drop(stream.set_nodelay(true));
                 Ok(Connection {
-                    stream: Box::new(stream),
+                    socket: Socket::Tcp(stream),
                     peer: peer.to_string(),
                 })
             }
@@ -127,7 +145,7 @@ impl Listener {
             Self::Unix(listener, _) => {
                 let (stream, _) = listener.accept().await?;
                 Ok(Connection {
-                    stream: Box::new(stream),
+                    socket: Socket::Unix(stream),
                     peer: "unix".to_owned(),
                 })
             }

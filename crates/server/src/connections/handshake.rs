@@ -3,13 +3,12 @@
 use std::io;
 use std::time::Duration;
 
-use rustls::server::Acceptor;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio_rustls::LazyConfigAcceptor;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use crate::Tls;
-use crate::listening::Stream;
 
 /// Time that a handshake may take at most.
 const LONGEST: Duration = Duration::from_secs(10);
@@ -24,22 +23,16 @@ const PLAIN: &str = "this address is reached by https://, and the request came a
 ///
 /// # Errors
 /// A client that sends anything but a handshake, takes none of the server's certificates, or takes longer than `longest` or ten seconds.
-pub(super) async fn encrypted(
-    stream: Box<dyn Stream>,
-    tls: &Tls,
-    longest: Duration,
-) -> io::Result<TlsStream<Box<dyn Stream>>> {
+pub(super) async fn encrypted(stream: TcpStream, tls: &Tls, longest: Duration) -> io::Result<TlsStream<TcpStream>> {
     let handshake = async {
-        let mut begun = LazyConfigAcceptor::new(Acceptor::default(), stream);
-        match (&mut begun).await {
-            Ok(start) => start.into_stream(tls.config()).await,
-            Err(error) => {
-                if let Some(stream) = begun.take_io().filter(|_| is_no_tls(&error)) {
-                    refuse_plain(stream).await?;
-                }
-                Err(error)
-            }
+        let mut first = [0];
+        stream.peek(&mut first).await?;
+        // A method of HTTP begins with a letter, a handshake with 22.
+        if first[0].is_ascii_alphabetic() {
+            refuse_plain(stream).await?;
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "plain HTTP was spoken"));
         }
+        TlsAcceptor::from(tls.config()).accept(stream).await
     };
     let handshake = tokio::time::timeout(longest.min(LONGEST), handshake);
     handshake.await.unwrap_or_else(|_| {
@@ -48,13 +41,7 @@ pub(super) async fn encrypted(
     })
 }
 
-/// True if the first bytes begin no record of TLS.
-fn is_no_tls(error: &io::Error) -> bool {
-    let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
-    matches!(cause, Some(rustls::Error::InvalidMessage(_)))
-}
-
-async fn refuse_plain(mut stream: Box<dyn Stream>) -> io::Result<()> {
+async fn refuse_plain(mut stream: TcpStream) -> io::Result<()> {
     let length = PLAIN.len();
     let response = format!(
         "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{PLAIN}"

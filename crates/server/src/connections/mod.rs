@@ -20,12 +20,12 @@ use tokio::sync::watch;
 use tower::ServiceExt;
 
 use crate::Tls;
-use crate::listening::{Connection, Listener, Stream};
+use crate::listening::{Connection, Listener, Socket, Stream};
 use crate::log::Line;
 use crate::request_notes::Peer;
 use crate::site::Site;
 use half_closed::HalfClosed;
-use places::{Place, Places};
+use places::{Busy, Place, Places};
 
 /// How long to wait after a connection could not be accepted, as when all file handles are in use.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -95,9 +95,10 @@ pub(crate) async fn accept(
 }
 
 impl Service {
-    async fn serve(self, Connection { stream, peer }: Connection, place: Arc<Place>) {
-        let Some(tls) = &self.tls else {
-            return self.speak(stream, peer, place).await;
+    async fn serve(self, Connection { socket, peer }: Connection, place: Arc<Place>) {
+        let (tls, stream) = match (&self.tls, socket) {
+            (Some(tls), Socket::Tcp(stream)) => (tls, stream),
+            (_, socket) => return self.speak(socket.into_stream(), peer, place).await,
         };
         let longest = self.site.options.limits.arrival_time;
         let mut closing = self.closing.clone();
@@ -118,7 +119,8 @@ impl Service {
     /// Speaks HTTP until the connection ends. One that breaks is its client's affair; the request it carried is taken back.
     async fn speak(&self, stream: Box<dyn Stream>, peer: String, place: Arc<Place>) {
         let peer = Peer(peer);
-        let answer = service_fn(|request| answer(&self.router, request, peer.clone(), Arc::clone(&place)));
+        // The place is busy from the call on: the end of the client's bytes may come before the answer is begun.
+        let answer = service_fn(|request| answer(&self.router, request, peer.clone(), place.begin()));
         let mut builder = Builder::new();
         builder
             .timer(TokioTimer::new())
@@ -150,9 +152,8 @@ async fn answer(
     router: &Router,
     request: Request<Incoming>,
     peer: Peer,
-    place: Arc<Place>,
+    busy: Busy,
 ) -> Result<Response<Body>, Infallible> {
-    let busy = place.begin();
     let mut request = request.map(Body::new);
     request.extensions_mut().insert(peer);
     let response = router.clone().oneshot(request).await?;
