@@ -16,6 +16,7 @@ mod mixed;
 mod names;
 mod pre_tokenizers;
 mod reader;
+mod recurrent;
 mod rotation;
 mod settings;
 mod source;

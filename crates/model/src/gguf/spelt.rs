@@ -119,9 +119,12 @@ pub(super) fn laguna(
     let has_window = keys
         .number("attention.sliding_window")?
         .is_some_and(|window| window > 0.0);
-    let kind = |layer: usize| match has_window && !layer.is_multiple_of(4) {
-        true => "sliding_attention",
-        false => "full_attention",
+    let kind = |layer: usize| {
+        if has_window && !layer.is_multiple_of(4) {
+            "sliding_attention"
+        } else {
+            "full_attention"
+        }
     };
     settings.insert(
         "layer_types".into(),
