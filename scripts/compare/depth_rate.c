@@ -1,4 +1,4 @@
-// What scripts/compare/depth-rate measures of llama.cpp: a prompt and an answer behind a context, without reading the context.
+// The part of scripts/compare/depth-rate that runs llama.cpp. It measures a prompt and an answer behind a context, without reading the context.
 //
 //     depth_rate MODEL.gguf THREADS f16|q8_0 PROMPT_TOKENS ANSWER_TOKENS REPEATS DEPTH..     prints a line of JSON for each depth
 //

@@ -1,4 +1,4 @@
-// What scripts/compare/load-time measures of llama.cpp: a model loaded as its own programs do, and the first token.
+// The part of scripts/compare/load-time that runs llama.cpp. It measures a model loaded as its own programs do, and the first token.
 //
 //     load_time MODEL.gguf THREADS PROMPT          prints milliseconds of each part as JSON
 

@@ -1,6 +1,7 @@
 use alloc::vec::Vec;
 
 use crate::attend::check;
+use crate::error::expect_equal;
 use crate::joined::attend_shared_pages;
 use crate::parts::PartUnderWay;
 use crate::task::{Task, block_rows, run};
@@ -123,14 +124,7 @@ impl BatchStream {
 }
 
 fn check_counts(expected: usize, found: usize) -> Result<(), AttendError> {
-    if expected != found {
-        return Err(AttendError::Mismatch {
-            what: "numbers of jobs and partials",
-            expected,
-            found,
-        });
-    }
-    Ok(())
+    expect_equal("numbers of jobs and partials", expected, found)
 }
 
 #[cfg(test)]

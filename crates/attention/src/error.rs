@@ -75,3 +75,12 @@ impl fmt::Display for AttendError {
 }
 
 impl core::error::Error for AttendError {}
+
+/// Checks that two numbers of a shape agree.
+pub(crate) fn expect_equal(what: &'static str, expected: usize, found: usize) -> Result<(), AttendError> {
+    if expected == found {
+        Ok(())
+    } else {
+        Err(AttendError::Mismatch { what, expected, found })
+    }
+}

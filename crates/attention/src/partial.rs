@@ -1,6 +1,7 @@
 use alloc::vec::Vec;
 
 use crate::AttendError;
+use crate::error::expect_equal;
 use crate::math;
 
 /// Attention of a tile of queries over part of its keys, in the form that merges exactly.
@@ -127,13 +128,7 @@ impl Partial {
     pub fn merge(&mut self, other: &Self) -> Result<(), AttendError> {
         self.check_shape(other.rows, other.group)?;
         other.check_shape(self.rows, self.group)?;
-        if self.head_dim != other.head_dim {
-            return Err(AttendError::Mismatch {
-                what: "value widths of partials",
-                expected: self.head_dim,
-                found: other.head_dim,
-            });
-        }
+        expect_equal("value widths of partials", self.head_dim, other.head_dim)?;
         self.merge_same_shape(other);
         Ok(())
     }
@@ -215,14 +210,8 @@ impl Partial {
         sinks: Option<&[f32]>,
     ) -> Result<(), AttendError> {
         let width = self.group * self.head_dim;
-        if let Some(sinks) = sinks
-            && sinks.len() != self.group
-        {
-            return Err(AttendError::Mismatch {
-                what: "sinks and group",
-                expected: self.group,
-                found: sinks.len(),
-            });
+        if let Some(sinks) = sinks {
+            expect_equal("sinks and group", self.group, sinks.len())?;
         }
         if self.rows == 0 || width == 0 {
             return Ok(());
@@ -281,12 +270,9 @@ impl Partial {
             ("length of l", rows * group, self.l.len()),
             ("length of o", rows * group * self.head_dim, self.o.len()),
         ];
-        for (what, expected, found) in pairs {
-            if expected != found {
-                return Err(AttendError::Mismatch { what, expected, found });
-            }
-        }
-        Ok(())
+        pairs
+            .into_iter()
+            .try_for_each(|(what, expected, found)| expect_equal(what, expected, found))
     }
 }
 

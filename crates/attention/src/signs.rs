@@ -1,6 +1,8 @@
+use alloc::vec;
 use alloc::vec::Vec;
 
 use crate::attend::check_options;
+use crate::error::expect_equal;
 use crate::half::{f16_to_f32, f32_to_f16};
 use crate::kernel::{LARGEST, MEAN_STRIPE, SEGMENT, STRIPE, ScoreSigns, SignStripes, TABLE_BIAS, Top, UNIT, byte_of};
 use crate::simd::Level;
@@ -134,14 +136,6 @@ impl SignIndex {
 fn finite_f16(value: f32) -> u16 {
     const MOST: f32 = 65504.0;
     f32_to_f16(value.clamp(-MOST, MOST))
-}
-
-fn expect_equal(what: &'static str, expected: usize, found: usize) -> Result<(), AttendError> {
-    if expected == found {
-        Ok(())
-    } else {
-        Err(AttendError::Mismatch { what, expected, found })
-    }
 }
 
 /// The largest estimated logit of every query in each unit of a [`SignIndex`].

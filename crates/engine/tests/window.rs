@@ -167,7 +167,7 @@ fn a_window_goes_back_as_far_as_it_can_and_says_what_it_cannot() {
 
     let folder = tempfile::tempdir().unwrap();
     let cache = riffle_kv::PrefixCache::open(folder.path(), 1 << 30).unwrap();
-    // The beginning is gone, so it cannot be stored, and forks cannot move with the window.
+    // The window has freed the first pages. So the text cannot be stored, and a fork cannot share it.
     assert_eq!(store_prefix(session.sequence(), &cache).unwrap().0, 0);
     let message = share_prefix(session.sequence_mut()).unwrap_err().to_string();
     assert!(

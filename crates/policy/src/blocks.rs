@@ -1,6 +1,6 @@
 //! Block-sparse patterns: for each block of queries, the blocks of keys it reads.
 
-use riffle_attention::{QueryTile, Selection, Span};
+use riffle_attention::{QueryTile, Selection, Span, exponentiate};
 
 /// The key blocks of consecutive query blocks. Blocks begin at multiples of `block` tokens.
 #[derive(Clone)]
@@ -22,6 +22,46 @@ impl BlockRows {
         let to = numbers.end.saturating_sub(self.first).clamp(from, self.chosen.len());
         let blocks = self.chosen[from..to].iter().flatten();
         Selection::from_spans(blocks.map(|number| block_span(*number, self.block, tokens)))
+    }
+}
+
+/// The key blocks of consecutive query blocks, while peaks are found.
+pub(crate) struct PeakBlocks {
+    block: usize,
+    first: usize,
+    /// `[query block][key block]`
+    read: Vec<Vec<bool>>,
+}
+
+impl PeakBlocks {
+    /// The blocks of a chunk's queries. `always(query_block, key_block)` is true for blocks that are read without a peak.
+    pub(crate) fn new(chunk: &QueryTile<'_>, block: usize, always: impl Fn(usize, usize) -> bool) -> Self {
+        let numbers = query_blocks(chunk, block);
+        Self {
+            block,
+            first: numbers.start,
+            read: numbers
+                .map(|own| (0..=own).map(|other| always(own, other)).collect())
+                .collect(),
+        }
+    }
+
+    /// Adds the peaks of the query at position `token`: the blocks with a share of at least `peak` of the softmax over
+    /// `logits`, the largest of each block up to the query's own. The logits are overwritten.
+    pub(crate) fn add(&mut self, token: usize, logits: &mut [f32], peak: f32) {
+        let threshold = f64::from(peak) * exponentiate(logits);
+        for (read, weight) in self.read[token / self.block - self.first].iter_mut().zip(logits) {
+            *read |= f64::from(*weight) >= threshold;
+        }
+    }
+
+    pub(crate) fn rows(self) -> BlockRows {
+        let chosen = |read: &Vec<bool>| (0..read.len()).filter(|block| read[*block]).collect();
+        BlockRows {
+            block: self.block,
+            first: self.first,
+            chosen: self.read.iter().map(chosen).collect(),
+        }
     }
 }
 

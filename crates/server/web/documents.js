@@ -29,7 +29,7 @@ export function chosenFiles(files) {
 }
 
 /**
- * What was dropped, as `{file, name}`. Entries of folders have to be asked for at once, before the event ends; the files come later.
+ * The dropped files, as `{file, name}`. Entries of folders have to be asked for at once, before the event ends; the files come later.
  */
 export function droppedFiles(transfer) {
     const entries = [...transfer.items].map((item) => item.webkitGetAsEntry?.() ?? null);

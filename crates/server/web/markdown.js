@@ -107,7 +107,7 @@ function endOfMath(lines, start) {
     for (let index = start; index < lines.length && index < start + 100; index += 1) {
         const behind = index === start ? lines[index].slice(match[0].length) : lines[index];
         if (behind.includes(close)) {
-            // What stands behind it makes it a part of a paragraph.
+            // Other text after the end makes the formula a part of a paragraph.
             return /^[\s.,;:]*$/.test(behind.slice(behind.indexOf(close) + close.length)) ? index + 1 : 0;
         }
         if (index > start && behind.trim() === "") {

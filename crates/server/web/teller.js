@@ -1,4 +1,4 @@
-// What a screen reader hears of an answer.
+// Tells a screen reader about an answer.
 
 import { announce } from "./elements.js";
 import { countOf } from "./numbers.js";

@@ -141,7 +141,7 @@ async function reading_shows_progress_and_goes_on_where_it_was_stopped(browser, 
     await tab.press("Go on");
     await tab.state(["done"]);
     const { timings } = await tab.kept();
-    // What was read of the batch that was stopped is read again.
+    // The batch that was stopped is read again from its beginning.
     expect(timings.cache_n > 0 && timings.cache_n > read - 4096, `${timings.cache_n} tokens were found read of ${read}`);
     await tab.picture("read");
 }

@@ -22,7 +22,7 @@ pub(crate) const LARGEST: i32 = 7;
 pub(crate) const TABLE_BIAS: i32 = 4 * LARGEST;
 
 /// Queries that share each load of signs.
-pub(crate) const SHARED: usize = 4;
+const SHARED: usize = 4;
 
 /// The signs, scales and means of keys.
 #[derive(Clone, Copy)]
@@ -155,7 +155,7 @@ fn score_stripe<S: Simd, const P: usize>(
                 sums[p] = simd.add_to_words(sums[p], simd.add_bytes(low, high));
             }
         }
-        let scales: [S::V; 4] = core::array::from_fn(|n| simd.load_f16(&scales[n]));
+        let scales: [S::V; 4] = simd.each(|n| simd.load_f16(&scales[n]));
         for p in 0..P {
             let ([a, b], [c, d]) = (simd.words_to_f32(sums[p][0]), simd.words_to_f32(sums[p][1]));
             for (product, scale) in [a, b, c, d].into_iter().zip(scales) {

@@ -144,7 +144,7 @@ fn an_error_behind_text_of_an_answer_stands_on_a_line_of_its_own() {
     let mut answer = child.stdout.take().expect("a pipe");
     let mut text = vec![0; 8];
     answer.read_exact(&mut text).expect("text is streamed");
-    // The folder of the session is gone.
+    // The test removes the folder in which the session would be saved.
     fs::remove_dir_all(&place).expect("removed");
     let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
     assert!(sent.expect("kill runs").success());

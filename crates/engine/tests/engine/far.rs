@@ -27,7 +27,7 @@ fn options(decode: &str, format: Format) -> EngineOptions {
         .with_decode(decode.parse().unwrap())
 }
 
-/// An engine with all pages on disk except those that must be near.
+/// An engine that keeps pages on disk. Only pages that a pass needs at once are in memory.
 fn far_engine(options: &EngineOptions, model: &Path, folder: &Path, device: &Arc<Counted>) -> Arc<Engine> {
     let mut options = options.clone();
     options.cache.kv_tiers = KvTiers {

@@ -1,4 +1,4 @@
-//! Settings of models with recurrent layers, and the number of layers beside those that predict further tokens.
+//! Settings of models with recurrent layers. A file also counts the layers that predict further tokens.
 
 use serde_json::{Map, Value, json};
 
@@ -8,7 +8,7 @@ use crate::ModelError;
 use crate::config::LARGEST_COUNT;
 use crate::fields::Fields;
 
-/// The number of layers without those that predict further tokens, which files count too.
+/// The number of layers of the model itself. Files add the layers that predict further tokens to it.
 pub(super) fn own_layers(keys: &OwnKeys<'_>, known: &Fields) -> Result<usize, ModelError> {
     let predicting = known.optional_count("num_nextn_predict_layers")?.unwrap_or(0);
     let layers = known.size("num_hidden_layers")?.checked_sub(predicting);

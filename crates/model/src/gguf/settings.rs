@@ -244,15 +244,16 @@ fn rotations(
     mut rotation: Map<String, Value>,
     settings: &mut Map<String, Value>,
 ) -> Result<Value, ModelError> {
+    // A key of layers with a window; files in which all layers are alike have the other layers' alone.
+    let of_window = |key: &str| match keys.json(&format!("{key}_swa"))? {
+        None => keys.json(key),
+        own => Ok(own),
+    };
     Ok(match architecture {
         // A window distinguishes the third generation from the second.
         Architecture::Olmo2 if settings.get("sliding_window").is_some_and(|window| !window.is_null()) => {
             settings.insert("architectures".into(), json!(["Olmo3ForCausalLM"]));
-            let theta = match keys.json("rope.freq_base_swa")? {
-                Some(theta) => Some(theta),
-                None => rotation.get("rope_theta").cloned(),
-            };
-            json!({"full_attention": rotation, "sliding_attention": {"rope_theta": theta}})
+            json!({"full_attention": rotation, "sliding_attention": {"rope_theta": of_window("rope.freq_base")?}})
         }
         Architecture::Gemma3 | Architecture::GemmaEmbedding => {
             let local = keys.json("rope.freq_base_swa")?.unwrap_or(json!(10_000.0));
@@ -260,18 +261,8 @@ fn rotations(
         }
         Architecture::Gemma4 => gemma4::rotations(keys, rotation)?,
         Architecture::Mellum | Architecture::Laguna => {
-            let mut local = Map::new();
-            for (name, keys_of_layers) in [
-                ("rope_theta", ["rope.freq_base_swa", "rope.freq_base"]),
-                ("rotary_dim", ["rope.dimension_count_swa", "rope.dimension_count"]),
-            ] {
-                for key in keys_of_layers {
-                    if let Some(value) = keys.json(key)? {
-                        local.entry(name).or_insert(value);
-                    }
-                }
-            }
-            json!({"full_attention": rotation, "sliding_attention": local})
+            let (theta, dim) = (of_window("rope.freq_base")?, of_window("rope.dimension_count")?);
+            json!({"full_attention": rotation, "sliding_attention": {"rope_theta": theta, "rotary_dim": dim}})
         }
         Architecture::GptOss => {
             // The range of its scaling is not rounded; files lack this setting.
@@ -284,12 +275,7 @@ fn rotations(
         }
         Architecture::Deepseek2 | Architecture::Deepseek32 | Architecture::Mistral4 => {
             mixed::magnitudes(keys, &mut rotation)?;
-            if let Some(growth) = keys
-                .number("attention.temperature_scale")?
-                .filter(|growth| *growth != 0.0)
-            {
-                rotation.insert("llama_4_scaling_beta".into(), json!(growth));
-            }
+            query_growth(keys, &mut rotation)?;
             Value::Object(rotation)
         }
         _ => Value::Object(rotation),
@@ -450,17 +436,25 @@ fn growing_queries(
     rotation: &mut Map<String, Value>,
     settings: &mut Map<String, Value>,
 ) -> Result<(), ModelError> {
-    let not_zero = |number: &f64| *number != 0.0;
     if keys
         .number("rope.scaling.yarn_log_multiplier")?
-        .is_some_and(|number| not_zero(&number))
+        .is_some_and(|number| number != 0.0)
     {
         rotation.insert("attention_factor".into(), json!(1.0));
     }
-    if let Some(growth) = keys.number("attention.temperature_scale")?.filter(not_zero) {
-        rotation.insert("llama_4_scaling_beta".into(), json!(growth));
+    if query_growth(keys, rotation)? {
         settings.insert("architectures".into(), json!(["Ministral3ForCausalLM"]));
         settings.insert("sliding_window".into(), Value::Null);
     }
     Ok(())
+}
+
+/// Adds the growth of queries with their position; true if there is one.
+fn query_growth(keys: &OwnKeys<'_>, rotation: &mut Map<String, Value>) -> Result<bool, ModelError> {
+    let growth = keys.number("attention.temperature_scale")?;
+    let growth = growth.filter(|growth| *growth != 0.0);
+    if let Some(growth) = growth {
+        rotation.insert("llama_4_scaling_beta".into(), json!(growth));
+    }
+    Ok(growth.is_some())
 }

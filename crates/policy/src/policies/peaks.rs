@@ -1,6 +1,6 @@
-use riffle_attention::{AttendOptions, KvView, QueryTile, Selection, exponentiate};
+use riffle_attention::{AttendOptions, KvView, QueryTile, Selection};
 
-use crate::blocks::{BlockRows, query_blocks};
+use crate::blocks::{BlockRows, PeakBlocks};
 use crate::cost::{ChunkSize, ChunkWork};
 use crate::parameter::Parameters;
 use crate::policies::tri_shape::in_tail;
@@ -85,12 +85,7 @@ impl SparsePolicy for Peaks {
 
 impl Peaks {
     fn block_rows(&self, chunk: &QueryTile<'_>, context: &SelectContext<'_>) -> BlockRows {
-        let numbers = query_blocks(chunk, self.block);
-        let first = numbers.start;
-        // [query block][key block]; the first block and the queries' own are always read.
-        let mut read: Vec<Vec<bool>> = numbers
-            .map(|number| (0..=number).map(|block| block == 0 || block == number).collect())
-            .collect();
+        let mut read = PeakBlocks::new(chunk, self.block, |own, block| block == 0 || block == own);
         let kv = KvView {
             head_dim: chunk.head_dim,
             pages: context.pages,
@@ -101,21 +96,10 @@ impl Peaks {
             .run(chunk, &kv, context.tokens, self.block, &options)
             .expect("pages hold the tokens they say, of the queries' head_dim, and begin where a stripe may");
         for query in 0..maxima.queries() {
-            let own = (chunk.start + query / chunk.group) / self.block;
-            let weights = &mut maxima.row_mut(query)[..=own];
-            let threshold = f64::from(self.peak) * exponentiate(weights);
-            for (read, weight) in read[own - first].iter_mut().zip(weights) {
-                *read |= f64::from(*weight) >= threshold;
-            }
+            let token = chunk.start + query / chunk.group;
+            read.add(token, &mut maxima.row_mut(query)[..=token / self.block], self.peak);
         }
-        let chosen = read
-            .iter()
-            .map(|read| (0..read.len()).filter(|block| read[*block]).collect());
-        BlockRows {
-            block: self.block,
-            first,
-            chosen: chosen.collect(),
-        }
+        read.rows()
     }
 }
 

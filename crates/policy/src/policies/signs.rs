@@ -1,8 +1,8 @@
 use std::borrow::Cow;
 
-use riffle_attention::{AttendOptions, PageView, QueryTile, Selection, SignIndex, Span, exponentiate};
+use riffle_attention::{AttendOptions, PageView, QueryTile, Selection, SignIndex, Span};
 
-use crate::blocks::{BlockRows, query_blocks};
+use crate::blocks::{BlockRows, PeakBlocks};
 use crate::cost::{ChunkSize, ChunkWork};
 use crate::keys::{continued_by, rows_of};
 use crate::parameter::Parameters;
@@ -152,10 +152,7 @@ impl Summarize for Signs {
 
 impl Signs {
     fn block_rows(&self, keys: &SignKeys, chunk: &QueryTile<'_>, context: &SelectContext<'_>) -> BlockRows {
-        let numbers = query_blocks(chunk, self.block);
-        let first = numbers.start;
-        // [query block][key block]
-        let mut read: Vec<Vec<bool>> = numbers.map(|number| self.always_read(number)).collect();
+        let mut read = PeakBlocks::new(chunk, self.block, |own, block| self.is_always_read(own, block));
         let options = AttendOptions::new(context.scale).with_soft_cap(context.soft_cap);
         let mut scorer = LentSignScorer::default();
         for from in (0..chunk.rows).step_by(SCORED_ROWS) {
@@ -164,31 +161,19 @@ impl Signs {
                 .run(&part, keys.index(), &options)
                 .expect("keys of the index have the queries' head_dim");
             for query in 0..scorer.queries() {
-                let own = (part.start + query / part.group) / self.block;
-                let weights = largest_by_block(scorer.row_mut(query), self.block / SignIndex::UNIT);
-                let threshold = f64::from(self.peak) * exponentiate(weights);
-                for (read, weight) in read[own - first].iter_mut().zip(weights) {
-                    *read |= f64::from(*weight) >= threshold;
-                }
+                let token = part.start + query / part.group;
+                let logits = largest_by_block(scorer.row_mut(query), self.block / SignIndex::UNIT);
+                read.add(token, logits, self.peak);
             }
         }
-        let chosen = read
-            .iter()
-            .map(|read| (0..read.len()).filter(|block| read[*block]).collect());
-        BlockRows {
-            block: self.block,
-            first,
-            chosen: chosen.collect(),
-        }
+        read.rows()
     }
 
-    /// For each key block up to a query block, true if it is read whatever its estimate.
-    fn always_read(&self, query_block: usize) -> Vec<bool> {
+    /// True if a query block reads a key block whatever its estimate.
+    fn is_always_read(&self, query_block: usize, block: usize) -> bool {
         let segment = query_block * self.block / SignIndex::SEGMENT * SignIndex::SEGMENT / self.block;
         let recent = (query_block + 1).saturating_sub(self.recent).min(segment);
-        (0..=query_block)
-            .map(|block| block < self.sinks || block >= recent)
-            .collect()
+        block < self.sinks || block >= recent
     }
 }
 

@@ -68,7 +68,7 @@ async fn fields_of(request: Request) -> Result<Fields, Failure> {
     Fields::of_body(&body_of(request).await?)
 }
 
-/// What a body has to be.
+/// The kind of body that an address takes.
 #[derive(Debug, Clone, Copy)]
 enum BodyKind {
     Json,

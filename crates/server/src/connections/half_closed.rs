@@ -38,11 +38,10 @@ impl<S> HalfClosed<S> {
             return Poll::Ready(Ok(()));
         }
         let pause = self.pause.get_or_insert_with(|| Box::pin(tokio::time::sleep(PATIENCE)));
-        ready!(pause.as_mut().poll(context));
-        Poll::Ready(Ok(()))
+        pause.as_mut().poll(context).map(Ok)
     }
 
-    /// What was written shows that the client is still there.
+    /// Waits longer if bytes were written: the client took them, so it is still there.
     fn note_written(&mut self, written: &io::Result<usize>) {
         if let (Ok(1..), Some(pause)) = (written, &mut self.pause) {
             pause.as_mut().reset(Instant::now() + PATIENCE);

@@ -33,7 +33,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Time that a connection has to end once it was told to leave for another.
 const LEAVE_TIME: Duration = Duration::from_secs(1);
 
-/// What every connection is served with.
+/// The parts that all connections share.
 #[derive(Clone)]
 struct Service {
     site: Arc<Site>,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -32,8 +32,8 @@ pub(super) struct Place {
     number: u64,
     /// Told once the connection is to leave for another.
     leave: Arc<Notify>,
+    /// `None` while a request is under way.
     idle_since: Mutex<Option<Instant>>,
-    is_idle: AtomicBool,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -91,7 +91,6 @@ impl Place {
             number: places.count.fetch_add(1, Ordering::Relaxed),
             leave: Arc::new(Notify::new()),
             idle_since: Mutex::new(None),
-            is_idle: AtomicBool::new(false),
             _permit: permit,
         });
         place.rest();
@@ -105,7 +104,7 @@ impl Place {
 
     /// True if no request is under way.
     pub(super) fn is_idle(&self) -> bool {
-        self.is_idle.load(Ordering::Acquire)
+        self.since().is_some()
     }
 
     /// A request begins.
@@ -117,12 +116,10 @@ impl Place {
     fn rest(&self) {
         let now = Instant::now();
         *self.since() = Some(now);
-        self.is_idle.store(true, Ordering::Release);
         self.places.idle().insert((now, self.number), Arc::clone(&self.leave));
     }
 
     fn work(&self) {
-        self.is_idle.store(false, Ordering::Release);
         if let Some(since) = self.since().take() {
             self.places.idle().remove(&(since, self.number));
         }
