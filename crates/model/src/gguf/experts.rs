@@ -200,6 +200,7 @@ fn check_scores(architecture: Architecture, keys: &OwnKeys<'_>) -> Result<(), Mo
         | Architecture::Deepseek32
         | Architecture::GlmDsa
         | Architecture::Laguna
+        | Architecture::KimiLinear
         | Architecture::HyV3 => &[ANY, SIGMOID],
         Architecture::Cohere2Moe => &[ANY, SOFTMAX, SIGMOID],
         Architecture::Deepseek2 => &[ANY, SOFTMAX, SIGMOID],

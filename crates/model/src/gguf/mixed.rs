@@ -23,6 +23,10 @@ pub(super) fn settings(
             latent(architecture, keys, weights, settings)?;
             indexers(keys, weights, settings)
         }
+        Architecture::KimiLinear => {
+            latent(architecture, keys, weights, settings)?;
+            kimi(keys, weights, settings)
+        }
         Architecture::Lfm2 | Architecture::Lfm2Moe => short_convolutions(keys, weights, settings),
         Architecture::GraniteHybrid => {
             mamba(keys, weights, "mamba", settings)?;
@@ -159,6 +163,26 @@ fn any(
     part: &str,
 ) -> Result<bool, ModelError> {
     Ok(layers(settings, keys, part)?.any(|name| weights.info(&name).is_some()))
+}
+
+/// The layers with Kimi Delta Attention, and the sizes of its heads.
+fn kimi(keys: &OwnKeys<'_>, weights: &Checkpoint, settings: &mut Map<String, Value>) -> Result<(), ModelError> {
+    let types = kinds(
+        settings,
+        keys,
+        weights,
+        ("self_attn.A", "linear_attention", "full_attention"),
+    )?;
+    settings.insert("layer_types".into(), types);
+    let heads = layers(settings, keys, "self_attn.b_proj.weight")?.find_map(|name| weights.info(&name));
+    if let Some(heads) = heads.and_then(|info| info.shape.first()) {
+        settings.insert("linear_num_heads".into(), (*heads).into());
+    }
+    match keys.json("kda.head_dim")? {
+        Some(width) => settings.insert("linear_head_dim".into(), width),
+        None => return Err(keys.error("kda.head_dim", "is missing; the model cannot be built without it")),
+    };
+    Ok(())
 }
 
 fn short_convolutions(

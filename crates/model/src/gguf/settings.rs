@@ -4,10 +4,12 @@ use serde_json::{Map, Value, json};
 
 use super::architecture::Architecture;
 use super::experts::experts;
+use super::gemma3n;
 use super::gemma4;
 use super::header::{Header, Metadata};
 use super::list::List;
 use super::mixed;
+use super::qwen4_exp;
 use super::recurrent::{hybrid, own_layers};
 use super::rotation::rotation;
 use super::spelt;
@@ -157,6 +159,9 @@ pub(super) fn fields(
         settings.insert("architectures".into(), json!(["MixtralForCausalLM"]));
     }
     mixed::settings(architecture, &keys, weights, &mut settings)?;
+    if architecture == Architecture::Qwen4Exp {
+        qwen4_exp::settings(&keys, weights, &mut settings)?;
+    }
 
     // Settings on which the rest depends are read with the usual checks.
     let known = read(header, &keys, &settings)?;
@@ -204,6 +209,10 @@ fn of_architecture(
             if let Some(table) = weights.info("model.embed_tokens_per_layer.weight") {
                 settings.insert("vocab_size_per_layer_input".into(), table.shape[0].into());
             }
+            return Ok(1);
+        }
+        Architecture::Gemma3n => {
+            gemma3n::settings(keys, weights, settings)?;
             return Ok(1);
         }
         Architecture::SmolLm3 | Architecture::Olmo if has("model.layers.0.self_attn.q_proj.bias") => {
@@ -255,7 +264,7 @@ fn rotations(
             settings.insert("architectures".into(), json!(["Olmo3ForCausalLM"]));
             json!({"full_attention": rotation, "sliding_attention": {"rope_theta": of_window("rope.freq_base")?}})
         }
-        Architecture::Gemma3 | Architecture::GemmaEmbedding => {
+        Architecture::Gemma3 | Architecture::GemmaEmbedding | Architecture::Gemma3n => {
             let local = keys.json("rope.freq_base_swa")?.unwrap_or(json!(10_000.0));
             json!({"full_attention": rotation, "sliding_attention": {"rope_theta": local}})
         }
@@ -263,6 +272,10 @@ fn rotations(
         Architecture::Mellum | Architecture::Laguna => {
             let (theta, dim) = (of_window("rope.freq_base")?, of_window("rope.dimension_count")?);
             json!({"full_attention": rotation, "sliding_attention": {"rope_theta": theta, "rotary_dim": dim}})
+        }
+        Architecture::PhiMoe if rotation.contains_key("short_factor") => {
+            phimoe_magnitude(keys, &mut rotation)?;
+            Value::Object(rotation)
         }
         Architecture::GptOss => {
             // The range of its scaling is not rounded; files lack this setting.
@@ -288,7 +301,9 @@ fn direct(keys: &OwnKeys<'_>, family: &str, weights: &Checkpoint) -> Result<Map<
     settings.insert("architectures".into(), json!([family]));
     for (key, setting) in SETTINGS {
         // Lists for single layers are read together with their meaning.
-        if ["gemma4", "laguna"].contains(&keys.prefix) && matches!(keys.metadata(key), Some(Metadata::List(_))) {
+        if ["gemma3n", "gemma4", "laguna"].contains(&keys.prefix)
+            && matches!(keys.metadata(key), Some(Metadata::List(_)))
+        {
             continue;
         }
         if let Some(value) = keys.json(key)? {
@@ -426,6 +441,23 @@ fn multipliers(keys: &OwnKeys<'_>, settings: &mut Map<String, Value>) -> Result<
         if let Some(factor) = keys.number(key)?.filter(|factor| *factor != 0.0) {
             settings.insert(setting.into(), json!(factor));
         }
+    }
+    Ok(())
+}
+
+/// The magnitude of LongRoPE in Phi-3.5-MoE. Its settings give it, files lack it, and it is not the one that follows
+/// from the two lengths.
+fn phimoe_magnitude(keys: &OwnKeys<'_>, rotation: &mut Map<String, Value>) -> Result<(), ModelError> {
+    const ORIGINAL: &str = "rope.scaling.original_context_length";
+    const RELEASED: (f64, f64, f64) = (4096.0, 131_072.0, 1.243_163_121_016_122);
+    let lengths = (keys.number(ORIGINAL)?, keys.number("context_length")?);
+    if lengths != (Some(RELEASED.0), Some(RELEASED.1)) {
+        let problem = "is not that of Phi-3.5-MoE, and files lack the magnitude of such a rotation; use the directory";
+        return Err(keys.error(ORIGINAL, problem));
+    }
+    rotation.remove("attention_factor");
+    for name in ["short_mscale", "long_mscale"] {
+        rotation.insert(name.into(), json!(RELEASED.2));
     }
     Ok(())
 }
