@@ -206,7 +206,7 @@ fn settings_of_qwen_4_that_do_not_fit_together_are_refused_by_name() {
         ("indexer_n_heads", Value::Null, "indexer_n_heads"),
         ("indexer_kv_heads", json!(2), "indexer_kv_heads"),
         ("indexer_budget", json!(25), "indexer_budget"),
-        ("indexer_head_dim", json!(8), "indexer_head_dim"),
+        ("indexer_head_dim", json!(4), "indexer_head_dim"),
         ("rope_parameters", factors, "rope_type"),
         (
             "layer_types",
