@@ -226,9 +226,16 @@ fn added_tokens_without_an_embedding_stay_text() {
     assert_eq!(tokenizer.token_id("<|kept|>"), Some(319));
     assert_eq!(tokenizer.token_id("<|image|>"), None);
     let ids = tokenizer.encode("<|kept|><|image|>", false).unwrap();
-    assert!(ids.len() > 5 && ids[0] == 319 && ids.iter().all(|id| *id < 320), "{ids:?}");
+    assert!(
+        ids.len() > 5 && ids[0] == 319 && ids.iter().all(|id| *id < 320),
+        "{ids:?}"
+    );
     // A token that begins or ends texts cannot be left out.
-    write_tokenizer(directory.path(), &description.to_string(), r#"{"eos_token": "<|image|>"}"#);
+    write_tokenizer(
+        directory.path(),
+        &description.to_string(),
+        r#"{"eos_token": "<|image|>"}"#,
+    );
     let error = refused(directory.path(), &["tokenizer.json", "321", "320"]);
     assert!(matches!(error, ModelError::VocabularyTooLarge { .. }));
 }
