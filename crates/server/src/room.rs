@@ -35,7 +35,7 @@ impl RequestsBytes {
     }
 }
 
-/// The options of an engine that serves `parallel` requests at a time, whose bodies take `bodies_bytes` together.
+/// The options of an engine that serves `parallel` requests at a time, with `bodies_bytes` for all their bodies.
 ///
 /// Without [`pool_tokens`](riffle_engine::CacheOptions::pool_tokens) requests get room for as many whole contexts as memory allows, one for each at
 /// most. A context that nobody chose, and room for further ones, leave memory to the requests unless there is none for a single context

@@ -42,7 +42,7 @@ pub enum AnswerEvent {
 }
 
 impl Worker {
-    /// Starts the thread. `sink` is told which blocks of text are held, where it is given.
+    /// Starts the thread. If there is a `sink`, it is told the held blocks of text.
     ///
     /// # Errors
     /// [`ServerError::Engine`] for an engine that cannot serve requests, [`ServerError::Events`] for an address of KV events that
@@ -51,7 +51,7 @@ impl Worker {
         Self::counted(engine, options, sink, Arc::new(Metrics::new(None)))
     }
 
-    /// As [`start`](Self::start), with counters that were there before.
+    /// Like [`start`](Self::start), with existing counters.
     pub(crate) fn counted(
         engine: &Arc<Engine>,
         options: &ServerOptions,

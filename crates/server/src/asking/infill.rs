@@ -37,7 +37,7 @@ struct Parts<'a> {
 }
 
 impl Gap {
-    /// The prompt of a gap between two texts. The suffix stands in the field `suffix`.
+    /// The prompt of a gap between two texts. The field `suffix` has the suffix.
     ///
     /// # Errors
     /// For a model that was not trained to fill in the middle.

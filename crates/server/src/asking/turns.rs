@@ -1,4 +1,4 @@
-//! Brings the messages of a conversation into the order that a chat template takes.
+//! Arranges the messages of a conversation in an order that a chat template accepts.
 //!
 //! Agents send system messages anywhere, and several users' or assistants' messages in a row. Many templates take one system message
 //! at the beginning and strict turns. A message that has no place becomes text of a user's turn where it stands, so that the text of

@@ -1,4 +1,4 @@
-//! The models of a server: those of its lists, which of them are loaded, and who waits for one.
+//! The models of a server: the listed ones, the loaded ones, and the requests that wait for one.
 //!
 //! A server has one memory plan. A model is loaded when a request asks for it and its memory fits beside that of the models that are loaded;
 //! otherwise the model used longest ago leaves first. Its answers end before, and its prompts stay in the prefix cache. One thread, the
@@ -122,7 +122,7 @@ impl Models {
         self.0.started
     }
 
-    /// The one model of the server if it was loaded at the start.
+    /// The server's only model, if it was loaded at the start.
     pub(crate) fn resident(&self) -> Option<Arc<App>> {
         let state = self.0.state();
         let stays = self.0.entries.len() == 1 && state.rotation.slots[0].stays;

@@ -40,8 +40,8 @@ const ANNOTATIONS: [&str; 13] = [
     OPTIONS,
 ];
 
-/// A grammar of a schema that is [prepared](super::prepare) and has its options. `None` where no closed object has two names, where the
-/// grammar would be too large, and where references name other parts than definitions.
+/// A grammar for a schema that is [prepared](super::prepare) with its options. `None` if no closed object has two
+/// names, if the grammar would be too large, or if references name other parts than definitions.
 pub(in crate::forms) fn any_order(schema: &Value) -> Option<String> {
     let references = References::new(schema).ok()?;
     if references.has_inner_documents() {

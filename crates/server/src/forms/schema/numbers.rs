@@ -4,7 +4,7 @@ use serde_json::{Map, Number, Value, json};
 
 use super::{Parts, parts};
 
-/// The largest double below 2^63. Integers of the grammar end there.
+/// The largest double below 2^63, where the grammar's integers end.
 const LARGEST: i128 = (1 << 63) - 1024;
 
 /// The largest bound without an opposite bound.
