@@ -113,7 +113,7 @@ impl Meter {
         self.charge(bytes as u64 / COMPARED_FOR_ONE)
     }
 
-    /// Ends the render for a limit.
+    /// Ends the render because of a limit.
     pub(super) fn refuse(&self, limit: TemplateLimit) -> Error {
         // The first limit is the reason; later ones are consequences.
         let _ = self.passed.set(limit);
