@@ -51,7 +51,7 @@ pub struct Segment {
 pub enum CutGrid {
     /// Cut before tokens whose position is a multiple of this number.
     Positions(usize),
-    /// At row counts, from the first row of their segment, that are multiples of this number.
+    /// Cut at row counts, from the first row of their segment, that are multiples of this number.
     Rows(usize),
 }
 

@@ -48,7 +48,7 @@ pub(crate) struct Mamba2Factors {
     pub(crate) input: f64,
     /// Factors on the gate, the values, the keys, the queries and the time step, including their biases.
     pub(crate) parts: [f64; 5],
-    /// On the result.
+    /// Factor on the result.
     pub(crate) output: f64,
 }
 

@@ -1,7 +1,6 @@
 //! Classes without a language-model head: `Qwen3Model` gives hidden states, `Qwen3ForSequenceClassification` scores.
-//! Each has the layers of the class that predicts tokens (`Qwen3ForCausalLM`), and therefore its family.
 //!
-//! Each computes the layers of the class that predicts tokens (`Qwen3ForCausalLM`), so its family is that one's.
+//! Each has the layers of the class that predicts tokens (`Qwen3ForCausalLM`), and therefore its family.
 
 use super::Family;
 use crate::ModelError;

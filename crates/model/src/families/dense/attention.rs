@@ -12,7 +12,7 @@ use crate::{AttentionShape, ModelConfig, ModelError};
 /// Settings shared by the attention of all layers.
 pub(super) struct Parts {
     rotary: Arc<Rotary>,
-    /// The rotation of layers with a window, or none.
+    /// The rotation of layers with a window, or the identity.
     other: Arc<Rotary>,
     /// The rotation's factor on heads that are normalised after it, where it only changes the norm's epsilon.
     magnitude: f32,

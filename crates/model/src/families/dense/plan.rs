@@ -194,7 +194,7 @@ pub(super) struct Factors {
     /// The scale of the key bias.
     pub(super) key_bias: f64,
     pub(super) value: f64,
-    /// On the bias of values.
+    /// The scale of the value bias.
     pub(super) value_bias: f64,
     pub(super) attended: f64,
     pub(super) gate: f64,
