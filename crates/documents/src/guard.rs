@@ -24,12 +24,12 @@ const THREAD: &str = "riffle-document";
 /// Parsers recurse into nested content. Stack pages are allocated on use.
 const STACK_BYTES: usize = 256 << 20;
 
-/// Why a parser has no result.
+/// The reason why a parser has no result.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// The parser panicked.
     Panicked,
-    /// It did not end in time. Its thread ends at its next [`check`].
+    /// The parser exceeded its time. Its thread ends at its next [`check`].
     TimedOut,
     /// No thread could be started.
     NoThread(String),
