@@ -1,5 +1,4 @@
-//! Finds a needle in a long context with different patterns, and prints the tokens that each pattern reads. `cargo run
-//! --release -p riffle-attention --example needle`
+//! Finds a needle in a long context with different patterns, and prints the tokens that each pattern reads.
 //!
 //! `cargo run --release -p riffle-attention --example needle`
 //!

@@ -1,5 +1,4 @@
-//! Times one row, and several rows of one sequence verified together. `cargo run --release -p riffle-attention
-//! --example verified_rows -- [TOKENS] [KV_HEADS] [GROUP] [HEAD_DIM] [TURNS]`
+//! Times one row, and several rows of one sequence verified together.
 //!
 //! `cargo run --release -p riffle-attention --example verified_rows -- [TOKENS] [KV_HEADS] [GROUP] [HEAD_DIM] [TURNS]`
 

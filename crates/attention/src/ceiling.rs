@@ -34,7 +34,7 @@ pub fn read_once(data: &[f32]) {
     black_box(Level::best().run(Read { data: black_box(data) }));
 }
 
-/// Shortest of `tries` runs, by the clock on the wall.
+/// Shortest of `tries` runs, in wall time.
 fn best_of(tries: usize, mut work: impl FnMut()) -> Duration {
     let run = |_| {
         let start = Instant::now();

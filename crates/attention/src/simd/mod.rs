@@ -148,7 +148,7 @@ pub(crate) trait Kernel {
     fn run<S: Simd>(self, simd: S) -> Self::Output;
 }
 
-/// An instruction set that this machine has.
+/// An instruction set of this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Level(Instructions);
 
@@ -166,8 +166,8 @@ enum Instructions {
     NeonDotprod,
 }
 
-/// The instructions that kernels use here: `scalar`, `avx2`, `avx512` or `neon`. Results of two sets differ in their last bits, since
-/// sums are added in another order.
+/// The instructions of the kernels here: `scalar`, `avx2`, `avx512` or `neon`. Two sets add in different orders, so
+/// their results differ in the last bits.
 #[cfg(feature = "std")]
 pub fn instruction_set() -> &'static str {
     Level::best().name()

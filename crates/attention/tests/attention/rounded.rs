@@ -14,10 +14,6 @@ fn rounded(shape: &Shape) -> AttendOptions<'static> {
 /// element's error is uniform between its bounds, so a logit's error has a deviation of √6/L. The output error is
 /// largest, √3/L, if two keys share the weight and have opposite values. The bounds of values and weights are below
 /// 1/1000.
-///
-/// There, elements of queries lie in −3..3, of keys in −2..2, less the block's first key in −4..4, and of values in −1..1.
-/// The error of an element is even between its bounds, so that of a logit has a deviation of √6/L. An output is off most
-/// where two keys share the weight and have opposite values: then by √3/L. The bounds of values and weights are below 1/1000.
 pub(crate) fn six_deviations(head_dim: usize) -> f64 {
     let levels = (2f64.powi(31) / head_dim as f64).sqrt();
     6.0 * 3f64.sqrt() / levels + 1e-3
