@@ -1,9 +1,8 @@
 //! Draws the pairs that each policy reads of a small text, as SVG for the book: `cargo run --release -p riffle-policy
-//! --example pictures -- FOLDER`. The generated text has 512 tokens: first tokens that all queries attend to,
-//! neighbours that attend to each other, and two facts, one in the middle and one at the end, each asked for once.
+//! --example pictures -- FOLDER`.
 //!
-//! The text is made up: 512 tokens, a few first tokens that all queries look at, neighbours that look at each other, and two facts that are
-//! asked for once each, one in the middle and one at the end.
+//! The generated text has 512 tokens: first tokens that all queries attend to, neighbours that attend to each other,
+//! and two facts, one in the middle and one at the end, each asked for once.
 
 use std::collections::BTreeSet;
 use std::error::Error;

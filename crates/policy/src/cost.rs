@@ -79,7 +79,7 @@ pub struct ChunkWork {
 }
 
 impl ChunkSize {
-    /// Causal (query, key) pairs, heads of the group counted.
+    /// Causal (query, key) pairs, summed over the heads of the group.
     pub fn pairs(&self) -> f64 {
         let before = self.tokens.saturating_sub(self.rows) as f64;
         let rows = self.rows.min(self.tokens) as f64;
