@@ -30,7 +30,7 @@ struct PlacedChunk<'q> {
     /// The first part with pages from the same pool.
     pool: Option<usize>,
     chosen: Chosen<'q>,
-    /// Among the partials of the round, or in [`RoundRows::own`] if `goes_on`.
+    /// Index range into the partials of the round, or into [`RoundRows::own`] if `goes_on`.
     partials: Range<usize>,
     goes_on: bool,
 }

@@ -267,7 +267,7 @@ impl Drafter {
         }
     }
 
-    /// Drafts from a source no more.
+    /// Disables a draft source.
     fn drop_source(&mut self, dropped: Source) {
         if let Some(place) = self.sources.iter().position(|(source, _)| *source == dropped) {
             self.sources.remove(place);

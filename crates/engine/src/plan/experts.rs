@@ -28,7 +28,7 @@ pub struct ExpertPlan {
     pub resident_bytes: u64,
     /// Bytes of the experts in memory, and of those being loaded.
     pub cache_bytes: u64,
-    /// Experts that are in memory at a time.
+    /// Number of experts in memory.
     pub held: usize,
     /// Number of experts of all layers whose experts stay in the files.
     pub experts: usize,
