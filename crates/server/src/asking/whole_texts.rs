@@ -1,7 +1,6 @@
-//! Texts that the model reads whole, for vectors and scores. The engine's thread does this work between two pieces of
-//! the scheduler, so answers continue meanwhile.
+//! Texts that the model reads whole, for vectors and scores.
 //!
-//! The engine's thread does the work, a piece between two pieces of the scheduler, so that answers go on beside it.
+//! The engine's thread does this work between two pieces of the scheduler, so answers continue meanwhile.
 
 use std::sync::Arc;
 

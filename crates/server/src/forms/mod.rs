@@ -1,7 +1,7 @@
 //! Structured output: constrains answers to a JSON schema, a pattern or a grammar, with `llguidance`.
 //!
-//! A form is prepared once and answers with it begin from copies. The tokens that may come next are worked out on a thread of their
-//! own while the engine computes the logits they are drawn from.
+//! A form is prepared once, and answers start from copies of it. A separate thread computes the allowed next tokens
+//! while the engine computes logits.
 
 mod bounds;
 pub(crate) mod calls;
@@ -45,7 +45,7 @@ impl Form {
     /// JSON of a schema, which may be given as text.
     ///
     /// # Errors
-    /// For text that is no JSON; `place` is the field it came from.
+    /// Text that is not JSON; `place` is its field.
     pub fn schema(schema: Value, place: &str) -> Result<Self, Failure> {
         let Value::String(text) = schema else {
             return Ok(Self::Schema(schema));
@@ -157,7 +157,7 @@ enum NameOrder {
 /// A form in llguidance's terms: the first of these grammars that compiles.
 ///
 /// # Errors
-/// For a form beyond the bounds, or one that cannot be held exactly.
+/// A form beyond the bounds, or one that cannot be enforced exactly.
 fn grammars_of(form: Form) -> Result<Vec<TopLevelGrammar>, String> {
     Ok(match form {
         Form::JsonObject => vec![TopLevelGrammar::from_json_schema(with_options(

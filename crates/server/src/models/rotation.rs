@@ -51,11 +51,11 @@ pub(super) enum Step {
 /// Source of memory for a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Room {
-    /// Change from this model, which is idle.
+    /// Room of this idle model.
     Leaves(usize),
-    /// From models in use, which must finish their answers first.
+    /// Room of models in use, which must finish their answers first.
     InUse,
-    /// From models that are already loading or unloading.
+    /// Room of models that are already loading or unloading.
     Coming,
 }
 

@@ -1,8 +1,8 @@
 //! Writes a schema as a grammar in which the names of closed objects stand in any order, each of them once.
 //!
-//! llguidance compiles schemas with the declared names in their order. Its grammars have rules with a parameter of 64 bits. One such rule,
-//! with a bit for each name that has been written, stands for a rule for each set of names. Every other part of the schema is compiled
-//! as a schema.
+//! llguidance compiles schemas with the declared names in their order. Its grammars have rules with a parameter of 64
+//! bits. A rule with a bit for each written name replaces a rule for each set of names. Every other part of the schema
+//! is compiled as a schema.
 
 use std::collections::HashMap;
 

@@ -1,7 +1,7 @@
 //! Closes objects that declare properties and do not say whether they allow others.
 //!
-//! llguidance takes declared names in their order and then any other name. A model that writes a declared name later than the schema
-//! lists it would have to make a longer name of it, such as `"city "`.
+//! llguidance takes declared names in their order and then any other name. A model that writes a declared name later
+//! than the schema lists it would have to make it longer, such as `"city "`.
 
 use std::collections::HashSet;
 

@@ -13,7 +13,7 @@ const MOST_OPEN: f64 = 1e16;
 /// Narrows bounds to exact numbers.
 ///
 /// # Errors
-/// For a constant without an exact representation, and for bounds without one between them.
+/// A constant without an exact representation, and bounds without a representable number between them.
 pub(super) fn hold(schema: &mut Value) -> Result<(), String> {
     match schema {
         Value::Array(list) => list.iter_mut().try_for_each(hold),
