@@ -83,7 +83,7 @@ impl PlannedTensor {
     }
 }
 
-/// A run of quantisation, decided and not yet done.
+/// A planned quantisation.
 pub struct QuantizePlan {
     pub(crate) input: PathBuf,
     pub(crate) source: WeightSource,

@@ -32,7 +32,7 @@ pub(super) fn inverse(scale: f32) -> f32 {
     if inverse.is_finite() { inverse } else { 0.0 }
 }
 
-/// The value of the largest magnitude.
+/// The value with the largest magnitude.
 pub(super) fn extreme(values: &[f32]) -> f32 {
     let larger = |most: f32, value: &f32| if value.abs() > most.abs() { *value } else { most };
     values.iter().fold(0.0, larger)

@@ -86,7 +86,7 @@ fn e2m1_value(value: f32) -> f32 {
     if code > 7 { -magnitude } else { magnitude }
 }
 
-/// The scale code of the least error, of some.
+/// The code of the scale with the least error, among some.
 fn best_code(x: &[f32], w: &[f32], codes: impl Iterator<Item = u8>, scale: fn(u8) -> f32) -> u8 {
     let mut best = (f32::INFINITY, 0);
     for code in codes {
