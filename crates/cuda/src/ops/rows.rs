@@ -147,8 +147,7 @@ pub fn head_norm(
     launch(stream, "head_norm", Grid::line(count.div_ceil(4), 128), &arguments)
 }
 
-/// Rotates pairs (i, i + turned / 2) of the first `turned` dimensions of every head by the angles of its row. `turns`
-/// is `[rows, turned / 2, 2]`: cosine and sine of each pair.
+/// Rotates pairs (i, i + turned / 2) of the first `turned` dimensions of every head by the angles of its row.
 ///
 /// `turns` is `[rows, turned / 2, 2]`: cosine and sine of each pair.
 ///
