@@ -29,7 +29,7 @@ pub struct RiffleWorker {
     running: RwLock<Option<Arc<Running>>>,
 }
 
-/// A worker that has started and not ended.
+/// A started worker.
 struct Running {
     engine: Arc<Engine>,
     worker: Worker,
