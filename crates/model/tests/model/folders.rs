@@ -189,7 +189,7 @@ fn parts_that_are_missing_or_of_another_shape_are_named() {
     missing("awq", "qzeros");
     missing("mlx", "scales");
     missing("mlx", "biases");
-    // An unused tensor if the settings have none.
+    // A renamed tensor is unused if the settings do not need it.
     renamed("gptq", "g_idx", &["elsewhere", "not used"]);
     renamed("packed-order", "weight_zero_point", &["elsewhere", "not used"]);
 

@@ -67,7 +67,7 @@ fn scored() -> Vec<Pair> {
     ]
 }
 
-/// A tokenizer of byte pairs.
+/// A byte-pair tokenizer.
 fn paired() -> Vec<Pair> {
     vec![
         text("ggml.model", "gpt2"),
