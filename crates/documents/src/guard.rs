@@ -11,7 +11,7 @@ thread_local! {
     static DEADLINE: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// Panics in a parser thread after its deadline: its caller has given it up.
+/// Ends a parser's thread after its deadline, by a panic: its caller no longer waits.
 pub(crate) fn check() {
     if DEADLINE.get().is_some_and(|deadline| Instant::now() > deadline) {
         resume_unwind(Box::new("late"));
