@@ -123,7 +123,7 @@ impl CostModel {
             return Some(0);
         }
         let pays = |tokens: usize| self.relative_cost(policy, phase, shape, tokens, None) < 1.0;
-        // Steps of an eighth of a power of two.
+        // A grid of lengths in steps of an eighth of a power of two.
         let grid = (8..21).flat_map(|power| (8..16).map(move |eighth| (1usize << power) / 8 * eighth));
         let mut grid: Vec<usize> = grid.collect();
         grid.reverse();

@@ -71,7 +71,7 @@ pub enum PolicyError {
         policy: &'static str,
         /// The requested phase.
         phase: Phase,
-        /// The phase it has.
+        /// The policy's own phase.
         supported: Phase,
     },
     /// The parameter `delta`, which corrects attention to prompts, was given for generated tokens.
