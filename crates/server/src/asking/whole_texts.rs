@@ -21,7 +21,7 @@ static TURN: Semaphore = Semaphore::const_new(1);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TooLong {
     Refused,
-    /// They are cut, except for the end token of a text.
+    /// Texts are cut, except for their end token.
     Cut,
 }
 
