@@ -25,7 +25,7 @@ pub struct QuantizeOptions {
     pub embedding_type: Option<WeightFormat>,
     /// Mean squares of inputs.
     pub importance: Option<ImportanceMatrix>,
-    /// Memory budget for the rows in work.
+    /// Memory budget for the rows in progress.
     pub memory_bytes: Option<u64>,
     /// Replace an existing file.
     pub overwrite: bool,

@@ -179,7 +179,7 @@ pub(super) fn best_line(x: &[f32], w: &[f32], most: f32, keeps_sign: bool) -> Li
     };
     let mut error = best.error(x, w, most);
     for step in 0..STEPS {
-        // From small steps that clip the ends to steps that are too large.
+        // Trial steps from small ones that clip the ends to steps that are too large.
         let steps = most * (1.12 - 0.36 * step as f32 / (STEPS - 1) as f32) + if most < 4.0 { 0.3 } else { 0.0 };
         let mut line = Line {
             scale: range / steps,
