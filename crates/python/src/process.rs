@@ -10,7 +10,7 @@ use crate::failure::{Class, Failure};
 
 /// A value that only its own process uses and frees.
 pub(crate) struct OfProcess<T> {
-    /// Present until it is dropped.
+    /// `Some` until the drop.
     value: Option<T>,
     process: u32,
 }
