@@ -461,7 +461,7 @@ fn questions_of_a_file_are_asked_each_with_its_own_context_under_every_policy() 
         assert!(row.task == task && (900..1500).contains(&row.context_tokens), "{row:?}");
         assert_eq!(row.fit.is_some(), row.policy != "full", "{row:?}");
     }
-    // Files follow the generated tasks, and the given lengths apply to the generated ones.
+    // Tasks from files follow the generated tasks; the given lengths apply to the generated ones.
     let table = compared(1024, &[&task, "niah_single_2"]).unwrap();
     let tasks: Vec<&str> = table.rows.iter().map(|row| &*row.task).collect();
     assert_eq!(tasks[..3], ["niah_single_2"; 3]);
