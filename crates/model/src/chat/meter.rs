@@ -22,7 +22,7 @@ const ESCAPED_BYTES: u64 = 6;
 /// Longest text of a number: a 64-bit float of 309 digits with its fraction.
 const NUMBER_BYTES: u64 = 350;
 
-/// The purpose of a look at a value.
+/// The purpose of visiting a value.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Look {
     /// Its depth, before it becomes part of another value.
