@@ -46,7 +46,7 @@ pub(crate) struct Speech {
     held: String,
     /// Bytes of `held` without the beginning of a call's end.
     searched: usize,
-    /// True if anything but spaces has been told.
+    /// True if anything but spaces has been reported.
     has_begun: bool,
     /// True if only spaces have followed a call.
     follows_call: bool,
@@ -210,7 +210,7 @@ impl Speech {
         pieces
     }
 
-    /// Takes apart the held text as far as its meaning is certain. True if the rest may yield more.
+    /// Splits the held text as far as its meaning is certain. True if the rest may give more.
     fn advance(&mut self, pieces: &mut Vec<AnswerPiece>) -> bool {
         match self.state {
             State::Header => self.advance_header(),

@@ -9,7 +9,7 @@ pub(crate) struct CallStyle {
     pub(crate) begins: &'static [&'static str],
     /// The end mark; `None` if the answer's end ends the call.
     pub(crate) end: Option<&'static str>,
-    /// Special tokens that may stand between the two.
+    /// Special tokens that may stand between the start mark and the end mark.
     pub(super) inner: &'static [&'static str],
     pub(crate) syntax: CallSyntax,
 }
@@ -279,7 +279,7 @@ impl ThoughtMarks {
 pub(crate) struct MessageMarks {
     /// The mark before a header; the first header of an answer follows it, in the prompt.
     begin: &'static str,
-    /// The mark behind a header.
+    /// The mark after a header.
     pub(super) body: &'static str,
     /// Marks that end a message.
     pub(super) ends: &'static [&'static str],
@@ -346,7 +346,7 @@ impl MessageMarks {
         text.len() <= LONGEST_HEADER && begins.into_iter().any(fits)
     }
 
-    /// The message behind a header.
+    /// The message after a header.
     pub(super) fn message<'a>(&self, header: &'a str, style: CallStyle) -> Message<'a> {
         let recipient = header.split_once("to=").map(|(_, rest)| {
             let end = rest.find(|letter: char| letter.is_whitespace() || letter == '<');
