@@ -253,7 +253,7 @@ fn rotations(
     mut rotation: Map<String, Value>,
     settings: &mut Map<String, Value>,
 ) -> Result<Value, ModelError> {
-    // A key of layers with a window; files in which all layers are alike have the other layers' alone.
+    // A key of layers with a window. Files with equal layers have only the other layers' key.
     let of_window = |key: &str| match keys.json(&format!("{key}_swa"))? {
         None => keys.json(key),
         own => Ok(own),
@@ -481,7 +481,7 @@ fn growing_queries(
     Ok(())
 }
 
-/// Adds the growth of queries with their position; true if there is one.
+/// Adds the growth of queries with their position; returns true if there is one.
 fn query_growth(keys: &OwnKeys<'_>, rotation: &mut Map<String, Value>) -> Result<bool, ModelError> {
     let growth = keys.number("attention.temperature_scale")?;
     let growth = growth.filter(|growth| *growth != 0.0);

@@ -1,4 +1,4 @@
-//! Every bad input gets one line that names what is wrong and what to do.
+//! Every bad input gives one line that names the fault and the remedy.
 
 use std::path::Path;
 
@@ -49,7 +49,7 @@ fn a_folder_that_holds_one_gguf_model_stands_for_it() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str| std::fs::write(folder.path().join(name), tiny_gguf(&[])).unwrap();
     write("model-Q4_K_M.gguf");
-    // Neither is a model: pictures for it, and the second part of one.
+    // Neither is a model: a picture projector, and the second part of a model.
     write("mmproj-model-f16.gguf");
     write("other-00002-of-00002.gguf");
     let found = riffle_model::inspect(folder.path()).unwrap();
@@ -331,7 +331,7 @@ fn impossible_hybrid_models_are_refused() {
     );
     hybrid("hidden_act", json!("gelu_new"), &["hidden_act", "silu"]);
     hybrid("text_config", json!(7), &["text_config"]);
-    // Nothing is wrong but the weights.
+    // Only the weights are wrong.
     hybrid("hidden_act", json!("silu"), &["model.layers.0"]);
 }
 

@@ -1,4 +1,4 @@
-//! The metadata of a GGUF file is computed with or refused, never skipped.
+//! The metadata of a GGUF file is used or refused, never skipped.
 
 use crate::testing::gguf::{Pair, file_with, flag, float, metadata, number, refused, tensors, text, write};
 use crate::testing::{gguf_file, gguf_string, load_model, logits_of, vectors};
@@ -89,7 +89,7 @@ fn metadata_that_changes_the_computation_is_used_or_refused() {
         number("llama.full_attention_interval", 4),
         number("llama.nextn_predict_layers", 1),
     ] {
-        // An activation is named as the setting that it becomes.
+        // An activation is named by its setting in config.json.
         let name = match pair.0.as_str() {
             "llama.hidden_activation" => "hidden_act",
             key => key,
@@ -125,7 +125,7 @@ fn metadata_that_changes_the_computation_is_used_or_refused() {
 
 #[test]
 fn another_limit_of_the_activation_of_gpt_oss_is_refused_by_its_key() {
-    // Files of this architecture say none: it is 7.
+    // Files of this architecture omit it: it is 7.
     let pairs = [
         text("general.architecture", "gpt-oss"),
         float("gpt-oss.swiglu_clamp_exp", 5.0),

@@ -259,7 +259,7 @@ pub(crate) async fn slots(State(site): State<Arc<Site>>, uri: Uri) -> Response {
     respond(Shape::OpenAi, found)
 }
 
-/// The model that a query names, or the first.
+/// The model named in a query, or the first.
 fn entry_of<'s>(site: &'s Site, uri: &Uri) -> Result<&'s Entry, Failure> {
     let index = site.models.find(model_of_query(uri.query()).as_deref())?;
     Ok(&site.models.entries()[index])
