@@ -100,39 +100,41 @@ pub(super) fn family_name(architecture: Architecture, name: &str) -> Option<Stri
         ("output_hc_up", Architecture::Qwen4Exp) => "model.hyper_connection_mixer.input_mix_weight_up".to_owned(),
         ("per_layer_token_embd", Architecture::Qwen4Exp) => NGRAM_TABLE.to_owned(),
         ("output_norm", _) => "model.norm".to_owned(),
-        _ => {
-            let below = stem.strip_prefix("blk.")?;
-            // Two vectors are not separate modules in the model.
-            let delta = match architecture {
-                Architecture::KimiLinear => Some("self_attn"),
-                _ => architecture.is_hybrid().then_some("linear_attn"),
-            };
-            if let Some(mixer) = delta {
-                match (below.split_once('.'), kind) {
-                    (None, "ssm_a") => return Some(format!("model.layers.{below}.{mixer}.A")),
-                    (Some((layer, "ssm_dt")), "bias") => {
-                        return Some(format!("model.layers.{layer}.{mixer}.dt_bias"));
-                    }
-                    _ => {}
-                }
-            }
-            // Some converters omit its kind.
-            if kind == "exp_probs_b" && !below.contains('.') {
-                return Some(format!("model.layers.{below}.mlp.exp_probs_b.bias"));
-            }
-            if let Some(name) = mamba_vector(architecture, below, kind) {
-                return Some(name);
-            }
-            let (layer, part) = below.split_once('.')?;
-            if (architecture, part) == (Architecture::Gemma3n, "altup_correct_scale") {
-                return Some(format!("model.layers.{layer}.altup.correct_output_scale"));
-            }
-            let own = own_parts(architecture);
-            let (_, part) = own.iter().chain(PARTS).find(|(found, _)| *found == part)?;
-            format!("model.layers.{layer}.{part}")
-        }
+        _ => return layer_name(architecture, stem.strip_prefix("blk.")?, kind),
     };
     Some(format!("{whole}.{kind}"))
+}
+
+/// The family's name of a layer's tensor, `blk.{below}.{kind}` in the file.
+fn layer_name(architecture: Architecture, below: &str, kind: &str) -> Option<String> {
+    // Two vectors are not separate modules in the model.
+    let delta = match architecture {
+        Architecture::KimiLinear => Some("self_attn"),
+        _ => architecture.is_hybrid().then_some("linear_attn"),
+    };
+    if let Some(mixer) = delta {
+        match (below.split_once('.'), kind) {
+            (None, "ssm_a") => return Some(format!("model.layers.{below}.{mixer}.A")),
+            (Some((layer, "ssm_dt")), "bias") => {
+                return Some(format!("model.layers.{layer}.{mixer}.dt_bias"));
+            }
+            _ => {}
+        }
+    }
+    // Some converters omit its kind.
+    if kind == "exp_probs_b" && !below.contains('.') {
+        return Some(format!("model.layers.{below}.mlp.exp_probs_b.bias"));
+    }
+    if let Some(name) = mamba_vector(architecture, below, kind) {
+        return Some(name);
+    }
+    let (layer, part) = below.split_once('.')?;
+    if (architecture, part) == (Architecture::Gemma3n, "altup_correct_scale") {
+        return Some(format!("model.layers.{layer}.altup.correct_output_scale"));
+    }
+    let own = own_parts(architecture);
+    let (_, part) = own.iter().chain(PARTS).find(|(found, _)| *found == part)?;
+    Some(format!("model.layers.{layer}.{part}.{kind}"))
 }
 
 /// Names of the three vectors of a Mamba2, which are not separate modules in the model: `blk.N.ssm_a`, `.ssm_d`,
