@@ -229,15 +229,19 @@ impl Models {
         let entries = self.0.entries.iter().zip(&state.rotation.slots);
         let in_use = entries.filter(|(_, slot)| slot.stage != Stage::Absent);
         let names: Vec<String> = in_use.map(|(entry, _)| format!("{:?}", entry.name)).collect();
+        // A model that is still there takes no requests while it leaves.
+        let reason = match state.rotation.slots[index].stage {
+            Stage::Absent => format!("{} is in use", names.join(", ")),
+            _ => "it is about to leave for another model".to_owned(),
+        };
         Failure {
             retry_after_s: Some(RETRY_AFTER_S),
             ..Failure::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 format!(
-                    "the model {:?} found no memory within {} s, because {} is in use: ask again later",
+                    "the model {:?} found no memory within {} s, because {reason}: ask again later",
                     self.0.entries[index].name,
                     waited.as_secs(),
-                    names.join(", "),
                 ),
             )
         }
