@@ -8,7 +8,7 @@
 //!   KV pages ([`PageRoom`]).
 //! - A [`DeviceForward`] takes batches through the model. Attention reads the batch's [`DeviceRows`].
 //! - A [`PageRoom`] runs calls: a [`RoomCall`] attends, a [`RoomMass`] sums the mass of keys, a [`RoomScan`] estimates for
-//!   policies. A call gets pages of the cache in main memory and copies to the device those that are not there.
+//!   policies. A call receives pages in main memory. It copies a page to the device if the device lacks it.
 //!
 //! ```
 //! use std::sync::Arc;

@@ -25,7 +25,7 @@ static REGISTRY: Mutex<Registry> = Mutex::new(Registry {
 
 /// The registered policies.
 struct Registry {
-    /// The policies' objects; true for those that read keys.
+    /// The Python object of each policy. The flag is true if the policy reads keys.
     objects: Vec<(Py<PyAny>, bool)>,
     /// One for each name. Specs keep references to them, so they are never freed.
     infos: &'static [PolicyInfo],

@@ -66,7 +66,7 @@ impl PyStream {
             .name("riffle-stream".to_owned())
             .spawn(write);
         thread.map_err(|error| Failure::new(Class::Riffle, format!("cannot start a thread: {error}")))?;
-        // An error means that the sender is gone, which ends the wait.
+        // An error means that the sending thread has ended. The wait ends too.
         let _: Result<(), _> = is_ready.recv();
         Ok(Self {
             pieces: OfProcess::new(Mutex::new(receive)),

@@ -221,7 +221,7 @@ impl Fields {
             .transpose()
     }
 
-    /// Adds another object's fields, except those that this one has already.
+    /// Adds the fields of another object. A field that exists already keeps its value.
     pub(crate) fn add_missing(&mut self, others: Map<String, Value>) {
         for (field, value) in others {
             if self.peek(&field).is_none() {

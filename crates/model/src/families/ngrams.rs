@@ -87,8 +87,7 @@ impl NgramSettings {
         })
     }
 
-    /// The hashes of table `number`. Files may hold them, as tensors or in metadata; they then replace those that follow
-    /// from the settings.
+    /// The hashes of table `number`. A file's own hashes, in tensors or in metadata, replace the computed ones.
     pub(super) fn hashes(
         &self,
         fields: &Fields,
@@ -141,11 +140,9 @@ impl NgramSettings {
             .collect();
         let width = self.shape.inputs / hashes.sizes.len();
         if shards.is_empty() {
-            let name = format!("{name}.ngram_embedding.weight");
-            let stored = weights.info(&name).and_then(|info| info.shape.first()).copied();
-            // GGUF files lack the multiple.
-            let rows = stored.filter(|rows| *rows as i64 >= end).unwrap_or(padded);
-            return weights.matrix(&name, rows, width);
+            let named = fields.optional_size("ngram_table_rows")?;
+            let rows = named.filter(|rows| *rows as i64 >= end).unwrap_or(padded);
+            return weights.matrix(&format!("{name}.ngram_embedding.weight"), rows, width);
         }
         let rows: usize = shards.iter().map(|(_, rows)| rows).sum();
         if rows != padded {

@@ -4,9 +4,9 @@ use serde_json::{Map, Value, json};
 
 use super::gemma4::sizes;
 use super::header::Metadata;
-use super::settings::OwnKeys;
+use super::mixed::layer_count;
+use super::own_keys::OwnKeys;
 use crate::ModelError;
-use crate::config::LARGEST_COUNT;
 use crate::weights::Checkpoint;
 
 /// Keys and their settings.
@@ -23,18 +23,8 @@ pub(super) fn settings(
     weights: &Checkpoint,
     settings: &mut Map<String, Value>,
 ) -> Result<(), ModelError> {
-    for (key, setting) in KEYS {
-        match keys.json(key)? {
-            Some(value) => settings.insert((*setting).into(), value),
-            None => return Err(keys.error(key, "is missing; the model cannot be built without it")),
-        };
-    }
-    let layers = settings.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(0) as usize;
-    if layers > LARGEST_COUNT {
-        let problem = format!("{layers} is not plausible, {LARGEST_COUNT} is the limit");
-        return Err(keys.error("block_count", problem));
-    }
-    let widths = sizes(keys, "feed_forward_length", layers)?;
+    keys.insert_required(KEYS, settings)?;
+    let widths = sizes(keys, "feed_forward_length", layer_count(settings, keys)?)?;
     settings.insert("intermediate_size".into(), widths.into());
     settings.insert("activation_sparsity_deviations".into(), deviations(keys)?);
     for (tensor, setting) in [
@@ -52,14 +42,11 @@ pub(super) fn settings(
 /// null, means a layer without sparsity.
 fn deviations(keys: &OwnKeys<'_>) -> Result<Value, ModelError> {
     const KEY: &str = "activation_sparsity_scale";
-    let Some(list) = keys.header.list(&keys.name(KEY))? else {
-        return Err(keys.error(KEY, "is missing; the model cannot be built without it"));
-    };
     let number = |value| match value {
         Ok(Metadata::Float(number)) if number.is_finite() => Ok(json!(number)),
         Ok(Metadata::Float(f64::NEG_INFINITY)) => Ok(Value::Null),
         Ok(other) => Err(keys.error(KEY, format!("must list numbers, found {}", other.show()))),
         Err(problem) => Err(keys.error(KEY, problem)),
     };
-    list.values().map(number).collect()
+    keys.required_list(KEY)?.values().map(number).collect()
 }

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::architecture::Architecture;
-use super::settings::OwnKeys;
+use super::own_keys::OwnKeys;
 use crate::ModelError;
 use crate::config::LARGEST_COUNT;
 use crate::weights::Checkpoint;
@@ -67,10 +67,7 @@ fn latent(
     weights: &Checkpoint,
     settings: &mut Map<String, Value>,
 ) -> Result<(), ModelError> {
-    let number = |key: &str| match keys.number(key)? {
-        Some(number) => Ok(number),
-        None => Err(keys.error(key, "is missing; the model cannot be built without it")),
-    };
+    let number = |key: &str| keys.number(key)?.ok_or_else(|| keys.missing(key));
     let rotated = number("rope.dimension_count")?;
     // Older files give the widths of the expanded heads.
     let key_width = match keys.number("attention.key_length_mla")? {
@@ -108,16 +105,12 @@ fn latent(
 
 /// The sizes of indexers, and the layers with one.
 fn indexers(keys: &OwnKeys<'_>, weights: &Checkpoint, settings: &mut Map<String, Value>) -> Result<(), ModelError> {
-    for (key, setting) in [
+    let sizes = [
         ("attention.indexer.head_count", "index_n_heads"),
         ("attention.indexer.key_length", "index_head_dim"),
         ("attention.indexer.top_k", "index_topk"),
-    ] {
-        match keys.json(key)? {
-            Some(value) => settings.insert(setting.into(), value),
-            None => return Err(keys.error(key, "is missing; the model cannot be built without it")),
-        };
-    }
+    ];
+    keys.insert_required(&sizes, settings)?;
     let kinds = kinds(
         settings,
         keys,
@@ -128,20 +121,23 @@ fn indexers(keys: &OwnKeys<'_>, weights: &Checkpoint, settings: &mut Map<String,
     Ok(())
 }
 
+/// The number of layers of a file.
+pub(super) fn layer_count(settings: &Map<String, Value>, keys: &OwnKeys<'_>) -> Result<usize, ModelError> {
+    let count = settings.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(0) as usize;
+    if count > LARGEST_COUNT {
+        let problem = format!("{count} is not plausible, {LARGEST_COUNT} is the limit");
+        return Err(keys.error("block_count", problem));
+    }
+    Ok(count)
+}
+
 /// The layers of a file, and the name of a part in each.
 fn layers<'a>(
     settings: &Map<String, Value>,
     keys: &OwnKeys<'_>,
     part: &'a str,
 ) -> Result<impl Iterator<Item = String> + use<'a>, ModelError> {
-    let count = settings.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(0) as usize;
-    if count > LARGEST_COUNT {
-        return Err(keys.error(
-            "block_count",
-            format!("{count} is not plausible, {LARGEST_COUNT} is the limit"),
-        ));
-    }
-    Ok((0..count).map(move |layer| format!("model.layers.{layer}.{part}")))
+    Ok((0..layer_count(settings, keys)?).map(move |layer| format!("model.layers.{layer}.{part}")))
 }
 
 /// The kind of each layer: `with` if it has the tensor `part`, otherwise `without`.
@@ -178,11 +174,7 @@ fn kimi(keys: &OwnKeys<'_>, weights: &Checkpoint, settings: &mut Map<String, Val
     if let Some(heads) = heads.and_then(|info| info.shape.first()) {
         settings.insert("linear_num_heads".into(), (*heads).into());
     }
-    match keys.json("kda.head_dim")? {
-        Some(width) => settings.insert("linear_head_dim".into(), width),
-        None => return Err(keys.error("kda.head_dim", "is missing; the model cannot be built without it")),
-    };
-    Ok(())
+    keys.insert_required(&[("kda.head_dim", "linear_head_dim")], settings)
 }
 
 fn short_convolutions(

@@ -15,6 +15,7 @@ mod keys;
 mod list;
 mod mixed;
 mod names;
+mod own_keys;
 mod parts;
 mod pre_tokenizers;
 mod qwen4_exp;

@@ -2,8 +2,8 @@
 
 use super::architecture::Architecture;
 use super::header::{Header, Metadata};
+use super::own_keys::largest;
 use super::parts::{PARTS, QWEN35_PARTS, QWEN35_PREDICTOR_PARTS, own_parts};
-use super::settings::largest;
 use crate::ModelError;
 use crate::weights::{RowOrder, StoredTensor};
 
@@ -107,42 +107,30 @@ pub(super) fn family_name(architecture: Architecture, name: &str) -> Option<Stri
 
 /// The family's name of a layer's tensor, `blk.{below}.{kind}` in the file.
 fn layer_name(architecture: Architecture, below: &str, kind: &str) -> Option<String> {
-    // Two vectors are not separate modules in the model.
-    let delta = match architecture {
-        Architecture::KimiLinear => Some("self_attn"),
-        _ => architecture.is_hybrid().then_some("linear_attn"),
-    };
-    if let Some(mixer) = delta {
-        match (below.split_once('.'), kind) {
-            (None, "ssm_a") => return Some(format!("model.layers.{below}.{mixer}.A")),
-            (Some((layer, "ssm_dt")), "bias") => {
-                return Some(format!("model.layers.{layer}.{mixer}.dt_bias"));
-            }
-            _ => {}
-        }
-    }
     // Some converters omit its kind.
     if kind == "exp_probs_b" && !below.contains('.') {
         return Some(format!("model.layers.{below}.mlp.exp_probs_b.bias"));
     }
-    if let Some(name) = mamba_vector(architecture, below, kind) {
+    if let Some(name) = mixer_vector(architecture, below, kind) {
         return Some(name);
     }
     let (layer, part) = below.split_once('.')?;
     if (architecture, part) == (Architecture::Gemma3n, "altup_correct_scale") {
         return Some(format!("model.layers.{layer}.altup.correct_output_scale"));
     }
-    let own = own_parts(architecture);
-    let (_, part) = own.iter().chain(PARTS).find(|(found, _)| *found == part)?;
+    let mut parts = own_parts(architecture).iter().copied().flatten().chain(PARTS);
+    let (_, part) = parts.find(|(found, _)| *found == part)?;
     Some(format!("model.layers.{layer}.{part}.{kind}"))
 }
 
-/// Names of the three vectors of a Mamba2, which are not separate modules in the model: `blk.N.ssm_a`, `.ssm_d`,
+/// Names of the vectors of a recurrent mixer, which are not separate modules in the model: `blk.N.ssm_a`, `.ssm_d`,
 /// `.ssm_dt.bias`; and of Falcon-H1's `blk.N.ffn_norm`, which llama.cpp's converter writes without its kind.
-fn mamba_vector(architecture: Architecture, below: &str, kind: &str) -> Option<String> {
+fn mixer_vector(architecture: Architecture, below: &str, kind: &str) -> Option<String> {
     let mixer = match architecture {
         Architecture::GraniteHybrid | Architecture::FalconH1 => "mamba",
         Architecture::Mamba2 | Architecture::NemotronH | Architecture::NemotronHMoe => "mixer",
+        Architecture::KimiLinear => "self_attn",
+        _ if architecture.is_hybrid() => "linear_attn",
         _ => return None,
     };
     if (architecture, kind) == (Architecture::FalconH1, "ffn_norm") {
@@ -166,7 +154,7 @@ pub(super) fn stored_name(architecture: Architecture, name: &str) -> Option<Stri
         "model.norm" | "model.final_layernorm" => "output_norm".to_owned(),
         _ => {
             let (layer, part) = stem.strip_prefix("model.layers.")?.split_once('.')?;
-            let mut parts = own_parts(architecture).iter().chain(PARTS);
+            let mut parts = own_parts(architecture).iter().copied().flatten().chain(PARTS);
             let (stored, _) = parts.find(|(_, known)| *known == part)?;
             format!("blk.{layer}.{stored}")
         }

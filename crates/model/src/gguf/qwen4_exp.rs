@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::header::Metadata;
 use super::names::NGRAM_TABLE;
-use super::settings::OwnKeys;
+use super::own_keys::OwnKeys;
 use crate::ModelError;
 use crate::weights::Checkpoint;
 
@@ -38,7 +38,7 @@ pub(super) fn settings(
     weights: &mut Checkpoint,
     settings: &mut Map<String, Value>,
 ) -> Result<(), ModelError> {
-    required(keys, KEYS, settings)?;
+    keys.insert_required(KEYS, settings)?;
     let ratios = numbers(keys, "attention.compress_ratios")?;
     let Some(ratio) = ratios.iter().copied().find(|ratio| *ratio > 0) else {
         return Err(keys.error("attention.compress_ratios", "lists no layer with attention"));
@@ -77,9 +77,13 @@ fn ngrams(keys: &OwnKeys<'_>, weights: &mut Checkpoint, settings: &mut Map<Strin
             name.to_owned()
         }
     });
+    // Files lack the number of which the rows are a multiple.
+    if let Some(rows) = weights.info(&renamed).and_then(|info| info.shape.first()) {
+        settings.insert("ngram_table_rows".into(), (*rows).into());
+    }
     // The settings count layers from 1.
     settings.insert("ple_layer_ids".into(), json!([layer.saturating_add(1)]));
-    required(keys, NGRAM_KEYS, settings)?;
+    keys.insert_required(NGRAM_KEYS, settings)?;
     for (key, setting) in NGRAM_LISTS {
         settings.insert((*setting).into(), numbers(keys, key)?.into());
     }
@@ -92,25 +96,12 @@ fn ngrams(keys: &OwnKeys<'_>, weights: &mut Checkpoint, settings: &mut Map<Strin
     Ok(())
 }
 
-fn required(keys: &OwnKeys<'_>, names: &[(&str, &str)], settings: &mut Map<String, Value>) -> Result<(), ModelError> {
-    for (key, setting) in names {
-        match keys.json(key)? {
-            Some(value) => settings.insert((*setting).into(), value),
-            None => return Err(keys.error(key, "is missing; the model cannot be built without it")),
-        };
-    }
-    Ok(())
-}
-
 /// A list of whole numbers from 0.
 fn numbers(keys: &OwnKeys<'_>, key: &str) -> Result<Vec<u64>, ModelError> {
-    let Some(list) = keys.header.list(&keys.name(key))? else {
-        return Err(keys.error(key, "is missing; the model cannot be built without it"));
-    };
     let number = |value| match value {
         Ok(Metadata::Integer(number)) => u64::try_from(number).ok().filter(|number| *number <= i64::MAX as u64),
         _ => None,
     };
-    let numbers: Option<Vec<u64>> = list.values().map(number).collect();
+    let numbers: Option<Vec<u64>> = keys.required_list(key)?.values().map(number).collect();
     numbers.ok_or_else(|| keys.error(key, "must list whole numbers from 0"))
 }

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::architecture::Architecture;
-use super::settings::OwnKeys;
+use super::own_keys::OwnKeys;
 use crate::ModelError;
 use crate::config::LARGEST_COUNT;
 use crate::fields::Fields;
