@@ -37,6 +37,9 @@ const CHUNK: usize = Columns::COUNT;
 const FEW: usize = 4;
 /// Rows of the triangular system solved one by one between matrix products.
 const SOLVE_ROWS: usize = 8;
+/// The logarithm of the least decay factor that is not zero. Smaller factors change no f32 sum, and their products can
+/// be subnormal, which processors multiply a hundred times more slowly.
+const LEAST_DECAY: f32 = -60.0;
 /// Added to the squared length of queries and keys.
 const EPSILON: f32 = 1e-6;
 
@@ -273,12 +276,12 @@ impl Rule {
         if self.by_channel {
             chunk
                 .remains
-                .extend(self.channel_decay(part, index).iter().map(|decay| exp(*decay)));
+                .extend(self.channel_decay(part, index).iter().map(|decay| remaining(*decay)));
             let decayed = key.iter().zip(&chunk.remains).map(|(key, remains)| key * remains);
             chunk.decayed.extend(decayed);
             return 1.0;
         }
-        let remains = exp(self.decay(part, index));
+        let remains = remaining(self.decay(part, index));
         chunk.remains.resize(key_dim, remains);
         chunk.decayed.extend_from_slice(key);
         remains
@@ -348,11 +351,11 @@ impl Rule {
         // Keys decayed to the end of the chunk.
         for keys in &mut chunk.keys_across {
             for (key, at) in keys.0.iter_mut().zip(&chunk.decay) {
-                *key *= exp((decay - at) as f32);
+                *key *= remaining((decay - at) as f32);
             }
         }
         chunk.remains.clear();
-        chunk.remains.resize(self.memory.rows, exp(decay as f32));
+        chunk.remains.resize(self.memory.rows, remaining(decay as f32));
     }
 
     /// Computes the chunk's writes in a piece of columns: the memory's values for the keys, then the differences.
@@ -363,7 +366,7 @@ impl Rule {
             Columns::multiply_add(&chunk.keys, key_dim, 0..key_dim, memory, writes);
         }
         for (index, (write, row)) in writes.iter_mut().zip(self.rows(part)).enumerate() {
-            let (strength, remains) = (self.strength(part, index), exp(chunk.decay[index] as f32));
+            let (strength, remains) = (self.strength(part, index), remaining(chunk.decay[index] as f32));
             for (write, value) in write.0.iter_mut().zip(self.values(row, part.head, piece)) {
                 *write = strength * (value - remains * *write);
             }
@@ -380,7 +383,7 @@ impl Rule {
         let reads = cleared(&mut chunk.reads, writes.len());
         Columns::multiply_add(&chunk.queries, key_dim, 0..key_dim, memory, reads);
         for (read, decay) in reads.iter_mut().zip(&chunk.decay) {
-            let remains = exp(*decay as f32);
+            let remains = remaining(*decay as f32);
             read.0.iter_mut().for_each(|value| *value *= remains);
         }
         for (tile, reads) in reads.chunks_mut(SOLVE_ROWS).enumerate() {
@@ -408,7 +411,7 @@ impl Rule {
             let now = chunk.decay[index];
             let pairs = system.0.iter_mut().zip(&mut scores.0).zip(&chunk.decay);
             for ((system, score), then) in pairs.take(index + 1) {
-                let remains = exp((now - then) as f32);
+                let remains = remaining((now - then) as f32);
                 *system *= -strength * remains;
                 *score *= remains;
             }
@@ -416,6 +419,11 @@ impl Rule {
             scores.0[index + 1..].fill(0.0);
         }
     }
+}
+
+/// The decay factor of a logarithm.
+fn remaining(decay: f32) -> f32 {
+    if decay < LEAST_DECAY { 0.0 } else { exp(decay) }
 }
 
 /// `values` scaled to a length.

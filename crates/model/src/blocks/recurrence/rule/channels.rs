@@ -7,8 +7,7 @@
 
 use riffle_linear::Columns;
 
-use super::{CHUNK, Chunk, HeadPart, Rule, SOLVE_ROWS, cleared};
-use crate::blocks::activation::exp;
+use super::{CHUNK, Chunk, HeadPart, Rule, SOLVE_ROWS, cleared, remaining};
 
 impl Rule {
     /// The logarithms of each memory row's decay at the part's token `index`.
@@ -54,14 +53,14 @@ fn relate_to_earlier(chunk: &mut Chunk, key_dim: usize, rows: std::ops::Range<us
     for (token, key) in chunk.keys.chunks_exact(key_dim).take(rows.start).enumerate() {
         let then = &sums[token * key_dim..][..key_dim];
         for (((across, key), now), then) in across.iter_mut().zip(key).zip(reference).zip(then) {
-            across.0[token] = key * exp((now - then) as f32);
+            across.0[token] = key * remaining((now - then) as f32);
         }
     }
     for (heads, products) in [(&chunk.keys, &mut chunk.system), (&chunk.queries, &mut chunk.scores)] {
         chunk.decayed.clear();
         let of_rows = heads[rows.start * key_dim..rows.end * key_dim].iter();
         let of_rows = of_rows.zip(&sums[rows.start * key_dim..]).zip(reference.iter().cycle());
-        let decayed = of_rows.map(|((value, now), reference)| value * exp((now - reference) as f32));
+        let decayed = of_rows.map(|((value, now), reference)| value * remaining((now - reference) as f32));
         chunk.decayed.extend(decayed);
         Columns::multiply_add(&chunk.decayed, key_dim, 0..key_dim, across, &mut products[rows.clone()]);
     }
@@ -77,7 +76,7 @@ fn relate_to_each_other(chunk: &mut Chunk, key_dim: usize, rows: std::ops::Range
             let keys = chunk.keys[of(then)].iter().zip(sums);
             chunk
                 .decayed
-                .extend(keys.map(|(key, (now, then))| key * exp((now - then) as f32)));
+                .extend(keys.map(|(key, (now, then))| key * remaining((now - then) as f32)));
             chunk.scores[now].0[then] = dot(&chunk.queries[of(now)], &chunk.decayed);
             if then < now {
                 chunk.system[now].0[then] = dot(&chunk.keys[of(now)], &chunk.decayed);
@@ -94,16 +93,16 @@ fn decay_to_ends(chunk: &mut Chunk, key_dim: usize, count: usize) {
     for (token, key) in chunk.keys.chunks_exact(key_dim).enumerate() {
         let then = &sums[token * key_dim..][..key_dim];
         for (((across, key), end), then) in across.iter_mut().zip(key).zip(end).zip(then) {
-            across.0[token] = key * exp((end - then) as f32);
+            across.0[token] = key * remaining((end - then) as f32);
         }
     }
     for ((key, query), sum) in chunk.keys.iter_mut().zip(&mut chunk.queries).zip(sums) {
-        let remains = exp(*sum as f32);
+        let remains = remaining(*sum as f32);
         *key *= remains;
         *query *= remains;
     }
     chunk.remains.clear();
-    chunk.remains.extend(end.iter().map(|end| exp(*end as f32)));
+    chunk.remains.extend(end.iter().map(|end| remaining(*end as f32)));
     chunk.decay.clear();
     chunk.decay.resize(count, 0.0);
     debug_assert!(count <= CHUNK, "chunks hold {CHUNK} tokens");

@@ -59,18 +59,22 @@ impl Case {
 
     /// As [`Self::read`], in chunks or one by one.
     fn read_as(&self, memory: &mut [Columns], first: usize, rows: usize, one_by_one: bool) -> Vec<f32> {
+        let mut read = vec![0.0; rows * self.shape.value_width()];
+        self.rule()
+            .apply(&self.tokens(first, rows, one_by_one), memory, &mut read);
+        read
+    }
+
+    fn tokens(&self, first: usize, rows: usize, one_by_one: bool) -> HeadTokens<'_> {
         let heads = self.shape.value_heads;
-        let tokens = HeadTokens {
+        HeadTokens {
             start_position: first,
             one_by_one,
             rows,
             mixed: &self.mixed[first * self.shape.channels()..],
             strength: &self.strength[first * heads..],
             decay: &self.decay[first * heads..],
-        };
-        let mut read = vec![0.0; rows * self.shape.value_width()];
-        self.rule().apply(&tokens, memory, &mut read);
-        read
+        }
     }
 
     /// Reads all tokens in pieces of `piece`; returns the joined results and the final memory.
@@ -194,6 +198,31 @@ fn the_additive_rule_reads_a_prompt_of_the_largest_mamba2() {
         rule.apply(&tokens, &mut vec![Columns::ZERO; rule.memory().pieces()], &mut read);
         let rate = TOKENS as f64 / start.elapsed().as_secs_f64();
         println!("one by one {one_by_one}: {rate:.0} tokens/s in a layer");
+    }
+}
+
+#[test]
+fn no_factor_of_a_chunk_that_forgets_fast_is_subnormal() {
+    for strongest in [1.0, 3.0, 60.0] {
+        let case = Case::new(1, 1, 16, 16, CHUNK, strongest);
+        let (rule, mut chunk, mut memory) = (case.rule(), Chunk::default(), case.memory());
+        let tokens = case.tokens(0, CHUNK, false);
+        let part = HeadPart {
+            tokens: &tokens,
+            head: 0,
+            first: 0,
+            count: CHUNK,
+        };
+        rule.gather(&mut chunk, part);
+        let mut read = vec![0.0; CHUNK * case.shape.value_width()];
+        rule.at_once(&mut chunk, part, &mut memory, &mut read);
+        let matrices = [&chunk.keys_across, &chunk.system, &chunk.scores, &chunk.writes, &memory];
+        let values = matrices.into_iter().flat_map(|pieces| Columns::values(pieces));
+        let subnormal = values
+            .chain(&chunk.remains)
+            .filter(|value| value.is_subnormal())
+            .count();
+        assert_eq!(subnormal, 0, "of a chunk with decays up to {strongest}");
     }
 }
 
