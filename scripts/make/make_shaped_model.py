@@ -29,7 +29,7 @@ def gemma4(layers):
     kinds[-1] = "full_attention"
     return CONFIG_MAPPING["gemma4_text"](
         hidden_size=2560, intermediate_size=10_240, num_attention_heads=8, num_key_value_heads=2, head_dim=256, global_head_dim=512, sliding_window=512,
-        num_hidden_layers=layers, layer_types=kinds, num_kv_shared_layers=2, hidden_size_per_layer_input=256, vocab_size=VOCABULARY,
+        num_hidden_layers=layers, layer_types=kinds, num_kv_shared_layers=min(2, layers - 2), hidden_size_per_layer_input=256, vocab_size=VOCABULARY,
         vocab_size_per_layer_input=VOCABULARY, max_position_embeddings=131_072,
     )
 
@@ -53,6 +53,13 @@ def deepseek(layers):
 SHAPES = {"gemma4-e4b": gemma4, "lfm2-1.2b": lfm2, "deepseek-v2-lite": deepseek}
 
 
+def spread_attention(model):
+    """Gives normed queries the logits of a trained model, about 1 apart. Otherwise a token sees one other alone, and most weights are subnormal numbers."""
+    for name, weights in model.named_parameters():
+        if name.endswith("q_norm.weight") and model.config.model_type == "gemma4_text":
+            weights.data /= len(weights) ** 0.5
+
+
 def family_matrix():
     """The script beside this one, which knows how to call the converter."""
     loader = importlib.machinery.SourceFileLoader("family_matrix", str(SCRIPTS.parent / "compare/family-matrix"))
@@ -73,6 +80,7 @@ def main():
     with tempfile.TemporaryDirectory(dir=given.out.resolve().parent) as temporary:
         folder = pathlib.Path(temporary) / "model"
         model = AutoModelForCausalLM.from_config(SHAPES[given.shape](given.layers), dtype=torch.bfloat16)
+        spread_attention(model)
         model.save_pretrained(folder)
         del model
         file = family_matrix().convert(given.source, folder, torch.bfloat16)
