@@ -318,7 +318,7 @@ pub(crate) struct CalibrateArguments {
     /// With --imatrix: files and folders to read
     #[arg(value_name = "DOCUMENTS", requires = "imatrix")]
     pub(crate) documents: Vec<PathBuf>,
-    /// With --imatrix: tokens of a chunk, which starts with an empty cache
+    /// With --imatrix: tokens of a chunk; each chunk starts with an empty cache
     #[arg(long, value_name = "N", value_parser = numbers::tokens, default_value = "512", requires = "imatrix", hide_short_help = true)]
     pub(crate) chunk_size: usize,
     /// Tokens of the text to read
