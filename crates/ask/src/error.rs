@@ -1,7 +1,7 @@
 //! Errors of a question.
 
 use riffle_documents::PlaceError;
-use riffle_engine::{EngineError, human_bytes};
+use riffle_engine::{EngineError, human_bytes, stretch_factor};
 use riffle_kv::KvError;
 use riffle_model::ModelError;
 
@@ -81,14 +81,9 @@ fn holds(limit: usize, is_given: bool) -> String {
     }
 }
 
-/// The advice to stretch positions, if the text needs more than the model has.
+/// The advice to stretch positions, if the text needs more than the model has and stretching reaches it.
 fn stretch(needed: usize, maximum: usize) -> String {
-    if needed > maximum {
-        format!(
-            "`rope_scaling=yarn:factor={}` `context_tokens={needed}`, ",
-            needed.div_ceil(maximum.max(1)).max(2)
-        )
-    } else {
-        String::new()
-    }
+    stretch_factor(needed, maximum).map_or_else(String::new, |factor| {
+        format!("`rope_scaling=yarn:factor={factor}` `context_tokens={needed}`, ")
+    })
 }

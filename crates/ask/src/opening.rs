@@ -4,15 +4,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use riffle_documents::Document;
-use riffle_engine::{Engine, EngineError, EngineOptions, largest_text_bytes};
+use riffle_engine::{Engine, EngineError, EngineOptions, largest_text_bytes, stretch_factor};
 
 use crate::choice::{Need, choose, context_limit};
 use crate::parts::PartChooser;
 use crate::prompt::Prompt;
 use crate::{Amount, AskError, AskOptions, Choice};
-
-/// Limit on stretching, as a multiple of the model's context; beyond it, answers become worse.
-const MOST_STRETCH: usize = 4;
 
 /// The engine with the selected options, and the readable text.
 pub(crate) struct Opened {
@@ -115,10 +112,10 @@ fn stretched(
     tokens: usize,
     maximum: usize,
 ) -> Option<Result<(Arc<Engine>, EngineOptions), AskError>> {
-    let factor = tokens.div_ceil(maximum.max(1));
-    if tokens <= maximum || factor > MOST_STRETCH || loading.model.rope_scaling.is_some() {
+    if loading.model.rope_scaling.is_some() {
         return None;
     }
+    let factor = stretch_factor(tokens, maximum)?;
     let scaling = format!("yarn:factor={factor}").parse();
     let options = scaling.map(|scaling| loading.clone().with_rope_scaling(Some(scaling)));
     Some(options.map_err(AskError::from).and_then(|options| {

@@ -70,7 +70,7 @@ impl PartUnderWay {
     }
 }
 
-/// State of rows in the order of parts; rows with equal states continue alike.
+/// Position of rows in the order of parts. Rows with equal positions are continued together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Footing {
     number: Option<usize>,
@@ -83,7 +83,7 @@ pub(crate) struct Footing {
 pub(crate) struct Parts<'a> {
     pub(crate) whole: Sums<'a>,
     pub(crate) now: &'a mut PartUnderWay,
-    /// Rows, heads a row, and elements of a value.
+    /// Number of rows, heads of a row, and elements of a value.
     pub(crate) shape: (usize, usize, usize),
 }
 

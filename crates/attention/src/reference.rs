@@ -153,7 +153,7 @@ impl ReferenceJob<'_> {
 struct Read<'a> {
     logit: f64,
     value: &'a [f32],
-    /// Index in the column mass.
+    /// Index of the key among the column masses.
     column: Option<usize>,
 }
 

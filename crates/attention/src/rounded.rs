@@ -73,7 +73,7 @@ impl<V: Visible> Call<'_, V> {
         })
     }
 
-    /// Lets `queries` read a block.
+    /// Adds the attention of `queries` over one block of keys.
     pub(crate) fn rounded_block(
         &self,
         workspace: &mut Workspace,

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{ArgAction, Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 use riffle_engine::DraftSpec;
 
 use crate::ask_args::AskArguments;
@@ -58,12 +58,7 @@ pub(crate) enum Command {
     #[command(after_help = "Example:\n  riffle run --model model.gguf --file book.txt --question \"Who?\"")]
     Run(Box<RunArguments>),
     /// Serve models to programs and browsers, over HTTP
-    #[command(mut_arg("model", |argument| {
-        argument
-            .action(ArgAction::Append)
-            .value_parser(hub_args::served_model())
-            .help("Model, also as NAME=PATH; may be repeated [default: last used]")
-    }))]
+    #[command(mut_arg("model", hub_args::of_a_server))]
     Serve(Box<ServeArguments>),
     /// Start a coding agent on a model
     Launch(LaunchArguments),
@@ -96,7 +91,7 @@ pub(crate) enum Command {
         after_help = "Examples:\n  riffle calibrate --model model.gguf --file book.txt --out model.toml\n  riffle calibrate --model my-model --imatrix my.imatrix notes/ book.epub"
     )]
     Calibrate(CalibrateArguments),
-    /// Work on saved sessions
+    /// Make a saved session smaller
     Session(SessionArguments),
     /// Measure how well a model finds and predicts under a policy
     Eval(EvalArguments),
@@ -227,13 +222,17 @@ pub(crate) struct PlanArguments {
     /// Plan for this text [default: one that fills the context]
     #[arg(long, value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
-    /// Plan for a question about the text, which shares its pages; may be repeated
+    /// Plan for a question about the text; questions share its pages; may be repeated
     #[arg(long, value_name = "TEXT")]
     pub(crate) question: Vec<String>,
-    /// Plan for riffle serve --parallel N: N requests at a time, as many idle ones, and their bodies
+    /// Plan for riffle serve --parallel N
+    ///
+    /// This is the memory of N running requests, of N idle ones, and of the bodies of all.
     #[arg(long, value_name = "N", value_parser = numbers::sequences, conflicts_with_all = ["file", "question"])]
     pub(crate) parallel: Option<usize>,
-    /// Plan for --prefix-cache, which keeps beginnings whole
+    /// Plan for a run with --prefix-cache
+    ///
+    /// Keys and values of a beginning are then kept whole.
     #[arg(long)]
     pub(crate) prefix_cache: bool,
     #[command(flatten)]
@@ -246,7 +245,7 @@ pub(crate) struct PlanArguments {
 #[derive(Debug, Args)]
 pub(crate) struct InspectArguments {
     /// Model: file, folder or name [default: last used]
-    #[arg(value_name = "PATH", value_parser = hub_args::model())]
+    #[arg(value_name = "MODEL", value_parser = hub_args::model())]
     pub(crate) model: Option<NamedModel>,
     /// List every tensor with its format and shape
     #[arg(long)]

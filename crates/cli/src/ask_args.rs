@@ -16,9 +16,9 @@ pub(crate) struct AskArguments {
     /// document. A last word that names an existing file is a document too.
     #[arg(value_name = "FILE… QUESTION", required = true)]
     pub(crate) words: Vec<String>,
-    /// A question; all words are then documents
+    /// Question, instead of the last word; may be repeated
     ///
-    /// It may be repeated: the questions are asked one by one.
+    /// All words are then documents. The questions are asked one by one.
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub(crate) question: Vec<String>,
     /// Ask further questions, one per line
@@ -37,7 +37,7 @@ pub(crate) struct AskArguments {
     /// Read the whole text, even beyond the context of the model
     #[arg(long, hide_short_help = true)]
     pub(crate) whole: bool,
-    /// Read the parts that share words with the question, even if the whole text fits
+    /// Read only the parts that share words with the question, even if all of it fits
     #[arg(long, conflicts_with = "whole", hide_short_help = true)]
     pub(crate) parts: bool,
     /// Instructions for the model, instead of the default

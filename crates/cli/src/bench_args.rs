@@ -59,7 +59,7 @@ pub(crate) struct BenchDraftArguments {
     /// Tokens of the text before the answer; a short text repeats
     #[arg(long, value_name = "N,N,…", value_delimiter = ',', value_parser = numbers::tokens, default_value = "512,4096,16384")]
     pub(crate) depth: Vec<usize>,
-    /// Add this after the text, such as a question; the text is read unchanged, without a chat template
+    /// Add a question or other words after the text; no chat template is used
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub(crate) question: Option<String>,
     /// Tokens of each answer
@@ -85,7 +85,7 @@ pub(crate) struct BenchPoliciesArguments {
     /// Tokens of the context
     #[arg(long, value_name = "N", value_parser = numbers::tokens, default_value = "131072")]
     pub(crate) tokens: usize,
-    /// Layers of the model; a policy may keep the first dense
+    /// Layers of the model; some policies keep the first layers dense
     #[arg(long, value_name = "N", value_parser = numbers::layers, default_value = "28")]
     pub(crate) layers: usize,
     #[command(flatten)]
@@ -93,10 +93,10 @@ pub(crate) struct BenchPoliciesArguments {
     /// Element formats of keys and values under the policies
     #[arg(long, value_name = "K[:V]", default_value = "f16")]
     pub(crate) kv_type: String,
-    /// Keys: a few tokens match all queries, or none does
+    /// Kind of keys: a few of them match every query, or none does
     #[arg(long, value_name = "peaked|random", value_parser = keys, default_value = "peaked")]
     pub(crate) keys: KeyKind,
-    /// Queries of a prompt's chunk, unless the policy prefers another number
+    /// Queries of a chunk in prefill, unless the policy sets its own number
     #[arg(long, value_name = "N", value_parser = numbers::tokens, default_value = "512")]
     pub(crate) ub: usize,
     #[command(flatten)]
@@ -171,7 +171,7 @@ pub(crate) struct BenchContextArguments {
     /// Runs of each length; the fastest counts
     #[arg(long, value_name = "N", value_parser = numbers::repeats, default_value = "1")]
     pub(crate) repeats: usize,
-    /// Also measure with all KV pages in memory, besides --kv-device-budget, --kv-ram-budget and --kv-disk
+    /// Also measure with all KV pages in memory, to compare with the given tiers
     #[arg(long)]
     pub(crate) beside_memory: bool,
     #[command(flatten)]

@@ -139,6 +139,9 @@ fn in_our_words(error: &clap::Error, command: Option<&str>) -> Option<String> {
         Some(ContextValue::Strings(texts)) => texts.clone(),
         _ => Vec::new(),
     };
+    if let (ErrorKind::InvalidSubcommand, [word]) = (error.kind(), &texts(ContextKind::InvalidSubcommand)[..]) {
+        return unknown_command(word, command.unwrap_or("riffle"));
+    }
     let arguments = texts(ContextKind::InvalidArg);
     let first = arguments.first()?;
     match error.kind() {
@@ -151,9 +154,7 @@ fn in_our_words(error: &clap::Error, command: Option<&str>) -> Option<String> {
                 arguments.join(" and ")
             ))
         }
-        ErrorKind::UnknownArgument if !first.starts_with('-') => Some(format!(
-            "'{first}' stands behind no option; options begin with a dash, and a value of several words needs quotes"
-        )),
+        ErrorKind::UnknownArgument if !first.starts_with('-') => Some(stray_word(first, command)),
         ErrorKind::UnknownArgument if command == Some("riffle") => Some(format!(
             "'{first}' needs a command before it, such as riffle run or riffle ask"
         )),
@@ -170,12 +171,46 @@ fn in_our_words(error: &clap::Error, command: Option<&str>) -> Option<String> {
             let (value, choices) = (texts(ContextKind::InvalidValue), texts(ContextKind::ValidValue));
             let value = value.first().filter(|_| !choices.is_empty())?;
             Some(format!(
-                "{first} is {value}, but it must be one of {}",
+                "{} is {value}, but it must be one of {}",
+                named(first),
                 choices.join(", ")
             ))
         }
         _ => None,
     }
+}
+
+/// The remedy for a word that belongs to no option. Commands that read a text take it from an option.
+fn stray_word(word: &str, usage: Option<&str>) -> String {
+    let reads_text = usage
+        .and_then(command_of)
+        .is_some_and(|command| command.get_arguments().any(|argument| argument.get_id() == "prompt"));
+    if reads_text {
+        format!(
+            "'{word}' stands behind no option: give a text in quotes with --prompt, a file with --file, a model with --model"
+        )
+    } else {
+        format!(
+            "'{word}' stands behind no option; options begin with a dash, and a value of several words needs quotes"
+        )
+    }
+}
+
+/// The most similar command of `riffle`, or of the command that `usage` names; `None` if none is similar.
+fn unknown_command(word: &str, usage: &str) -> Option<String> {
+    let command = command_of(usage)?;
+    let names = command.get_subcommands().filter(|command| !command.is_hide_set());
+    let distances = names.map(|command| (strsim::osa_distance(word, command.get_name()), command.get_name()));
+    let (_, name) = distances
+        .filter(|(distance, name)| *distance <= 1 + name.len() / 4)
+        .min()?;
+    Some(format!("'{word}' is no command; a similar command is {usage} {name}"))
+}
+
+/// The command of words such as `riffle eval needle`.
+fn command_of(words: &str) -> Option<clap::Command> {
+    let mut names = words.split(' ').skip(1);
+    names.try_fold(command(), |command, name| command.find_subcommand(name).cloned())
 }
 
 /// Clap's message as one line, without the usage.
@@ -197,6 +232,14 @@ fn in_words_of_clap(text: &str) -> String {
     message
 }
 
+/// The name of an argument. Clap puts the name of a word without an option in brackets.
+fn named(argument: &str) -> &str {
+    match argument.strip_prefix(['[', '<']) {
+        Some(name) => name.trim_end_matches([']', '>', '.']),
+        None => argument,
+    }
+}
+
 /// The error for a value out of range, as the library words it.
 fn refused_value(error: &clap::Error) -> Option<String> {
     let text = |kind| match error.get(kind) {
@@ -210,7 +253,7 @@ fn refused_value(error: &clap::Error) -> Option<String> {
     ) else {
         return None;
     };
-    let argument = argument.split(' ').next().unwrap_or(argument);
+    let argument = named(argument.split(' ').next().unwrap_or(argument));
     let value = if value.is_empty() || value.contains(|c: char| c.is_whitespace() || c.is_control()) {
         format!("{value:?}")
     } else {

@@ -30,9 +30,9 @@ pub(crate) struct EngineArguments {
     /// Most memory to use, e.g. 12G [default: the free memory]
     #[arg(long, value_name = "BYTES", value_parser = numbers::memory, help_heading = "Machine and memory")]
     pub(crate) memory: Option<u64>,
-    /// Most memory for weights; further experts of a mixture stay in the model's file, e.g. 6G
+    /// Most memory for weights, e.g. 6G; other experts of a mixture stay in the file
     ///
-    /// They are read when needed. [default: all weights, or the rest of --memory after the KV cache]
+    /// Riffle reads them when a token needs them. [default: all weights, or the rest of --memory after the KV cache]
     #[arg(long, value_name = "BYTES", value_parser = numbers::memory, help_heading = "Machine and memory", hide_short_help = true)]
     pub(crate) weights_ram: Option<u64>,
     /// Number of threads [default: every core]
@@ -81,7 +81,7 @@ pub(crate) struct EngineArguments {
     /// llama.cpp's spelling of the second part of --kv-type
     #[arg(long, value_name = "FORMAT", hide = true, conflicts_with = "kv_type")]
     pub(crate) cache_type_v: Option<String>,
-    /// Rotate heads (Hadamard) in the cache [default: on for planes in q4_0]
+    /// Rotate keys and values in the cache (Hadamard) [default: on for the one in q4_0]
     ///
     /// This avoids most of the loss of 4-bit formats.
     #[arg(long, value_name = "on|off", value_parser = numbers::switch, help_heading = "KV cache", hide_short_help = true)]
@@ -89,13 +89,13 @@ pub(crate) struct EngineArguments {
     /// Tokens in a page of the KV cache, a multiple of 16 [default: 256]
     #[arg(long, value_name = "N", value_parser = numbers::tokens, help_heading = "KV cache", hide_short_help = true)]
     pub(crate) page_tokens: Option<usize>,
-    /// Bytes of the newest KV pages in the device tier, e.g. 4G
+    /// Most bytes of the newest KV pages on the device, e.g. 4G
     ///
     /// With --device cuda this is the device's memory [default: the rest after weights and scratch]. On a CPU it is
     /// memory besides --kv-ram-budget, which is then required.
     #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, help_heading = "KV cache", hide_short_help = true)]
     pub(crate) kv_device_budget: Option<u64>,
-    /// Bytes of KV pages in memory, e.g. 500M [default: all, or the free memory if --kv-disk is given]
+    /// Most bytes of KV pages in memory, e.g. 500M [default: all, or the free memory if --kv-disk is given]
     #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, help_heading = "KV cache", hide_short_help = true)]
     pub(crate) kv_ram_budget: Option<u64>,
     /// Folder for the oldest KV pages, once --kv-ram-budget is full
@@ -103,10 +103,10 @@ pub(crate) struct EngineArguments {
     /// The files there are removed at the end of the run.
     #[arg(long, value_name = "DIR", help_heading = "KV cache", hide_short_help = true)]
     pub(crate) kv_disk: Option<PathBuf>,
-    /// Bytes of KV pages on disk, e.g. 20G [default: no limit]
+    /// Most bytes of KV pages on disk, e.g. 20G [default: no limit]
     #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, requires = "kv_disk", help_heading = "KV cache", hide_short_help = true)]
     pub(crate) kv_disk_budget: Option<u64>,
-    /// KV pages in transit from a slower tier at a time
+    /// Most KV pages that are loaded from a slower tier at a time
     #[arg(long, value_name = "N", value_parser = numbers::slots, default_value_t = riffle_kv::DEFAULT_SLOTS, help_heading = "KV cache", hide_short_help = true)]
     pub(crate) kv_slots: usize,
     /// Policy for reading the prompt
@@ -128,20 +128,20 @@ pub(crate) struct EngineArguments {
         help_heading = "Attention policies"
     )]
     pub(crate) decode: String,
-    /// Read only this share of the prompt's tokens in the upper half of the layers
+    /// Upper layers read only this share of the prompt, the most attended tokens
     ///
-    /// These are the tokens with most attention from the end of the prompt (FastKV). The answer may change. Use it
-    /// for one question at the end of a text: later questions do not find the other tokens. With layers=N the first N
-    /// layers read every token.
+    /// The end of the prompt decides by its attention (FastKV). The lower half of the layers reads every token, or the
+    /// first N layers with layers=N. The answer may change. Use it for one question at the end of a text: later
+    /// questions do not find the other tokens.
     #[arg(long, value_name = "SHARE[,layers=N]", conflicts_with_all = ["auto", "audit", "window_size"], help_heading = "Attention policies", hide_short_help = true)]
     pub(crate) select_tokens: Option<String>,
-    /// Policies of layers and heads from a TOML file of riffle calibrate
+    /// Take the policy of each head from this file of riffle calibrate
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prefill", "decode"], help_heading = "Attention policies", hide_short_help = true)]
     pub(crate) profile: Option<PathBuf>,
-    /// Move each head to the cheapest policy that keeps this share of the exact attention
+    /// Choose for each head the cheapest policy that keeps this share of its attention
     ///
-    /// This happens while the prompt is read. All but one in a hundred sampled queries must keep the share [default
-    /// when given without a value: 0.9]
+    /// Riffle chooses while it reads the prompt. All but one in a hundred sampled queries must keep the share
+    /// [default when given without a value: 0.9]
     #[arg(long, value_name = "P", num_args = 0..=1, default_missing_value = "0.9", value_parser = numbers::share, conflicts_with_all = ["prefill", "profile", "h2o_local", "h2o_heavy"], help_heading = "Attention policies", hide_short_help = true)]
     pub(crate) auto: Option<f64>,
     /// The same as --prefill h2o-chunk with local=N
@@ -155,13 +155,13 @@ pub(crate) struct EngineArguments {
     /// Sampled queries are compared with exact attention, so the run takes longer.
     #[arg(long, help_heading = "Attention policies", hide_short_help = true)]
     pub(crate) audit: bool,
-    /// Tokens that pass one layer before the next (logical batch) [default: 4096; with experts in files more]
+    /// Logical batch: tokens that one layer computes before the next [default: 4096, more with experts in files]
     #[arg(short = 'b', long = "batch", alias = "batch-size", value_name = "N", value_parser = numbers::tokens, help_heading = "Speed and precision", hide_short_help = true)]
     pub(crate) batch: Option<usize>,
-    /// Tokens of a logical batch whose attention is computed together, also spelled -ub [default: 512, at most -b]
+    /// Chunk: tokens of a batch whose attention is computed together, also -ub [default: 512, at most -b]
     #[arg(long = "ub", alias = "ubatch-size", value_name = "N", value_parser = numbers::tokens, help_heading = "Speed and precision", hide_short_help = true)]
     pub(crate) chunk: Option<usize>,
-    /// Precision of the input of linear layers with bf16 weights on the CPU [default: exact]
+    /// Precision of the inputs of bf16 weights on the CPU [default: exact]
     ///
     /// exact keeps the input in f32. rounded rounds it to bfloat16, like llama.cpp: with AVX512-BF16 it reads prompts
     /// at twice the speed, and it changes logits by about 1e-2. Other formats do not change: quantised weights always

@@ -135,7 +135,9 @@ pub(crate) struct NeedleArguments {
     /// Document lengths in tokens
     #[arg(long, alias = "length", value_name = "N,N,…", value_delimiter = ',', value_parser = numbers::tokens, default_value = "4096,16384")]
     pub(crate) lengths: Vec<usize>,
-    /// Depths of the facts, 1/(N+1) to N/(N+1)
+    /// Number of depths at which facts are hidden
+    ///
+    /// They are spread evenly, from 1/(N+1) to N/(N+1) of the document.
     #[arg(long, value_name = "N", value_parser = numbers::samples, default_value = "10")]
     pub(crate) depths: usize,
     /// Documents of each kind and length
@@ -143,14 +145,14 @@ pub(crate) struct NeedleArguments {
     /// Each has other facts.
     #[arg(long, alias = "documents", value_name = "N", value_parser = numbers::documents, default_value = "3")]
     pub(crate) samples: u64,
-    /// Number of hidden facts and questions
+    /// Kinds of tasks: single, multi-key, multi-value, multi-query, cross-file
     ///
     /// single: one in the text. multi-key: one at every depth, one asked for. multi-value: three values of one name.
     /// multi-query: three names asked for. cross-file: source files instead of the text, and a line that needs a name
     /// from another file.
     #[arg(long, value_name = "KIND,…", value_delimiter = ',', default_value = "multi-key")]
     pub(crate) kinds: Vec<String>,
-    /// Position of the question
+    /// Positions of the question: end, middle, late, second-turn
     ///
     /// end: after the text. middle: the text continues after it. late: token by token, after the text was read.
     /// second-turn: after a first question.
@@ -184,9 +186,9 @@ pub(crate) struct RulerArguments {
     pub(crate) samples: u64,
     #[command(flatten)]
     pub(crate) questions: QuestionArguments,
-    /// Read the question last, under the decode policy
+    /// Read the question token by token, under the decode policy
     ///
-    /// It is read token by token, after the rest.
+    /// The prefill policy reads the text before it.
     #[arg(long)]
     pub(crate) late: bool,
     #[command(flatten)]
@@ -228,9 +230,9 @@ pub(crate) struct PerplexityArguments {
     /// Tokens of a window
     #[arg(long, value_name = "N", value_parser = numbers::tokens, default_value = "4096")]
     pub(crate) window: usize,
-    /// Tokens from one window to the next
+    /// Tokens from the start of one window to the start of the next
     ///
-    /// As many are scored at the end of each window [default: the window, half of it with a decode policy]
+    /// Each window scores as many tokens at its end [default: the window, half of it with a decode policy]
     #[arg(long, value_name = "N", value_parser = numbers::tokens)]
     pub(crate) stride: Option<usize>,
     /// Policy to compare with dense attention; may be repeated
@@ -251,7 +253,7 @@ pub(crate) struct PerplexityArguments {
     /// Heavy budgets of h2o-chunk to compare, in tokens
     #[arg(long, value_name = "N,N,…", value_delimiter = ',', value_parser = numbers::tokens_or_none, requires = "ablate_local", hide_short_help = true)]
     pub(crate) ablate_heavy: Vec<usize>,
-    /// Most bytes of the dense predictions of one window, in a temporary file
+    /// Most bytes of a temporary file with the dense predictions of one window
     #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, default_value = "8G", hide_short_help = true)]
     pub(crate) predictions_budget: u64,
     #[command(flatten)]
@@ -294,7 +296,7 @@ pub(crate) struct CompareArguments {
     /// Depths of needle tasks [default: 10]
     #[arg(long, value_name = "N", value_parser = numbers::samples)]
     pub(crate) depths: Option<usize>,
-    /// Shares of the pairs that every policy may read
+    /// Shares of the query-key pairs that every policy may read
     ///
     /// Policies are fitted to each share at each length [default: unchanged policies]. A policy that misses one by
     /// more than a tenth is marked: ▲ reads more, ▼ less. Shares are counted over the layers with a free choice of
@@ -352,7 +354,7 @@ pub(crate) struct ReportArguments {
     /// Draw every record's pictures again
     #[arg(long)]
     pub(crate) pictures: bool,
-    /// Print every record's tables as Markdown, not the page's path
+    /// Print every record's tables as Markdown instead
     #[arg(long)]
     pub(crate) markdown: bool,
 }

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
 use clap::builder::{PathBufValueParser, TypedValueParser};
+use clap::{Arg, ArgAction, Args};
 use clap_complete::Shell;
 use riffle_engine::DraftSpec;
 use riffle_hub::{HubError, OtherPrograms, Settings};
@@ -13,8 +13,8 @@ use crate::numbers;
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  riffle pull --list\n  riffle pull qwen3-4b\n  riffle pull Qwen/Qwen2.5-1.5B-Instruct-GGUF --quant Q8_0\n  riffle chat --model qwen3-4b\n\nA pull that was interrupted goes on where it was.",
-    after_long_help = "Examples:\n  riffle pull --list\n  riffle pull qwen3-4b\n  riffle pull Qwen/Qwen2.5-1.5B-Instruct-GGUF --quant Q8_0\n  riffle chat --model qwen3-4b\n\nA pull that was interrupted goes on where it was.\n\nWithout a quantisation riffle takes the largest GGUF model that fits in free memory and answers at 10 tokens a second or more; where only slower ones fit, one of about four bits; where none fits, the smallest. Files that are not quantised, and Q4_0 to Q5_1, are taken only where there is nothing else. Without GGUF files it takes the safetensors.\n\nEnvironment:\n  HF_TOKEN      Token for gated and private models [default: the file that hf auth login writes]\n  HF_ENDPOINT   Another hub\n  HF_HUB_CACHE  Folder of the models, which Python's huggingface_hub shares; or HF_HOME\n  HTTPS_PROXY   A proxy"
+    after_help = "Examples:\n  riffle pull --list\n  riffle pull qwen3:4b\n  riffle pull qwen2.5:1.5b --quant Q8_0\n  riffle chat --model qwen3:4b\n\nA pull that was interrupted goes on where it was.",
+    after_long_help = "Examples:\n  riffle pull --list\n  riffle pull qwen3:4b\n  riffle pull qwen2.5:1.5b --quant Q8_0\n  riffle chat --model qwen3:4b\n\nA pull that was interrupted goes on where it was.\n\nWithout a quantisation riffle takes the largest GGUF model that fits in free memory and answers at 10 tokens a second or more; where only slower ones fit, one of about four bits; where none fits, the smallest. Files that are not quantised, and Q4_0 to Q5_1, are taken only where there is nothing else. Without GGUF files it takes the safetensors.\n\nEnvironment:\n  HF_TOKEN      Token for gated and private models [default: the file that hf auth login writes]\n  HF_ENDPOINT   Another hub\n  HF_HUB_CACHE  Folder of the models, which Python's huggingface_hub shares; or HF_HOME\n  HTTPS_PROXY   A proxy"
 )]
 pub(crate) struct PullArguments {
     /// Name: owner/name, owner/name:Q4_K_M, owner/name/file.gguf or a short name
@@ -26,7 +26,7 @@ pub(crate) struct PullArguments {
     /// Quantisation, such as Q4_K_M or UD-Q4_K_XL [default: the best for this machine]
     #[arg(long, value_name = "NAME", requires = "name")]
     pub(crate) quant: Option<String>,
-    /// List models by short names, with their memory
+    /// List the short names, with sizes and memory
     #[arg(long, conflicts_with = "name")]
     pub(crate) list: bool,
 }
@@ -75,9 +75,16 @@ pub(crate) fn model() -> impl TypedValueParser<Value = NamedModel> {
     PathBufValueParser::new().try_map(|name| resolved(name).map_err(|error| error.to_string()))
 }
 
-/// The same, also as `NAME=PATH` with the name that a server gives it.
-pub(crate) fn served_model() -> impl TypedValueParser<Value = NamedModel> {
-    PathBufValueParser::new().try_map(served)
+/// The model's option for a server, which may be repeated and takes `NAME=PATH` with the server's name of the model.
+pub(crate) fn of_a_server(option: Arg) -> Arg {
+    const LINE: &str = "Model, also as NAME=PATH; may be repeated [default: last used]";
+    let details = option.get_long_help().map(ToString::to_string).unwrap_or_default();
+    let details = details.split_once("\n\n").map_or("", |(_, details)| details);
+    option
+        .action(ArgAction::Append)
+        .value_parser(PathBufValueParser::new().try_map(served))
+        .help(LINE)
+        .long_help(format!("{LINE}\n\nNAME is the model's name for clients. {details}"))
 }
 
 fn served(text: PathBuf) -> Result<NamedModel, String> {

@@ -18,13 +18,13 @@ pub(crate) enum Agent {
     after_help = "Examples:\n  riffle launch claude\n  riffle launch codex --serve model.gguf\n  riffle launch opencode --url http://192.168.1.5:8080 --print\n  riffle launch aider -- --no-auto-commits notes.txt"
 )]
 pub(crate) struct LaunchArguments {
-    /// The agent, which has to be installed
+    /// Agent to start, if it is installed
     #[arg(value_name = "AGENT", value_enum)]
     pub(crate) agent: Agent,
-    /// Address of a running riffle serve; its key is taken from RIFFLE_API_KEY
+    /// Address of a running riffle serve; RIFFLE_API_KEY gives its key
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080")]
     pub(crate) url: String,
-    /// Start a server with this model, for as long as the agent runs
+    /// Start a server with this model, and stop it after the agent
     ///
     /// Further options of riffle serve come from RIFFLE_CONFIG and variables such as RIFFLE_CTX.
     #[arg(long, value_name = "MODEL", conflicts_with = "url")]
@@ -32,7 +32,7 @@ pub(crate) struct LaunchArguments {
     /// Model of the server, by its name there [default: the first]
     #[arg(long, value_name = "NAME")]
     pub(crate) model: Option<String>,
-    /// Print the settings and the command in place of starting it
+    /// Print the agent's settings and command, and start nothing
     #[arg(long, conflicts_with = "serve")]
     pub(crate) print: bool,
     /// Arguments of the agent

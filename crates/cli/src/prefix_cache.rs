@@ -13,7 +13,7 @@ use crate::numbers;
 /// Options of every command that keeps beginnings of prompts.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct PrefixCacheArguments {
-    /// Keep beginnings of prompts in this folder or store, and read each only once; a folder and a store may be given
+    /// Keep beginnings of prompts in this folder or store, to read each once; one of each may be given
     ///
     /// Other processes find them there too. A store serves several machines: s3://BUCKET/PREFIX, valkey://HOST[:PORT]
     /// or redis://HOST[:PORT], with ?expiry=7d&budget=200G. Keys and passwords come from AWS_ACCESS_KEY_ID,
@@ -28,9 +28,9 @@ pub(crate) struct PrefixCacheArguments {
     /// Most bytes of pages in the folder; the least recently used go first [default: 8G]
     #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, requires = "prefix_cache", help_heading = "Sessions and caches", hide_short_help = true)]
     pub(crate) prefix_cache_budget: Option<u64>,
-    /// Wait until another machine publishes each next block in the store, before reading it here
+    /// Seconds to wait for another machine to store a block of the prompt, before reading it here
     ///
-    /// For a machine that only answers, if another one reads the same prompts.
+    /// This helps a machine that mainly answers, if another one reads the same prompts.
     #[arg(
         long,
         value_name = "SECONDS",

@@ -18,10 +18,9 @@ pub(crate) struct QuantizeArguments {
     pub(crate) output: PathBuf,
     /// Mix of types, by llama.cpp's names
     ///
-    /// From large to small: F32, F16, BF16, Q8_0, Q6_K, Q5_K_M, Q5_K_S, Q5_1, Q5_0, Q4_K_M, Q4_K_S, IQ4_NL, IQ4_XS, Q4_1, Q4_0, Q3_K_L, Q3_K_M,
-    /// Q3_K_S, IQ3_M, IQ3_S, IQ3_XS, IQ3_XXS, Q2_K, Q2_K_S, IQ2_M, IQ2_S, IQ2_XS, IQ2_XXS, IQ1_M, IQ1_S, TQ2_0,
-    /// TQ1_0. Below Q4_K_S an importance
-    /// matrix pays (--imatrix).
+    /// From large to small: F32, F16, BF16, Q8_0, Q6_K, Q5_K_M, Q5_K_S, Q5_1, Q5_0, Q4_K_M, Q4_K_S, IQ4_NL, IQ4_XS,
+    /// Q4_1, Q4_0, Q3_K_L, Q3_K_M, Q3_K_S, IQ3_M, IQ3_S, IQ3_XS, IQ3_XXS, Q2_K, Q2_K_S, IQ2_M, IQ2_S, IQ2_XS,
+    /// IQ2_XXS, IQ1_M, IQ1_S, TQ2_0, TQ1_0. Below Q4_K_S an importance matrix pays (--imatrix).
     #[arg(long = "type", value_name = "MIX", value_parser = mix, default_value = "Q4_K_M")]
     pub(crate) mix: Mix,
     /// Importance matrix of riffle calibrate --imatrix or of llama.cpp
@@ -29,14 +28,15 @@ pub(crate) struct QuantizeArguments {
     pub(crate) imatrix: Option<PathBuf>,
     /// Type of tensors whose names match a regular expression; may be repeated
     ///
-    /// The first match counts, before the mix. Example: --tensor-type 'blk\.[0-3]\.ffn_down=q6_k'
+    /// The first match counts, before the mix. Examples: 'blk\.[0-3]\.ffn_down=q6_k', 'token_embd=q8_0' for the
+    /// embedding, '^output\.weight=q6_k' for the head.
     #[arg(long, hide_short_help = true, value_name = "REGEX=TYPE", value_parser = rule)]
     pub(crate) tensor_type: Vec<TypeRule>,
-    /// Type of the output head
-    #[arg(long, hide_short_help = true, value_name = "TYPE", value_parser = tensor_type)]
+    /// The same as --tensor-type '^output\.weight=TYPE', and the head's type if it is the embedding
+    #[arg(long, hide = true, value_name = "TYPE", value_parser = tensor_type)]
     pub(crate) output_type: Option<WeightFormat>,
-    /// Type of the embedding
-    #[arg(long, hide_short_help = true, value_name = "TYPE", value_parser = tensor_type)]
+    /// The same as --tensor-type 'token_embd=TYPE'
+    #[arg(long, hide = true, value_name = "TYPE", value_parser = tensor_type)]
     pub(crate) embedding_type: Option<WeightFormat>,
     /// Replace OUT if it exists
     #[arg(long)]
@@ -44,7 +44,7 @@ pub(crate) struct QuantizeArguments {
     /// Show the types and sizes, and write nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// Text to compare the result with the original [default: a shipped one]
+    /// Text on which the result is compared with the original [default: a shipped one]
     #[arg(long, hide_short_help = true, value_name = "FILE", conflicts_with = "no_check")]
     pub(crate) text: Option<PathBuf>,
     /// Tokens of the text to compare
@@ -53,7 +53,7 @@ pub(crate) struct QuantizeArguments {
     /// Do not compare the result with the original
     #[arg(long)]
     pub(crate) no_check: bool,
-    /// Most memory for rows in work, and for each compared model
+    /// Most memory for the weights in work, and for each model of the comparison
     #[arg(long, hide_short_help = true, value_name = "BYTES", value_parser = numbers::memory)]
     pub(crate) memory: Option<u64>,
     /// Number of threads [default: every core]

@@ -75,13 +75,13 @@ pub(crate) struct ServeArguments {
     /// file or folder.
     #[arg(long, value_name = "NAME=PATH", num_args = 1.., value_parser = named_adapter, display_order = 1, hide_short_help = true)]
     pub(crate) lora_modules: Vec<NamedAdapter>,
-    /// Serve the models in this folder, loaded when asked for
+    /// Serve every model in this folder; the first request for a model loads it
     ///
     /// The models are its GGUF files and its folders with config.json. If memory is short, the least recently used
     /// model is unloaded first.
     #[arg(long, value_name = "DIR")]
     pub(crate) models_dir: Option<PathBuf>,
-    /// Address to listen on, 0.0.0.0 for other machines too, or unix:PATH
+    /// Address to listen on: 127.0.0.1, 0.0.0.0 to accept other machines, or unix:PATH
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = host, display_order = 1)]
     pub(crate) host: Host,
     /// Port to listen on; 0 takes a free one
@@ -104,7 +104,7 @@ pub(crate) struct ServeArguments {
     /// commas in a variable.
     #[arg(long, value_name = "F", hide_short_help = true)]
     pub(crate) config: Option<PathBuf>,
-    /// Unload a model of several after these seconds without use [default: when its memory is needed]
+    /// With several models, unload one after these seconds without use [default: if memory is short]
     ///
     /// The field keep_alive of Ollama's clients overrides it for a request.
     #[arg(
@@ -117,7 +117,7 @@ pub(crate) struct ServeArguments {
     /// Folder of named sessions, which clients may save, restore, copy and delete
     #[arg(long, value_name = "DIR", help_heading = "Sessions and caches")]
     pub(crate) sessions: Option<PathBuf>,
-    /// Longest wait for a model while other models use the memory; then status 503
+    /// Most seconds to wait while other models use the memory; then the status is 503
     #[arg(
         long,
         value_name = "SECONDS",
@@ -141,12 +141,12 @@ pub(crate) struct ServeArguments {
         hide_short_help = true
     )]
     pub(crate) log_format: LogForm,
-    /// File of API keys, one per line as KEY # NAME; every request then needs one of them
+    /// File of API keys, one per line as KEY # NAME; every request must carry one of them
     ///
     /// Lines that begin with # are comments. The log shows the name of a request's key. SIGHUP reads the file again.
     #[arg(long, value_name = "F", help_heading = "Access")]
     pub(crate) api_key_file: Option<PathBuf>,
-    /// PEM certificate of a server that speaks HTTPS, followed by its intermediates; needs --tls-key
+    /// Serve HTTPS with this PEM certificate and its intermediates; needs --tls-key
     ///
     /// SIGHUP reads the file again.
     #[arg(long, value_name = "F", help_heading = "Access", hide_short_help = true)]
@@ -192,7 +192,7 @@ pub(crate) struct ServeArguments {
         hide_short_help = true
     )]
     pub(crate) kv_events_topic: String,
-    /// Encoding of KV events: a map with names, or an array for routers made for vLLM before 0.20
+    /// Encoding of KV events; routers made for vLLM before 0.20 need array
     #[arg(
         long,
         value_enum,

@@ -21,7 +21,7 @@ use crate::{hub_args, numbers};
 pub struct ServingArguments {
     #[command(flatten)]
     pub(crate) model: ModelArguments,
-    /// Name of the model; may be repeated, and answers contain the first [default: its file or folder]
+    /// Name of the model for clients; may be repeated, answers have the first [default: its file or folder]
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub(crate) alias: Vec<String>,
     /// Refuse requests for other model names, instead of answering every name

@@ -140,7 +140,7 @@ pub enum EngineError {
     },
     /// A context longer than the model supports.
     #[error(
-        "`context_tokens={context}` is longer than the {maximum} positions this model was made for: use `context_tokens={maximum}` or less, or stretch them, such as by `rope_scaling=yarn:factor={}`", factor(*context, *maximum)
+        "`context_tokens={context}` is longer than the {maximum} positions this model was made for: use `context_tokens={maximum}` or less, or stretch them{}", stretch_advice(*context, *maximum)
     )]
     ContextTooLong {
         /// Requested tokens.
@@ -230,9 +230,25 @@ pub enum EngineError {
     },
 }
 
-/// The integer factor by which `maximum` positions reach `context`.
-pub(crate) fn factor(context: usize, maximum: usize) -> usize {
-    context.div_ceil(maximum.max(1)).max(2)
+/// Limit on stretching, as a multiple of the model's positions; beyond it, answers become worse.
+const MOST_STRETCH: usize = 4;
+
+/// The integer factor by which `maximum` positions of a model reach `context` tokens. `None` if the model has enough
+/// positions, or if the factor would exceed 4.
+pub fn stretch_factor(context: usize, maximum: usize) -> Option<usize> {
+    let factor = context.div_ceil(maximum.max(1));
+    (2..=MOST_STRETCH).contains(&factor).then_some(factor)
+}
+
+/// The options that stretch `maximum` positions to `context`, or to the longest context that is advisable.
+pub(crate) fn stretch_advice(context: usize, maximum: usize) -> String {
+    match stretch_factor(context, maximum) {
+        Some(factor) => format!(" by `rope_scaling=yarn:factor={factor}` `context_tokens={context}`"),
+        None => format!(
+            " to at most {longest} by `rope_scaling=yarn:factor={MOST_STRETCH}` `context_tokens={longest}`",
+            longest = maximum.saturating_mul(MOST_STRETCH)
+        ),
+    }
 }
 
 /// The reason a sequence did not complete a pass. It is unchanged, apart from `again`.

@@ -80,7 +80,7 @@ pub use compress::{CompressMethod, CompressOptions, Compressed, RepeatPrompt, Sp
 pub use draft_spec::{DraftCount, DraftSpec};
 pub use encode::{Encoding, embed};
 pub use engine::{Engine, max_threads, plan, with_threads};
-pub use error::{EngineError, Failure};
+pub use error::{EngineError, Failure, stretch_factor};
 pub use open_device::{DEVICE_FORMATS, cuda_ordinal};
 pub use options::{
     CacheOptions, EngineOptions, MachineOptions, ModelOptions, PromptText, SequenceOptions, StreamWindow,

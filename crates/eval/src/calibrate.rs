@@ -25,9 +25,9 @@ pub struct CalibrateOptions {
 /// Share of the exact attention mass that a profile must keep.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Keep {
-    /// This share for 99 of 100 queries of each head.
+    /// In each head, 99 of 100 queries must keep this share.
     FirstPercentile(f64),
-    /// This mean share over all heads. Expensive heads may keep less.
+    /// All heads together must keep this share in the mean. Expensive heads may keep less.
     Mean(f64),
 }
 

@@ -139,7 +139,7 @@ impl PolicyChoice {
         }
         let wrong = riffle_engine::EngineError::from;
         let mut policy = parse_among(spec, more).map_err(wrong)?;
-        // The guard must not hide the policy's quality, so the measurement removes it.
+        // `from` keeps short prompts dense and would hide the policy's quality, so the measurement sets it to 0.
         if policy.from_tokens().is_none() && !policy.info().traits.dense && !spec.contains("from=") {
             policy = policy.with("from", "0").map_err(wrong)?;
         }

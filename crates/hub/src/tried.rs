@@ -379,7 +379,7 @@ pub fn nearest(name: &str) -> Vec<&'static str> {
             let distance = if found.starts_with(&wanted) {
                 0
             } else {
-                distance(&wanted, &found)
+                strsim::osa_distance(&wanted, &found)
             };
             (distance <= 1 + wanted.len() / 4).then_some((distance, model.name))
         })
@@ -405,22 +405,6 @@ fn key(name: &str) -> String {
     let name: String = name.chars().take(LONGEST).collect::<String>().to_ascii_lowercase();
     let words = name.split(|c: char| !c.is_ascii_alphanumeric());
     words.filter(|word| !COMMON_WORDS.contains(word)).collect()
-}
-
-/// Number of letters to insert, remove or replace to change `a` into `b`.
-fn distance(a: &str, b: &str) -> usize {
-    let b = b.as_bytes();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, &from) in a.as_bytes().iter().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, &to) in b.iter().enumerate() {
-            let replaced = diagonal + usize::from(from != to);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]

@@ -90,7 +90,7 @@ impl KvCache {
         tokens
     }
 
-    /// The tier of a row of the sequence's pages: the farthest tier of its planes. `None` if some (layer, KV head)
+    /// The tier of a row of the sequence's pages, which is the farthest tier of its planes. `None` if some (layer, KV head)
     /// lacks this row.
     pub fn row_tier(&self, row: usize) -> Option<RowTier> {
         let pages: Option<Vec<PageId>> = self

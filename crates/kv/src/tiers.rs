@@ -11,7 +11,7 @@ use crate::{CacheShape, CpuDevice, Device, KvError};
 /// Default number of pages that may be loading to the device at a time.
 pub const DEFAULT_SLOTS: usize = 32;
 
-/// Default number of loading threads: while one waits or checks its page, the other reads.
+/// Default number of loading threads. While one thread waits or checks its page, the other reads.
 const DEFAULT_LOADERS: usize = 2;
 
 /// Smallest page size of the operating system.

@@ -234,7 +234,7 @@ impl PackedMatrix {
         }
     }
 
-    /// Rows of inputs in the order of the columns.
+    /// The input rows, with their elements in the order of the stored columns.
     fn ordered<'a>(&self, input: &'a [f32]) -> Cow<'a, [f32]> {
         match &self.order {
             None => Cow::Borrowed(input),

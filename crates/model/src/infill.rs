@@ -10,10 +10,10 @@ pub struct InfillTokens {
     pub prefix: u32,
     /// Mark before the text after the gap.
     pub suffix: u32,
-    /// After both, where the model begins to write. Without it the text after the gap comes first, and the model
-    /// continues the text in front of the gap.
+    /// Mark after both texts, where the model begins to write. Without this mark the text after the gap comes first, and
+    /// the model continues the text before the gap.
     pub middle: Option<u32>,
-    /// Before the name of a repository.
+    /// Mark before the name of a repository.
     pub repository: Option<u32>,
     /// Before the name of each file of a repository.
     pub file: Option<u32>,

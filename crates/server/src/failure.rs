@@ -27,7 +27,7 @@ pub struct Failure {
 /// Reason of a refusal, for the log and the metrics.
 #[derive(Debug, Clone)]
 pub(crate) struct Refusal {
-    /// One of a few words.
+    /// A word from a small fixed list.
     pub(crate) reason: &'static str,
     pub(crate) message: String,
 }

@@ -89,7 +89,7 @@ pub struct Limits {
     pub room_wait: Duration,
     /// Most bytes of a schema, a pattern or a grammar.
     pub form_bytes: usize,
-    /// Time for the preparation of a schema, a pattern or a grammar.
+    /// Most time to prepare a schema, a pattern or a grammar.
     pub form_time: Duration,
 }
 

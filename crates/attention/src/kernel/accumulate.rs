@@ -2,7 +2,7 @@ use super::ahead::{Ahead, Fetch};
 use super::{Element, KEY_BLOCK, STRIPES, Slot};
 use crate::simd::{Kernel, Simd};
 
-/// The rows of a tile, with the weights of the tokens of a block's slots.
+/// The rows of a tile, and each row's weights for the tokens of a block.
 pub(crate) struct WeighedRows<'a, const R: usize> {
     /// Weights; a kernel may overwrite them.
     pub(crate) weights: &'a mut [[f32; KEY_BLOCK]; R],

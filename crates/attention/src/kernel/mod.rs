@@ -58,7 +58,7 @@ pub(crate) const LONE_ROWS: usize = 8;
 /// Magnitude of the integers for queries and weights; a larger one would not fit in two signed bytes.
 pub(crate) const LARGEST_INTEGER: f32 = 32511.0;
 
-/// The width a tile of at most 12 rows is computed with.
+/// Number of rows that the kernel computes for a tile of `rows` rows, at most 12.
 pub(crate) fn tile_width(level: Level, rows: usize, integers: bool) -> usize {
     match rows {
         // Two vectors do not fit in registers there, and one does not hide the latency of a multiply-add.

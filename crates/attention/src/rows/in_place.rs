@@ -26,7 +26,7 @@ pub(super) struct InPlace<'a> {
 struct Seen {
     /// Visible tokens of each row.
     rows: [u128; LONE_ROWS],
-    /// Of any.
+    /// Tokens visible to any row.
     union: u128,
 }
 

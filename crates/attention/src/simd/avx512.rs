@@ -257,8 +257,8 @@ impl Simd for Avx512 {
     fn pack_words(self, x: Self::I, out: &mut [i32; 16]) {
         // SAFETY: see the impl.
         unsafe {
-            // As 256·high + low: with 128 added, the second byte is the high plane, and the first is the low plane
-            // plus 128.
+            // The integer is 256·high + low with a signed low byte. After adding 128, the second byte is `high` and the
+            // first byte is `low` plus 128.
             let raised = _mm512_add_epi32(x, _mm512_set1_epi32(128));
             let order = _mm512_broadcast_i32x4(_mm_setr_epi8(1, 5, 9, 13, 0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0));
             let lower = _mm512_broadcast_i32x4(_mm_setr_epi32(0, 0x8080_8080u32 as i32, 0, 0));

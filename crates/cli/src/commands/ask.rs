@@ -89,7 +89,7 @@ fn words(arguments: &AskArguments) -> Result<(Vec<String>, Vec<String>), Failure
             }
             if questions.is_empty() && !arguments.follow && !io::stdin().is_terminal() {
                 return Err(Failure::new(
-                    "no question: put it behind the documents, in quotes, or give it with --question; --follow reads questions from standard input",
+                    "no question: write it in quotes after the documents, or with --question; --follow reads questions from standard input",
                 ));
             }
             return Ok((files, questions));
@@ -98,7 +98,7 @@ fn words(arguments: &AskArguments) -> Result<(Vec<String>, Vec<String>), Failure
     let is_word = |word: &&String| !Path::new(word).exists() && !looks_like_a_file(word);
     if let Some(word) = before.iter().find(is_word) {
         return Err(Failure::new(format!(
-            "{word:?} is no file: put the question in quotes, as one word behind the documents"
+            "{word:?} is no file: write the whole question in quotes, after the documents"
         )));
     }
     if looks_like_a_file(&last) {

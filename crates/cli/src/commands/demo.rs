@@ -138,7 +138,7 @@ impl Subject {
             format!("  {riffle} --dense      # compare with full attention: takes five times as long\n")
         };
         format!(
-            "Try next:\n{dense}  {riffle} ask --model {model} {book} \\\n    \"The pass key for field house is\"    # shows the passage behind the answer\n  {riffle} pull Qwen/Qwen2.5-1.5B-Instruct-GGUF  # a model for real questions, 1 GB\n  {riffle} chat --model Qwen/Qwen2.5-1.5B-Instruct-GGUF  # talk with it\n"
+            "Try next:\n{dense}  {riffle} ask --model {model} {book} \\\n    \"The pass key for field house is\"    # shows the passage behind the answer\n  {riffle} pull qwen2.5:1.5b          # a model for real questions, 1 GB\n  {riffle} chat --model qwen2.5:1.5b  # talk with it\n"
         )
     }
 }

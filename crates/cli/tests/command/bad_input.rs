@@ -96,7 +96,15 @@ fn a_prompt_longer_than_the_context_says_how_much_is_needed() {
 #[test]
 fn a_context_longer_than_the_model_supports_is_refused() {
     let output = run_shipped(&["--prompt", "x", "--ctx", "100000000"]);
-    assert_refused(&output, 1, &["--ctx 100000000", "131072", "--rope-scaling"]);
+    let refused = [
+        "--ctx 100000000",
+        "131072 or less",
+        "at most 524288",
+        "yarn:factor=4 --ctx 524288",
+    ];
+    assert_refused(&output, 1, &refused);
+    let output = run_shipped(&["--prompt", "x", "--ctx", "300000"]);
+    assert_refused(&output, 1, &["--rope-scaling yarn:factor=3 --ctx 300000"]);
     let output = run_shipped(&[
         "--prompt",
         "x",

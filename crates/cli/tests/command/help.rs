@@ -84,6 +84,21 @@ fn short_help_shows_what_is_common_and_long_help_all_of_it_in_groups() {
     for hidden in ["cache-type-k", "h2o-local"] {
         assert!(!long.contains(hidden), "{hidden}");
     }
+    let quantize = stdout(&run(&["quantize", "--help"]));
+    assert!(
+        quantize.contains("--tensor-type") && !quantize.contains("--output-type"),
+        "{quantize}"
+    );
+}
+
+#[test]
+fn help_of_the_server_says_how_a_model_gets_a_name() {
+    for argument in ["-h", "--help"] {
+        let help = stdout(&run(&["serve", argument]));
+        assert!(help.contains("also as NAME=PATH; may be repeated"), "{help}");
+    }
+    let long = stdout(&run(&["serve", "--help"]));
+    assert!(long.contains("NAME is the model's name for clients"), "{long}");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::fs;
 use crate::testing::{assert_refused, riffle, shipped_model};
 
 /// Words with `_` for a space and MODEL for the shipped model, also after `=`; the exit status; parts of the line.
-const MISTAKES: [(&str, i32, &[&str]); 38] = [
+const MISTAKES: [(&str, i32, &[&str]); 44] = [
     (
         "serve --model a=MODEL --model b=MODEL --alias c",
         1,
@@ -36,13 +36,34 @@ const MISTAKES: [(&str, i32, &[&str]); 38] = [
     (
         "run model.gguf --prompt x",
         2,
-        &["'model.gguf' stands behind no option", "quotes"],
+        &["'model.gguf' stands behind no option", "--model"],
+    ),
+    (
+        "run In_the_beginning",
+        2,
+        &["'In the beginning' stands behind no option", "--prompt", "--file"],
+    ),
+    (
+        "bench model 512",
+        2,
+        &["'512' stands behind no option", "options begin with a dash"],
+    ),
+    ("aks notes.txt When?", 2, &["'aks' is no command", "riffle ask; see"]),
+    ("eval neddle", 2, &["'neddle' is no command", "riffle eval needle; see"]),
+    ("frobnicate", 2, &["riffle: unrecognized subcommand 'frobnicate'"]),
+    (
+        "inspect owner/name",
+        1,
+        &[
+            "riffle: MODEL is owner/name, but there is no such file",
+            "riffle pull owner/name",
+        ],
     ),
     ("run --model MODEL --prompt a --file b", 2, &["leave one of them out"]),
     (
         "completions tcsh",
         2,
-        &["<SHELL> is tcsh, but it must be one of bash, elvish, fish, powershell, zsh"],
+        &["SHELL is tcsh, but it must be one of bash, elvish, fish, powershell, zsh"],
     ),
     (
         "plan --model nomodel",

@@ -492,7 +492,7 @@ fn template(damage: &mut Damage, bytes: &[u8]) -> Mutated {
         };
     }
     let piece = &pieces[damage.below(pieces.len())];
-    // More often between statements than within them.
+    // Half of the pieces go to the beginning, a quarter to the end, and a quarter anywhere.
     let at = match damage.below(4) {
         0 => damage.below(bytes.len()),
         1 => bytes.len(),

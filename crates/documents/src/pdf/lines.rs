@@ -246,7 +246,7 @@ pub(super) fn text(segment: &Segment, glyphs: &[Glyph], is_rtl: bool) -> String 
         }
         pieces.push(glyph.text.to_string());
         end = end.max(glyph.right);
-        // A letter far back starts again.
+        // After a letter far to the left, gaps are measured from that letter.
         if glyph.right < end - 2.0 * glyph.size {
             end = glyph.right;
         }

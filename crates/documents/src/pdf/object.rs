@@ -99,8 +99,8 @@ pub(super) struct Parser<'a> {
     pub(super) at: usize,
     /// True if `1 0 R` is a reference.
     has_references: bool,
-    /// Number of nested objects that the current one may still have; 0 after a limit ended it, so that nothing is
-    /// read twice.
+    /// Number of objects that the current one may still contain. A limit sets it to 0, so that the parser does not read
+    /// the same bytes again.
     parts: usize,
 }
 

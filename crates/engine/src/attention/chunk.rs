@@ -44,7 +44,7 @@ pub(crate) struct Chunk<'a> {
     pub(crate) batch_rows: Range<usize>,
     /// Selection context for each KV head.
     pub(crate) contexts: Vec<SelectContext<'a>>,
-    /// KV head by KV head.
+    /// Query tiles, ordered by KV head.
     pub(crate) tiles: Vec<Tile<'a>>,
     /// Keys and values of all rows of the sequence.
     pub(crate) new_keys: NewKeys<'a>,

@@ -39,7 +39,7 @@ pub(crate) struct AttentionState {
     pub(crate) evicted: Evicted,
     /// The window of an endless sequence, outside which tokens were dropped from all heads.
     pub(crate) rolling: RollingWindow,
-    /// The layers that store only a window.
+    /// Layers with a window, which store only its tokens.
     pub(crate) sliding: SlidingLayers,
     /// Selections of the model's indexers, while later layers use them.
     pub(super) latest_choice: LatestChoice,

@@ -26,7 +26,7 @@ struct MeasuredLayer {
     /// Its index in the cache.
     cache_layer: usize,
     heads: Heads,
-    /// By query head.
+    /// Sums of each query head.
     sums: Vec<HeadSums>,
 }
 

@@ -9,7 +9,7 @@ use riffle_model::{Batch, Decoder, Projected};
 
 use crate::EngineError;
 
-/// Rows of query heads in one tile: enough to share the layout of a block of keys.
+/// Rows of query heads in one tile. So many rows share the cost of laying out a block of keys.
 const TILE_HEAD_ROWS: usize = 128;
 
 /// The queries of a tile, and the target of its result.

@@ -14,7 +14,7 @@ use riffle_model::{
 
 use crate::attention::{Reader, SharedRoom, SlidingLayers};
 use crate::compute::Compute;
-use crate::error::{factor, require};
+use crate::error::{require, stretch_advice};
 use crate::plan::{Planner, Resolved, available_memory_bytes, policy_shapes, sliding_layers};
 use crate::predictor::PredictorRoom;
 use crate::{EngineError, EngineOptions, MemoryPlan, StreamWindow};
@@ -410,9 +410,9 @@ fn check_text(info: &ModelInfo, options: &EngineOptions) -> Result<(), EngineErr
 }
 
 fn out_of_positions(needed: usize, maximum: usize) -> String {
-    let factor = factor(needed, maximum);
     format!(
-        "shorten the input to the {maximum} positions that the model was made for, or stretch them by `rope_scaling=yarn:factor={factor}` `context_tokens={needed}`"
+        "shorten the input to the {maximum} positions that the model was made for, or stretch them{}",
+        stretch_advice(needed, maximum)
     )
 }
 

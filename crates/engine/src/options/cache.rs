@@ -46,7 +46,7 @@ impl Default for CacheOptions {
 }
 
 impl CacheOptions {
-    /// Checks these options by themselves.
+    /// Checks these options without the model and the machine.
     pub(super) fn validate(&self) -> Result<(), EngineError> {
         let tiers = &self.kv_tiers;
         require(tiers.slots > 0, "slots", 0, "at least 1 page has to be on its way")?;

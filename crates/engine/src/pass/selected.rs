@@ -45,7 +45,7 @@ struct LowerLayers {
     hidden: Vec<f32>,
     /// Queries of the latest tokens in the last lower layer, `[observed, heads, head_dim]`.
     queries: Vec<f32>,
-    /// Number of tokens whose queries these are.
+    /// Number of tokens of these queries.
     observed: usize,
 }
 

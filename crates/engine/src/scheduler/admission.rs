@@ -191,7 +191,7 @@ impl Scheduler {
         self.pool.pages_bytes().saturating_add(promised)
     }
 
-    /// Sequences that read, answer, are parked, idle or lent.
+    /// Number of sequences that are running, parked, idle or promised.
     pub(super) fn alive(&self) -> usize {
         let parked = self.waiting.iter().filter(|waiting| waiting.parked.is_some());
         self.running.len() + parked.count() + self.idle.sequences.len() + self.promised.amount().sequences
@@ -203,7 +203,7 @@ impl Scheduler {
         // A partly shared page is copied when it is written.
         let copied = self.pool.shape().row_bytes();
         if has_evicted(&running.sequence) {
-            // Its heads have fewer tokens than it has; from there it grows like any other.
+            // After an eviction the heads hold fewer tokens than the sequence. Further tokens take pages as usual.
             (most + 2 * copied).saturating_sub(self.bytes_of(running.sequence.tokens().len()))
         } else {
             let held = running.sequence.usage().bytes_by_tier.total();

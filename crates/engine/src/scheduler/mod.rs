@@ -94,10 +94,10 @@ pub struct Scheduler {
     pool: PagePool,
     /// Waiting requests by priority, then in order of arrival.
     waiting: Vec<Waiting>,
-    /// In order of admission.
+    /// Admitted requests in order of admission.
     running: Vec<Running>,
     idle: Idle,
-    /// Beginnings on disk, as long as they are usable.
+    /// Prompt beginnings on disk; `None` after the folder failed.
     disk: Option<MeasuredPrefixCache>,
     /// Beginnings in a store shared with other processes.
     shared: Option<SharedPrefixes>,
@@ -107,11 +107,11 @@ pub struct Scheduler {
     prompts: Runner,
     answers: Runner,
     prompt_pass: Option<PromptPass>,
-    /// In the order of the requests.
+    /// Compressions in the order of their requests.
     compressing: VecDeque<Compressing>,
     /// True if prompts let a compression go first.
     is_compressions_turn: bool,
-    /// Room taken outside these lists.
+    /// Memory and sequences promised to requests outside these lists.
     promised: Promised,
     /// Seconds that prompts may still use before answers continue; negative after they exceeded their share.
     prompt_credit_s: f64,
@@ -159,7 +159,7 @@ struct Running {
 
 /// The next work of a request.
 enum Stage {
-    /// Reads the rest of its prompt.
+    /// The rest of its prompt is read.
     Reading {
         /// Prompt tokens that were available before reading began.
         reused_tokens: usize,
@@ -177,7 +177,7 @@ struct OpenAnswer {
     answer: DraftedAnswer,
     /// The latest drawn token. The sequence has not read it yet.
     token: u32,
-    /// Tokens before it that the sequence must read again.
+    /// Tokens before `token` that the sequence must read again.
     again: Vec<u32>,
 }
 

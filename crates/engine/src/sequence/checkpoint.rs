@@ -22,7 +22,7 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Tokens of the sequence then.
+    /// Number of tokens of the sequence at the checkpoint.
     pub fn tokens(&self) -> usize {
         self.tokens
     }

@@ -357,7 +357,7 @@ impl Session {
         let Some(failure) = outcomes.pop().flatten() else {
             return Ok(());
         };
-        // The first failure is returned. A failure during recovery only leaves fewer, complete tokens.
+        // Returns the first failure. A failure of the recovery only leaves the session with fewer tokens; each is complete.
         drop(self.read_again(&failure.again));
         Err(failure.error)
     }

@@ -67,7 +67,7 @@ pub(super) fn keys_and_values(options: &PolicyRateOptions, start: usize, tokens:
     let direction = direction(options);
     let mut keys = unit(tokens * width, start as u64 + 1);
     for (token, keys) in keys.chunks_exact_mut(width).enumerate() {
-        // Spread by multiples of the golden ratio.
+        // Multiples of the golden ratio spread the peaks over the text.
         if ((start + token) as f64 * 0.618_033_988_749_895).fract() < 1.0 / 64.0 {
             for key in keys.chunks_exact_mut(options.head_dim) {
                 key.iter_mut().zip(&direction).for_each(|(k, d)| *k += d);

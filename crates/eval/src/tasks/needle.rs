@@ -257,7 +257,7 @@ impl NeedleTest {
                 let fact = fill(&wording.fact, &[("key", key), ("value", value)]);
                 let fact = fill(&fact, &[("noun", "number"), ("nouns", "numbers")]);
                 facts.push(Fact {
-                    // Further values are spread between the first and the end.
+                    // Further values are spread evenly from the first value to the end of the document.
                     depth: depth + (1.0 - depth) * number as f64 / values.len() as f64,
                     tokens: corpus.encode(&format!("\n{fact}\n"))?,
                 });
@@ -364,7 +364,7 @@ impl NeedleTest {
         watch: &mut Watch<'_>,
     ) -> Result<(Vec<NeedleSample>, Cost), EvalError> {
         let document = &haystack.document;
-        // By needle: position of the question, the question, the answer's tokens.
+        // For each needle: the question's position, the question, and the answer's tokens.
         let mut asked = Vec::new();
         for needle in &haystack.needles {
             let passage = Self::passage(corpus, needle);

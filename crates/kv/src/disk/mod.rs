@@ -132,7 +132,7 @@ impl PlaneFile {
         Ok(number)
     }
 
-    /// Replaces the plane in this slot.
+    /// Overwrites the plane in this slot.
     pub(crate) fn rewrite(&self, slot: u32, plane: &[u8]) -> Result<(), KvError> {
         let written = write_all_at(&self.file, plane, self.place(slot));
         written.map_err(|source| self.failed("write", source))?;

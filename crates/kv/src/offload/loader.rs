@@ -86,7 +86,7 @@ impl<K: Send + 'static> Loaders<K> {
         ask.send(loads).expect("the threads live as long as the sender");
     }
 
-    /// Waits until `count` requested slots are filled, and takes all that are.
+    /// Waits until `count` requested slots are filled, and takes all filled slots.
     pub(super) fn wait(&self, count: usize) -> Vec<Loaded<K>> {
         let mut waiting = self.loaded.lock();
         waiting.wanted = count;

@@ -81,7 +81,7 @@ impl LeaveOrder {
 
     pub(crate) fn bookkeeping_bytes(&self) -> usize {
         let queued: usize = self.near.iter().chain(&self.ram).flatten().map(BTreeSet::len).sum();
-        // Nodes of a B-tree are two thirds full on average.
+        // The nodes of a B-tree are two thirds full on average, hence the factor 3/2.
         self.ages.capacity() * size_of::<Age>() + queued * size_of::<Queued>() * 3 / 2
     }
 

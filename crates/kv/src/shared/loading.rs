@@ -11,7 +11,7 @@ use crate::CacheShape;
 
 /// Pause before the store is asked again for a block that another process will publish.
 const POLL: Duration = Duration::from_millis(30);
-/// Number of last blocks that are each searched for a note; earlier blocks only on a coarse grid.
+/// Each of this many last blocks is searched for a note. Of earlier blocks only a coarse grid is searched.
 const NOTES_NEAR_END: usize = 64;
 /// Tokens between two blocks of this grid.
 const NOTE_GRID_TOKENS: usize = 16 << 10;

@@ -199,7 +199,7 @@ impl Inner {
         }
     }
 
-    /// Records that bytes of a block were right.
+    /// Records that a part of a block passed its check.
     fn found_good(&self, key: u128) {
         self.bad_in_a_row.store(0, Ordering::Relaxed);
         let mut known = lock(&self.known);

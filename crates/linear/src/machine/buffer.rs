@@ -25,7 +25,7 @@ struct Open {
     used: usize,
     /// Offset up to which its pages are [prepared](prepare).
     prepared: usize,
-    /// The end of its last huge page.
+    /// Offset of the end of its last huge page.
     end: usize,
 }
 

@@ -195,7 +195,7 @@ impl Quant for Iq3Xxs {
 impl Quant for Iq3S {
     const WEIGHTS: usize = 256;
     const BYTES: usize = 110;
-    /// The scale, low bits of codes, high bits of eight codes in a byte, signs, scales of two stretches in a byte.
+    /// In order: the scale, low bits of codes, high bits (of eight codes a byte), signs, scales (of two stretches a byte).
     const FIELDS: &[Field] = &[
         field(0, 2, 2),
         field(2, 64, 4),

@@ -215,7 +215,7 @@ impl Quant for Q1_0 {
         expanded.scales[0] = halves[0];
     }
 
-    /// 0 and 2, around one.
+    /// A bit becomes the quant 0 or 2; the center is 1.
     #[inline(always)]
     fn quants(block: &[u8], stretch: usize, expanded: &mut Expanded) {
         for group in 0..8 {

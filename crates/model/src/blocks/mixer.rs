@@ -49,7 +49,7 @@ impl Mixer {
             Mixer::Mamba2(mixer) => mixer.apply(parts, states, input, scratch, output),
             Mixer::KimiDelta(mixer) => mixer.apply(parts, states, input, scratch, output),
             Mixer::Lightning(mixer) => mixer.apply(parts, states, input, scratch, output),
-            // This mixer reads tokens and streams, so the step calls it.
+            // The step calls this mixer directly, because it also needs tokens and streams.
             Mixer::Ngrams(_) => {}
         }
     }

@@ -28,7 +28,7 @@ pub struct NgramHashes {
     pub sizes: Vec<i64>,
     /// First row of each head.
     pub offsets: Vec<i64>,
-    /// The token at which texts end: n-grams do not reach beyond it, and it stands for the tokens there.
+    /// The end-of-text token. An n-gram stops at it, and it fills the earlier places of the n-gram.
     pub end_of_text: u32,
 }
 

@@ -134,7 +134,7 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     ("activation_sparsity_scale", List, Only(&[Gemma3n]), &[]),
     ("hyper_connection.count", Size, Only(&[Qwen4Exp]), &[]),
     ("hyper_connection.low_rank", Size, Only(&[Qwen4Exp]), &[]),
-    // Tables of n-grams. No text holds the token of an image.
+    // Tables of n-grams. The token of an image never occurs in a text.
     ("ple.layers", List, Only(&[Qwen4Exp]), &[]),
     ("ple.ngram_size", Size, Only(&[Qwen4Exp]), &[]),
     ("ple.heads_per_ngram", Size, Only(&[Qwen4Exp]), &[]),

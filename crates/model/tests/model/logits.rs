@@ -101,7 +101,7 @@ fn a_restored_recurrent_state_continues_with_the_same_bits() {
         assert_eq!(stored.len() as u64, config.recurrent_bytes());
         let first = [reader.read(&tokens[100..200]), reader.read(&tokens[200..201])];
         assert_ne!(reader.sequence.recurrent, snapshot);
-        // Reads other tokens in between.
+        // Other tokens change the state before it is restored.
         reader.read(&tokens[..7]);
         reader
             .sequence

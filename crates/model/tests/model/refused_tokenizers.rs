@@ -60,7 +60,7 @@ fn plain() -> Value {
     described(Value::Null, Value::Null, fused(), with_unknown())
 }
 
-/// It is refused with another value of one part.
+/// Checks that a plain tokenizer with another value of one part is refused.
 #[track_caller]
 fn refused_part(part: &str, value: Value, words: &[&str]) {
     let mut description = plain();

@@ -186,7 +186,7 @@ pub(crate) struct Sequence {
     attention: DenseAttention,
     pub(crate) recurrent: RecurrentState,
     tokens: usize,
-    /// Its final number of tokens, if batches do not tell.
+    /// Its final number of tokens; 0 if the batches determine it.
     pub(crate) length: usize,
     /// True if its next tokens are generated, false if they belong to a prompt.
     pub(crate) generates: bool,

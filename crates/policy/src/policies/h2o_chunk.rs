@@ -76,7 +76,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     },
 };
 
-/// Work of a whole prompt: chunks and memories are read, and scored again for the votes.
+/// Work of a whole prompt. Chunks and memories are read, and the votes score them again.
 fn work(parameters: &Parameters, chunk: &ChunkSize) -> ChunkWork {
     let (rows, tokens) = (chunk.rows as f64, chunk.tokens as f64);
     let memory = (parameters.count("local") + parameters.count("heavy")) as f64;

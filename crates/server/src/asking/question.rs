@@ -59,7 +59,7 @@ impl Question {
                     .add(&place, "the answer has to be a call: the form was left out");
                 tools_form.map(|form| (form, "tool_choice".to_owned()))
             }
-            // With optional strict tools the answer is a call or the requested JSON.
+            // If strict tools are optional, the grammar allows a call or the requested JSON.
             (Some((form, place)), Some(_)) => {
                 let schema = match form {
                     Form::Schema(schema) => schema,

@@ -21,7 +21,7 @@ pub(super) struct Entry {
     pub(super) wants_sequence: bool,
     notes: Option<Arc<RequestNotes>>,
     submitted: Instant,
-    /// Start of reading its prompt.
+    /// Time when the reading of its prompt began.
     begun: Option<Instant>,
     time_left: TimeLeft,
     told_progress: Option<Instant>,

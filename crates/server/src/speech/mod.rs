@@ -42,7 +42,7 @@ pub(crate) struct Speech {
     /// True if only the first call is reported.
     is_single: bool,
     state: State,
-    /// Text whose meaning is still unknown.
+    /// Text that may still become a mark, a call or part of the answer.
     held: String,
     /// Bytes of `held` without the beginning of a call's end.
     searched: usize,

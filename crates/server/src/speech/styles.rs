@@ -235,7 +235,7 @@ impl CallStyle {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ThoughtMarks {
     pub(crate) begin: &'static str,
-    /// A word after the mark that is not part of the thought.
+    /// A fixed word after the begin mark, which is removed from the thought.
     pub(super) title: &'static str,
     pub(crate) end: &'static str,
 }

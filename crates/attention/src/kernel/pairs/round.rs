@@ -84,7 +84,7 @@ pub(crate) struct PairValues {
     /// For every 32 columns, `[pairs, 2, 16]`: the same column of two tokens in a word. The last may be 16 columns
     /// wide.
     pub(super) lines: Vec<Line>,
-    /// By stripe and lane: a token's exponent. Its integers are multiples of this power of two.
+    /// `[stripe][lane]`: a power of two for each token. The token's integers are multiples of it.
     pub(super) exponents: [[f32; LANES]; STRIPES],
     /// Inverses of these powers; zero if there is no token.
     pub(super) inverses: [[f32; LANES]; STRIPES],

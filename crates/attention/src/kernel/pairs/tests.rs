@@ -108,8 +108,8 @@ fn scores_agree<const R: usize>(head_dim: usize) {
         let found = scores::<R>(level, &keys, &queries, head_dim);
         assert!(found == expected, "{} {R} {head_dim}", level.name());
     }
-    // Elements are off by a step over √12; products by √2 times this and by their own size. Allows five deviations of
-    // the sum.
+    // Rounding an element has a standard deviation of a step / √12. A product has √2 times this, times its size. The
+    // sum may be off by five deviations.
     let step = 1.0 / f64::from(largest_of(head_dim));
     let most = 5.0 * 0.3 * (head_dim as f64 * 2.0 / 12.0 / 3.0).sqrt() * step;
     for (slot, place) in SLOTS.iter().enumerate() {

@@ -145,7 +145,7 @@ pub(super) fn gpt_neox(fields: &Fields) -> Planned {
     let partial = fields.get("rotary_pct").cloned().unwrap_or(json!(0.25));
     let theta = fields.get("rotary_emb_base").cloned().unwrap_or(json!(10_000.0));
     let defaults = json!({"partial_rotary_factor": partial, "rope_theta": theta});
-    // The class has its own names for the base and the rotated part.
+    // This class names the base `rotary_emb_base`, and the rotated part `rotary_pct`.
     let own = with_own_keys(fields)
         .without("rope_theta")
         .without("partial_rotary_factor");

@@ -423,7 +423,7 @@ pub(super) fn kinds(
     types.iter().enumerate().map(of).collect()
 }
 
-/// The layers of families with either Mamba2 or attention per layer.
+/// The kind of each layer, for families in which a layer has either Mamba2 or attention.
 pub(super) fn hybrid_kinds(
     fields: &Fields,
     types: &[String],

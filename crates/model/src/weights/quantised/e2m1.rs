@@ -16,9 +16,10 @@ const VALUES: [f32; 16] = [
 /// The scales of a matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum E2m1 {
-    /// Powers of two, E8M0, per 32.
+    /// MXFP4: a power of two (E8M0) for each 32 values.
     Mx,
-    /// E4M3, per 16, and one scale per tensor, which multiplies, or divides with `divides`.
+    /// NVFP4: an E4M3 scale for each 16 values, and a scale for the tensor. The latter divides if `divides` is true,
+    /// and multiplies otherwise.
     Nv { divides: bool },
 }
 

@@ -201,8 +201,8 @@ fn entry<Entry: Copy>(grid: &[Entry], number: u32) -> Entry {
     grid[number as usize & (grid.len() - 1)]
 }
 
-/// Makes the compiler keep numbers in memory, instead of extracting them from registers or computing several codes
-/// together. Loads are faster, as is using the same instructions for 16 rows.
+/// Makes the compiler store numbers in memory. Otherwise it extracts them from registers or computes several codes
+/// together, which is slower than loads and the same instructions for all 16 rows.
 #[inline(always)]
 fn stored<T>(numbers: &mut T) {
     // SAFETY: there is no instruction; the memory of the reference may be read and written.

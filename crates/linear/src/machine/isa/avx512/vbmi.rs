@@ -96,7 +96,7 @@ fn bytes_of_numbers<Q: Quant, const INDEX: usize, const CALLER: usize>(block: &[
     let b = bytemuck::must_cast(Q::entries(block, INDEX, 1));
     let c = bytemuck::must_cast(Q::entries(block, INDEX, 2));
     let d = bytemuck::must_cast(Q::entries(block, INDEX, 3));
-    // The even code's number of each pair, in the low 16 bits.
+    // Each lane of 32 bits has two code numbers, the first in the low 16 bits.
     let (even, odd) = (
         _mm512_or_si512(a, _mm512_slli_epi32::<16>(c)),
         _mm512_or_si512(b, _mm512_slli_epi32::<16>(d)),

@@ -43,9 +43,9 @@ impl Usage {
     }
 }
 
-/// The share of right guesses above which guesses are loaded ahead. A wrong guess delays experts that are needed.
+/// Guesses are loaded ahead above this share of right ones. A wrong guess delays experts that are needed.
 const TRUSTED_SHARE: f64 = 0.6;
-/// The weight of the latest guesses in this share.
+/// Weight of the latest guesses in the running share of right ones.
 const LATEST_PART: f64 = 0.125;
 
 /// Guesses of the missing experts that a layer's tokens choose next, and the share of right ones.
