@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::testing::{assert_refused, run, run_shipped, shipped_model, stderr, stdout};
+use crate::testing::{BELOW_A_FILE, assert_refused, run, run_shipped, shipped_model, stderr, stdout};
 use riffle_kv::PathLock;
 use serde_json::Value;
 
@@ -90,6 +90,11 @@ fn a_session_that_cannot_be_used_says_why_and_stays_as_it_is() {
     std::fs::create_dir(&path).expect("a folder");
     fails(&["--prompt", prompt], &["it is a folder", text(&path)]);
 }
+
+#[cfg(not(unix))]
+#[test]
+#[ignore = "links and permissions are those of Unix"]
+fn permissions_and_links_of_a_session() {}
 
 #[cfg(unix)]
 #[test]
@@ -224,8 +229,8 @@ fn a_second_question_about_a_text_starts_at_once_in_another_process() {
         "1Q",
     ]);
     assert_refused(&output, 1, &["--prefix-cache-budget", "1Q"]);
-    let output = run_shipped(&["--prompt", "x", "--prefix-cache", "/dev/null/x"]);
-    assert_refused(&output, 1, &["cannot create", "/dev/null/x"]);
+    let output = run_shipped(&["--prompt", "x", "--prefix-cache", BELOW_A_FILE]);
+    assert_refused(&output, 1, &["cannot create", BELOW_A_FILE]);
 }
 
 /// `riffle session compress` on the shipped model.
