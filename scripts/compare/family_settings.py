@@ -118,9 +118,9 @@ DENSE = {
         dict(alibi=True),
     ],
     "gemma3n_text": [
-        dict(B16, gguf=False, head_dim=16, num_kv_shared_layers=2, vocab_size_per_layer_input=96, hidden_size_per_layer_input=8, laurel_rank=6, altup_num_inputs=3, pad_token_id=0, activation_sparsity_pattern=[0.8, 0.0, 0.5, 0.0], layer_types=["sliding_attention", "full_attention"] * 2, **WINDOW),
-        dict(gguf=False, head_dim=8, num_hidden_layers=5, num_kv_shared_layers=0, vocab_size_per_layer_input=128, hidden_size_per_layer_input=12, laurel_rank=8, altup_num_inputs=4, altup_active_idx=1, altup_correct_scale=False, pad_token_id=0, attention_bias=True, intermediate_size=[40, 24, 56, 40, 48], **WINDOW),
-        dict(gguf=False, head_dim=16, num_hidden_layers=12, num_kv_shared_layers=5, vocab_size_per_layer_input=128, hidden_size_per_layer_input=8, laurel_rank=6, altup_num_inputs=2, pad_token_id=0, final_logit_softcapping=5.0, layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 4, **WINDOW),
+        dict(B16, head_dim=16, num_kv_shared_layers=2, vocab_size_per_layer_input=96, hidden_size_per_layer_input=8, laurel_rank=6, altup_num_inputs=4, pad_token_id=0, activation_sparsity_pattern=[0.8, 0.0, 0.5, 0.0], layer_types=["sliding_attention", "full_attention"] * 2, **WINDOW),
+        dict(head_dim=8, num_hidden_layers=5, num_kv_shared_layers=0, vocab_size_per_layer_input=128, hidden_size_per_layer_input=12, laurel_rank=8, altup_num_inputs=4, altup_active_idx=1, pad_token_id=0, attention_bias=True, intermediate_size=[40, 24, 56, 40, 48], **WINDOW),
+        dict(gguf=False, head_dim=16, num_hidden_layers=12, num_kv_shared_layers=5, vocab_size_per_layer_input=128, hidden_size_per_layer_input=8, laurel_rank=6, altup_num_inputs=2, altup_correct_scale=False, pad_token_id=0, final_logit_softcapping=5.0, layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 4, **WINDOW),
     ],
     "gemma4_text": [
         dict(B16, **(GEMMA4 | dict(head_dim=16, global_head_dim=32)), num_kv_shared_layers=2, attention_k_eq_v=True, num_global_key_value_heads=1, use_double_wide_mlp=True, final_logit_softcapping=6.0),
@@ -245,12 +245,13 @@ EXPERTS = {
         dict(QWEN35_SIZES, **SIX, num_experts_per_tok=2, shared_expert_intermediate_size=12, mlp_only_layers=[1], norm_topk_prob=False),
     ],
     "qwen4_exp_text": [
-        like(QWEN4, B16, SMALL_QWEN4),
-        like(QWEN4, num_hidden_layers=6, ple_layer_ids=[5, 2], hc_count=4, ple_embed_dim=24, ple_conv_kernel_size=3, layer_types=["indexed_attention", "linear_attention", "full_attention"] * 2, indexer_n_heads=3, indexer_compress_ratio=8, indexer_budget=48, attention_bias=True, tie_word_embeddings=True, output_gate_type="sigmoid", norm_topk_prob=False, **rope(partial_rotary_factor=0.5)),
+        # Files have one table of n-grams, and llama.cpp opens gates by sigmoids.
+        like(QWEN4, B16, SMALL_QWEN4, output_gate_type="sigmoid", **rope(partial_rotary_factor=0.5)),
+        like(QWEN4, gguf=False, num_hidden_layers=6, ple_layer_ids=[5, 2], hc_count=4, ple_embed_dim=24, ple_conv_kernel_size=3, layer_types=["indexed_attention", "linear_attention", "full_attention"] * 2, indexer_n_heads=3, indexer_compress_ratio=8, indexer_budget=48, attention_bias=True, tie_word_embeddings=True, output_gate_type="sigmoid", norm_topk_prob=False, **rope(partial_rotary_factor=0.5)),
         # Texts of the comparison begin with token 3, so only this setting has ends of texts.
-        like(QWEN4, ple_layer_ids=[1, 3], ngram_size=4, heads_per_ngram=1, ple_embed_dim=30, ple_conv_kernel_size=2, split_ngram_parts=1, seed=7, indexer_n_heads=1, indexer_head_dim=48, indexer_compress_ratio=5, indexer_budget=35, linear_num_value_heads=2, linear_conv_kernel_dim=3, num_key_value_heads=1, eos_token_id=[5, 1], **YARN),
-        like(QWEN4, ple_layer_ids=None, layer_types=["linear_attention", "indexed_attention", "indexed_attention", "linear_attention"], indexer_compress_ratio=2, indexer_budget=2, num_experts_per_tok=6, rms_norm_eps=1e-3, hc_lowrank=1),
-        like(QWEN4, ple_layer_ids=[2], ngram_size=2, ngram_vocab_size_base=2, layer_types=["indexed_attention", "linear_attention"] * 2, indexer_compress_ratio=1, indexer_budget=30, indexer_n_heads=16, **LINEAR),
+        like(QWEN4, gguf=False, ple_layer_ids=[1, 3], ngram_size=4, heads_per_ngram=1, ple_embed_dim=30, ple_conv_kernel_size=2, split_ngram_parts=1, seed=7, indexer_n_heads=1, indexer_head_dim=48, indexer_compress_ratio=5, indexer_budget=35, linear_num_value_heads=2, linear_conv_kernel_dim=3, num_key_value_heads=1, eos_token_id=[5, 1], **YARN),
+        like(QWEN4, ple_layer_ids=None, output_gate_type="sigmoid", **rope(partial_rotary_factor=0.25), layer_types=["linear_attention", "indexed_attention", "indexed_attention", "linear_attention"], indexer_compress_ratio=2, indexer_budget=2, num_experts_per_tok=6, rms_norm_eps=1e-3, hc_lowrank=1),
+        like(QWEN4, gguf=False, ple_layer_ids=[2], ngram_size=2, ngram_vocab_size_base=2, layer_types=["indexed_attention", "linear_attention"] * 2, indexer_compress_ratio=1, indexer_budget=30, indexer_n_heads=16, **LINEAR),
     ],
     "gpt_oss": [
         dict(B16, **FEW, num_local_experts=5, num_experts_per_tok=2, head_dim=16, intermediate_size=20, **WINDOW, **rope("yarn", factor=8.0, original_max_position_embeddings=64, beta_fast=32.0, beta_slow=1.0, truncate=False)),
@@ -268,9 +269,10 @@ EXPERTS = {
     ],
     "hunyuan_v1_moe": [dict(B16, **FEW, num_experts=6, moe_topk=[3, 3], intermediate_size=20, moe_intermediate_size=[20, 20], num_shared_expert=[1, 1], head_dim=16), dict(num_experts=4, moe_topk=[2, 2, 2, 2], intermediate_size=12, head_dim=8, attention_bias=True, tie_word_embeddings=True)],
     "phimoe": [
-        dict(B16, **FEW, num_local_experts=6, num_experts_per_tok=2, intermediate_size=12, attention_bias=True, lm_head_bias=True, router_jitter_noise=0.3),
-        dict(num_local_experts=4, num_experts_per_tok=2, intermediate_size=20, tie_word_embeddings=True),
-        dict(num_local_experts=4, num_experts_per_tok=2, intermediate_size=20, rope_parameters=dict(rope_type="longrope", rope_theta=10000.0, short_factor=[1.0, 1.1, 1.2, 1.3], long_factor=[1.5, 2.5, 3.5, 4.5], short_mscale=1.2, long_mscale=1.2, original_max_position_embeddings=256)),
+        dict(B16, **FEW, num_local_experts=6, num_experts_per_tok=2, intermediate_size=12, attention_bias=True, lm_head_bias=True, rope_parameters=dict(rope_type="default", rope_theta=5000.0, original_max_position_embeddings=256)),
+        # Files lack the noise of the router.
+        dict(gguf=False, num_local_experts=4, num_experts_per_tok=2, intermediate_size=20, tie_word_embeddings=True, router_jitter_noise=0.3),
+        dict(num_local_experts=4, num_experts_per_tok=2, intermediate_size=20, rope_parameters=dict(rope_type="longrope", rope_theta=10000.0, short_factor=[1.0, 1.1, 1.2, 1.3], long_factor=[1.5, 2.5, 3.5, 4.5], short_mscale=1.243163121016122, long_mscale=1.243163121016122, original_max_position_embeddings=4096), max_position_embeddings=131072),
     ],
     "dots1": [dict(B16, **FEW, **NOAUX, n_group=4, topk_group=2, n_shared_experts=2, first_k_dense_replace=1, norm_topk_prob=True), like(NOAUX, n_group=1, topk_group=1, n_shared_experts=1, attention_bias=True), like(NOAUX, n_group=1, topk_group=1, n_shared_experts=1, num_key_value_heads=4, scoring_func="sigmoid", sliding_window=37, max_window_layers=2)],
     "glm4_moe": [dict(B16, **FEW, **NOAUX, n_group=4, topk_group=2, head_dim=16, use_qk_norm=True, num_mtp_layers=0), like(NOAUX, n_shared_experts=2, first_k_dense_replace=2, attention_bias=True, norm_topk_prob=False, num_mtp_layers=0)],
@@ -293,9 +295,11 @@ EXPERTS = {
         like(LATENT, INDEXER, NOAUX, gguf=False, mlp_layer_types=["sparse", "dense", "sparse", "sparse"], indexer_types=["full", "full", "shared", "shared"], attention_bias=True),
     ],
     "kimi_linear": [
-        like(WITH_EXPERTS, B16, LATENT, KIMI, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=12, num_hidden_layers=3, n_group=4, topk_group=2, layer_types=["linear_attention", "full_attention", "linear_attention"]),
-        like(LATENT, KIMI, q_lora_rank=None, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20, n_shared_experts=2, norm_topk_prob=False, attention_bias=True, mlp_layer_types=["sparse", "dense", "sparse", "sparse"], linear_conv_kernel_dim=3, layer_types=["full_attention", "linear_attention"] * 2),
-        like(LATENT, KIMI, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20, num_hidden_layers=6, linear_num_heads=1, linear_head_dim=72),
+        like(WITH_EXPERTS, B16, LATENT, KIMI, q_lora_rank=None, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12, num_hidden_layers=2, linear_num_heads=4, linear_head_dim=8, layer_types=["linear_attention", "full_attention"]),
+        # The converter drops groups of experts and weights that are not divided.
+        like(B16, LATENT, KIMI, gguf=False, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=12, num_hidden_layers=3, n_group=4, topk_group=2, layer_types=["linear_attention", "full_attention", "linear_attention"]),
+        like(LATENT, KIMI, gguf=False, q_lora_rank=None, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20, n_shared_experts=2, norm_topk_prob=False, attention_bias=True, mlp_layer_types=["sparse", "dense", "sparse", "sparse"], linear_conv_kernel_dim=3, layer_types=["full_attention", "linear_attention"] * 2),
+        like(LATENT, KIMI, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20, num_hidden_layers=6, linear_num_heads=1, linear_head_dim=72, gguf=False),
     ],
     "minimax": [
         dict(WITH_EXPERTS, gguf=False, **B16, **FEW, block_size=16, num_local_experts=5, num_experts_per_tok=2, intermediate_size=20, head_dim=16, layer_types=["linear_attention", "full_attention"], linear_attn_alpha_factor=1.3, full_attn_beta_factor=0.7, mlp_alpha_factor=3.5),
@@ -394,6 +398,7 @@ STORED_WRAPPERS = {"MuseGlimmerForConditionalGeneration": "muse_glimmer"}
 # Names whose first setting is a GGUF file of the tests too.
 STORED_GGUF = (
     "gemma4_text", "MuseGlimmerForConditionalGeneration", "minicpm3", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "lfm2_moe", "lfm2", "granitemoehybrid", "falcon_h1", "nemotron_h",
+    "gemma3n_text", "phimoe", "kimi_linear", "qwen4_exp_text",
 )
 
 QWEN35 = dict(head_dim=32, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16)

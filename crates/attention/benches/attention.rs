@@ -59,8 +59,8 @@ impl Cache {
     }
 }
 
-/// Times `rows` queries at the end of `tokens` keys, 32 query heads on 8 KV heads, 64 rows to a tile, in the arithmetic of a
-/// prompt where there are more than eight.
+/// Times `rows` queries at the end of `tokens` keys, 32 query heads on 8 KV heads, 64 rows per tile. More than eight
+/// rows use the arithmetic of a prompt.
 fn attend_case(criterion: &mut Criterion, name: &str, cache: &Cache, rows: usize, choose: impl Fn(usize) -> Selection) {
     let (head_dim, tokens) = (cache.head_dim, cache.tokens);
     let pages: Vec<_> = (0..KV_HEADS).map(|head| cache.pages(head)).collect();
@@ -144,7 +144,7 @@ fn decode(criterion: &mut Criterion) {
     }
 }
 
-/// Drafts of several tokens that are verified at once.
+/// Drafts of several tokens, verified at once.
 fn verification(criterion: &mut Criterion) {
     for format in Format::ALL {
         let cache = Cache::new(KV_HEADS, 4096, 128, format);
@@ -155,8 +155,8 @@ fn verification(criterion: &mut Criterion) {
     }
 }
 
-/// Another engine's cache of f16, row by row in blocks of 16 tokens that lie here and there, beside the same tokens in Riffle's own
-/// pages of 256.
+/// Another engine's cache of f16, row by row in scattered blocks of 16 tokens, beside the same tokens in Riffle's pages
+/// of 256.
 fn foreign(criterion: &mut Criterion) {
     const HEAD_DIM: usize = 128;
     const BLOCK: usize = 16;
@@ -171,7 +171,7 @@ fn foreign(criterion: &mut Criterion) {
         let source = noise(tokens * KV_HEADS * HEAD_DIM);
         let halves: Vec<u16> = source.iter().map(|value| f32_to_f16(*value)).collect();
         let data = (Rows::F16(&halves), Rows::F16(&halves));
-        // An odd step visits every block once, far from the one before.
+        // An odd step visits every block once, far from the previous one.
         let table = (0..blocks).map(|block| block * 37 % blocks);
         for (layout, cache) in [
             (
@@ -191,7 +191,7 @@ fn foreign(criterion: &mut Criterion) {
     }
 }
 
-/// As [`attend_case`], over pages of rows.
+/// Like [`attend_case`], over pages of rows.
 fn foreign_case(
     criterion: &mut Criterion,
     name: &str,

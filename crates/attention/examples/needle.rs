@@ -1,4 +1,4 @@
-//! A needle in a long context: what each pattern reads, and whether it finds it.
+//! Finds a needle in a long context with different patterns, and prints the tokens that each pattern reads.
 //!
 //! `cargo run --release -p riffle-attention --example needle`
 //!

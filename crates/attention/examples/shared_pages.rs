@@ -1,4 +1,4 @@
-//! Times a decode step of several sequences with one document, and a step of as many with separate documents.
+//! Times a decode step of several sequences with one document, and with separate documents.
 //!
 //! `cargo run --release -p riffle-attention --example shared_pages [--features parallel] -- [SEQUENCES] [TOKENS]`
 

@@ -1,4 +1,4 @@
-//! Times one row, and several rows of one sequence that are verified together.
+//! Times one row, and several rows of one sequence verified together.
 //!
 //! `cargo run --release -p riffle-attention --example verified_rows -- [TOKENS] [KV_HEADS] [GROUP] [HEAD_DIM] [TURNS]`
 
@@ -51,7 +51,7 @@ fn main() {
     }
 }
 
-/// How long the last `rows` of `tokens` take.
+/// The time for the last `rows` of `tokens`.
 fn verify_ms(pages: &[Vec<PageView>], rows: usize, (group, head_dim): (usize, usize), tokens: usize) -> f64 {
     let queries = noise(pages.len() * rows * group * head_dim);
     let selection = Selection::full(tokens);

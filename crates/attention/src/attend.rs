@@ -249,7 +249,7 @@ pub(crate) fn check(
     partial.check_shape(queries.rows, queries.group)
 }
 
-/// As [`check`], for calls that read no values.
+/// Like [`check`], for calls that read no values.
 pub(crate) fn check_keys(queries: &QueryTile, kv: &KvView, options: &AttendOptions) -> Result<(), AttendError> {
     check_options(queries, options)?;
     kv.check_keys()?;
@@ -263,7 +263,7 @@ pub(crate) fn check_keys(queries: &QueryTile, kv: &KvView, options: &AttendOptio
     Ok(())
 }
 
-/// As [`check`], for calls over keys that are no pages.
+/// Like [`check`], for calls over keys without pages.
 pub(crate) fn check_options(queries: &QueryTile, options: &AttendOptions) -> Result<(), AttendError> {
     options.check()?;
     queries.check()

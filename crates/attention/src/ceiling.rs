@@ -19,8 +19,8 @@ pub fn multiply_add_gflops() -> f64 {
     (ROUNDS * PEAK_CHAINS * 32) as f64 / best.as_secs_f64() / 1e9
 }
 
-/// Peak rate of one thread's products of query elements with signs of keys, in billions a second, best of several tries. A
-/// look-up of 64 bytes makes 256 of them.
+/// Peak rate of one thread's products of query elements with signs of keys, in billions per second: the best of several
+/// tries. A look-up of 64 bytes computes 256 of them.
 pub fn sign_gproducts() -> f64 {
     const ROUNDS: usize = 20_000;
     let best = best_of_thread_time(40, || {
@@ -34,7 +34,7 @@ pub fn read_once(data: &[f32]) {
     black_box(Level::best().run(Read { data: black_box(data) }));
 }
 
-/// Shortest of `tries` runs, by the clock on the wall.
+/// Shortest of `tries` runs, in wall time.
 fn best_of(tries: usize, mut work: impl FnMut()) -> Duration {
     let run = |_| {
         let start = Instant::now();

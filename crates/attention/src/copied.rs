@@ -146,7 +146,7 @@ mod tests {
         format: Format,
     }
 
-    /// Copies out of a plane that holds all rows into one of other bytes, and compares with rows written there.
+    /// Copies from a plane with all rows into one with other bytes, and compares with rows written directly.
     fn check(case: Case) {
         let Case { format, keys, .. } = case;
         let rows = noise(3, SOURCE_TOKENS * HEAD_DIM);

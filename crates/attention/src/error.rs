@@ -18,7 +18,7 @@ pub enum AttendError {
         /// The size it received.
         found: usize,
     },
-    /// A slice is shorter than the shape it is read with.
+    /// A slice is shorter than its shape.
     Short {
         /// Name of the slice.
         what: &'static str,
@@ -37,7 +37,7 @@ pub enum AttendError {
         /// Name of the value.
         what: &'static str,
     },
-    /// A shape whose element count does not fit in memory's address space.
+    /// A shape with more elements than memory can address.
     TooLarge {
         /// Name of the shape.
         what: &'static str,

@@ -27,7 +27,7 @@ pub(crate) struct Rounded {
     queries: PairQueries,
     keys: PairKeys,
     values: PairValues,
-    /// Of the rows of a tile.
+    /// The integers of a tile's rows.
     weights: Vec<PairWeights>,
 }
 

@@ -61,7 +61,7 @@ struct KeyBlock<'a> {
 }
 
 impl Scorer {
-    /// No vectors yet, in this arithmetic.
+    /// An empty scorer for this arithmetic.
     pub fn new(arithmetic: Arithmetic) -> Self {
         Self {
             arithmetic,

@@ -131,7 +131,7 @@ impl Selection {
             self.extras.truncate(kept);
             self.extra_ends.push(kept);
         }
-        // Rows without extras at either end carry no meaning; dropping them keeps the form canonical.
+        // Rows without extras at either end have no effect; dropping them keeps the form canonical.
         let leading = self.extra_ends.iter().take_while(|end| **end == 0).count();
         self.extra_ends.drain(..leading);
         let total = self.extras.len();

@@ -8,16 +8,16 @@ use crate::kernel::{LARGEST, MEAN_STRIPE, SEGMENT, STRIPE, ScoreSigns, SignStrip
 use crate::simd::Level;
 use crate::{AttendError, AttendOptions, QueryTile, rotate_heads};
 
-/// An index of keys that holds one bit an element.
+/// An index of keys with one bit per element.
 ///
-/// Keys are rotated by [`rotate_heads`]. Of every [`SEGMENT`](Self::SEGMENT) keys the mean is taken away and stored in
-/// f16. The index keeps the signs of the rest, and in f16 the scale with the least squared error: the mean magnitude of
-/// the rest's elements. A key of 128 elements takes 22 bytes instead of the 256 of f16.
+/// Keys are rotated by [`rotate_heads`]. The mean of every [`SEGMENT`](Self::SEGMENT) keys is subtracted and stored in
+/// f16. The index stores the signs of the remainders, and a scale in f16 with the least squared error: the mean
+/// magnitude of the remainder's elements. A key of 128 elements takes 22 bytes, compared with 256 bytes in f16.
 ///
 /// A segment enters the index whole, so the bits of an index follow from the keys alone.
 ///
-/// Signs of rotated vectors as in RaBitQ, Gao and Long 2024, arXiv:2405.12497; signs of keys as an index as in
-/// Self-Indexing Attention, arXiv:2609.13205. Sums by shuffles of bytes as in FAISS's fast scan.
+/// Signs of rotated vectors as in RaBitQ (Gao and Long 2024, arXiv:2405.12497); signs of keys as an index as in
+/// Self-Indexing Attention (arXiv:2609.13205); sums by byte shuffles as in FAISS's fast scan.
 ///
 /// ```
 /// # use riffle_attention::*;
@@ -46,10 +46,10 @@ pub struct SignIndex {
 }
 
 impl SignIndex {
-    /// Keys with a common mean, which enter the index together.
+    /// Keys of a segment: they share a mean and enter the index together.
     pub const SEGMENT: usize = SEGMENT;
 
-    /// Keys of a unit, of which [`SignScorer`] gives the largest estimate.
+    /// Keys of a unit; [`SignScorer`] returns the largest estimate of each unit.
     pub const UNIT: usize = UNIT;
 
     /// Number of keys in the index, a multiple of [`SEGMENT`](Self::SEGMENT).
@@ -57,15 +57,15 @@ impl SignIndex {
         self.tokens
     }
 
-    /// Bytes of the index for a key of `head_dim` elements.
+    /// Bytes of the index per key of `head_dim` elements.
     pub fn bytes_per_token(head_dim: usize) -> f64 {
         head_dim as f64 / 8.0 + 2.0 + 2.0 * head_dim as f64 / SEGMENT as f64
     }
 
-    /// Adds the next [`SEGMENT`](Self::SEGMENT) keys, `[SEGMENT, head_dim]`. Their memory serves as scratch.
+    /// Adds the next [`SEGMENT`](Self::SEGMENT) keys, `[SEGMENT, head_dim]`. Overwrites them as scratch.
     ///
     /// # Errors
-    /// A width that is no multiple of 16 or not that of the keys before; another number of keys.
+    /// A width that is no multiple of 16 or differs from the earlier keys' width; another number of keys.
     pub fn push(&mut self, keys: &mut [f32], head_dim: usize) -> Result<(), AttendError> {
         crate::format::check_head_dim(head_dim)?;
         if self.tokens == 0 {
@@ -103,7 +103,7 @@ impl SignIndex {
         self.means.truncate(self.tokens.div_ceil(MEAN_STRIPE) * self.head_dim);
     }
 
-    /// Stores the mean of the next segment and returns it as stored.
+    /// Stores the mean of the next segment and returns it in its rounded form.
     fn push_mean(&mut self, keys: &[f32]) -> Vec<f32> {
         let mut mean = vec![0.0f32; self.head_dim];
         for key in keys.chunks_exact(self.head_dim) {
@@ -132,7 +132,7 @@ impl SignIndex {
     }
 }
 
-/// Rounds to f16; a larger number becomes the largest.
+/// Rounds to f16; larger numbers become the largest f16.
 fn finite_f16(value: f32) -> u16 {
     const MOST: f32 = 65504.0;
     f32_to_f16(value.clamp(-MOST, MOST))
@@ -144,7 +144,7 @@ fn finite_f16(value: f32) -> u16 {
 /// computed in one order, so estimates have the same bits on every machine.
 #[derive(Debug, Default)]
 pub struct SignScorer {
-    /// Units before each query.
+    /// Number of units before each query.
     visible: Vec<usize>,
     width: usize,
     // Shapes as in `ScoreSigns`.
@@ -171,7 +171,7 @@ impl SignScorer {
         index: &SignIndex,
         options: &AttendOptions,
     ) -> Result<(), AttendError> {
-        /// Queries scored together: the longest row decides how many units are scored.
+        /// Queries scored together. The longest row determines the number of scored units.
         const TOGETHER: usize = 16;
         check_options(queries, options)?;
         if index.tokens > 0 {
@@ -220,7 +220,7 @@ impl SignScorer {
     /// The largest estimates of query `row · group + head`: one for each unit that it sees.
     ///
     /// # Panics
-    /// When there is no such query.
+    /// If there is no such query.
     pub fn row_mut(&mut self, query: usize) -> &mut [f32] {
         &mut self.maxima[query * self.width..][..self.visible[query]]
     }
@@ -245,11 +245,11 @@ impl SignScorer {
     }
 }
 
-/// A vector as integers, and the value of one unit.
+/// A vector in integers, and the value of one unit of them.
 fn round_to_integers(vector: &[f32]) -> (Vec<i32>, f32) {
     /// Magnitude below which a query counts as zero: its inverse would overflow.
     const LEAST: f32 = 1e-30;
-    /// Added and subtracted, it leaves a small number rounded, ties to even.
+    /// Adding and subtracting it rounds a small number to an integer, ties to even.
     const ROUNDING: f32 = 12_582_912.0;
     let largest = vector.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
     let inverse = if largest > LEAST { LARGEST as f32 / largest } else { 0.0 };
@@ -276,7 +276,7 @@ mod tests {
     use super::*;
     use crate::testing::noise;
 
-    /// The index of keys `[tokens, head_dim]`; the keys after the last whole segment are left out.
+    /// An index of the keys `[tokens, head_dim]`, without the keys after the last whole segment.
     fn index_of(keys: &[f32], head_dim: usize) -> SignIndex {
         let mut index = SignIndex::default();
         for segment in keys.chunks_exact(SEGMENT * head_dim) {
@@ -304,7 +304,7 @@ mod tests {
             .collect()
     }
 
-    /// The product of integers with signs, from counts of bits in four planes of the integers plus 8.
+    /// The product of integers with signs, from bit counts in four planes of the integers plus 8.
     fn product_by_counts(integers: &[i32], key: &[f32]) -> i32 {
         let count = |bit: i32| {
             let pairs = integers.iter().zip(key);
@@ -319,7 +319,7 @@ mod tests {
         planes - 8 * signs
     }
 
-    /// The largest estimate in every unit by its definition, for a query times the scale.
+    /// The largest estimate in every unit by its definition, for a scaled query.
     fn estimates_of(query: &[f32], keys: &[f32], head_dim: usize) -> Vec<f64> {
         let (mut query, mut keys) = (query.to_vec(), keys.to_vec());
         rotate_heads(&mut query, head_dim);
@@ -466,7 +466,7 @@ mod tests {
         let mut keys = noise(12, 2048 * head_dim);
         let query = noise(13, head_dim);
         keys[700 * head_dim..701 * head_dim].copy_from_slice(&query);
-        // A common part that all keys share hides the signs of the rest unless keys are centred.
+        // Without centring, a part that all keys share would hide the signs of the rest.
         for key in keys.chunks_mut(head_dim) {
             key.iter_mut()
                 .zip(0..)

@@ -10,7 +10,7 @@ use crate::{LANES, Selection, Span};
 pub(crate) trait Visible {
     /// Positions that some query of `first..first + rows` may see without diagonals, merged and ascending.
     fn needs(&self, first: usize, rows: usize, needs: &mut Vec<Span>);
-    /// Bits of the block that all rows share, before each row's own rules.
+    /// Bits of the block that all rows share, before rules for single rows.
     fn block_bits(&self, block: Span) -> u128;
     /// True if each of the rows sees exactly the shared bits.
     fn uniform(&self, block: Span, shared: u128, first: usize, rows: usize) -> bool;

@@ -1,4 +1,4 @@
-//! Two questions about one text, which is read once: `cargo run --release -p riffle-chat --example conversation`.
+//! Asks two questions about one text, which is read once: `cargo run --release -p riffle-chat --example conversation`.
 
 use std::error::Error;
 use std::ops::ControlFlow;

@@ -15,7 +15,7 @@ pub enum ChatError {
     /// The engine refused or failed.
     #[error(transparent)]
     Engine(EngineError),
-    /// The conversation does not fit the context any more.
+    /// The conversation no longer fits the context.
     #[error("{refusal}; or take back the last turn (/undo) or begin anew (/clear). The message was not read")]
     ContextFull {
         /// The engine's error: the part that does not fit, and the options that would make it fit.

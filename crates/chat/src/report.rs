@@ -19,7 +19,7 @@ pub struct TurnReport {
     pub again_tokens: usize,
     /// Tokens of the answer.
     pub generated_tokens: usize,
-    /// Why the answer ended.
+    /// The reason for the answer's end.
     pub stop: StopReason,
     /// Milliseconds from the message to the answer's first token.
     pub time_to_first_token_ms: f64,

@@ -68,7 +68,7 @@ impl Failure {
         }
     }
 
-    /// An end without a line, and with the exit status of success.
+    /// An end without a message, with the exit status of success.
     pub(crate) fn quiet() -> Self {
         Self {
             message: String::new(),

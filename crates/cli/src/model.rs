@@ -24,7 +24,7 @@ const MOST_NAMED: usize = 4;
 pub(crate) struct NamedModel {
     pub(crate) name: PathBuf,
     pub(crate) path: PathBuf,
-    /// The name that a server gives it, where one was typed.
+    /// The server's name for it, if one was typed.
     pub(crate) served_as: Option<String>,
 }
 
@@ -49,7 +49,7 @@ impl ModelArguments {
         self.chosen().map(|model| model.path.as_path())
     }
 
-    /// The name that a server gives the model, where one was typed.
+    /// The server's name for the model, if one was typed.
     pub(crate) fn served_as(&self) -> Result<Option<&str>, Failure> {
         Ok(self.chosen()?.served_as.as_deref())
     }

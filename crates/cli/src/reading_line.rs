@@ -10,7 +10,7 @@ use crate::commands::grouped;
 use crate::progress::{PrefillDisplay, duration};
 use crate::{console, shown};
 
-/// Fewer tokens are read without a word.
+/// Fewer tokens are read without this line.
 const SAID_FROM_TOKENS: usize = 512;
 
 /// Seconds from which the line names faster alternatives.

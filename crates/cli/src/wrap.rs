@@ -8,7 +8,7 @@ use unicode_width::UnicodeWidthChar;
 const FENCE: &str = "```";
 /// Maximum width of a label with text to its right.
 const LABEL_COLUMNS: usize = 44;
-/// Columns to the next stop of a tab.
+/// Columns to the next tab stop.
 const TAB_COLUMNS: usize = 8;
 /// Characters that must not begin a line: they end a phrase or a bracket.
 const CLOSING: &str = "、。，．・：；？！」』）】〕》〉”’…ー々,.;:!?)]}%";

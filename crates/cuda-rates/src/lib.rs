@@ -1,7 +1,7 @@
-//! Rates of Riffle on an NVIDIA GPU: kernels beside what the device could do, layers by where their pages lie, policies with their
-//! selection included.
+//! Rates of Riffle on an NVIDIA GPU: kernels beside the device's limits, layers by the place of their pages, policies
+//! including their selection.
 //!
-//! [`measure_device`] measures all of it by events of the device and gives the figures as a [`riffle_eval::DeviceReport`], which the
+//! [`measure_device`] measures all of it by events of the device and returns a [`riffle_eval::DeviceReport`], which the
 //! laboratory records like its own.
 //!
 //! ```no_run

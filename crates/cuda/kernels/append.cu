@@ -5,8 +5,8 @@
 // The largest power of two that divides HEAD_DIM.
 constexpr u32 ROTATION = HEAD_DIM & (~HEAD_DIM + 1);
 
-// One head in shared memory times the normalised Walsh–Hadamard matrix, in blocks of ROTATION, with the roundings of
-// `riffle_attention::rotate_heads`. A warp works together.
+// Multiplies one head in shared memory by the normalised Walsh–Hadamard matrix, in blocks of ROTATION. It rounds as
+// `riffle_attention::rotate_heads` does. The lanes of a warp share the work.
 __device__ __forceinline__ void rotate(float *head) {
     float scale = __fdiv_rn(1.0f, __fsqrt_rn(float(ROTATION)));
     for (u32 i = lane_index(); i < HEAD_DIM; i += 32)
@@ -24,7 +24,7 @@ __device__ __forceinline__ void rotate(float *head) {
 
 constexpr u32 WARPS = 4;
 
-// data[row, head] rotated in place. A warp is a head.
+// Rotates data[row, head] in place. A warp takes one head.
 KERNEL __launch_bounds__(WARPS * 32) rotate_heads(float *data, u32 heads, u64 stride, u64 count) {
     STATIC_SHARED float scratch[WARPS][HEAD_DIM];
     u64 at = u64(blockIdx.x) * WARPS + warp_index();
@@ -40,13 +40,14 @@ KERNEL __launch_bounds__(WARPS * 32) rotate_heads(float *data, u32 heads, u64 st
 }
 EXPORT(rotate_heads)
 
-// The sixteen tokens of a stripe in the format of their plane, on their way: floats as bits or quants, and scales.
+// The sixteen tokens of a stripe in the format of their plane, before they are stored: bits of floats or quants, and
+// scales.
 struct Fresh {
     u16 elements[LANES][HEAD_DIM];
     u16 scales[LANES][SCALES];
 };
 
-// One rotated head in shared memory becomes a lane of `fresh`. A warp works together.
+// Encodes one rotated head in shared memory as token `token` of `fresh`. The lanes of a warp share the work.
 __device__ __forceinline__ void encode(Fresh &fresh, u32 token, const float *head, u32 format) {
     u32 lane = lane_index();
     if (format == F16 || format == BF16) {
@@ -58,7 +59,7 @@ __device__ __forceinline__ void encode(Fresh &fresh, u32 token, const float *hea
     for (u32 block = 0; block < SCALES; block++) {
         u32 i = block * 32 + lane;
         float value = i < HEAD_DIM ? head[i] : 0.0f, largest = value;
-        // The value of largest magnitude; the first of equal ones.
+        // The value of largest magnitude; of equal ones the first.
         u32 place = lane;
         for (int mask = 16; mask > 0; mask >>= 1) {
             float other = __shfl_xor_sync(FULL_WARP, largest, mask);
@@ -79,7 +80,7 @@ __device__ __forceinline__ void encode(Fresh &fresh, u32 token, const float *hea
     }
 }
 
-// A lane of `fresh` becomes token `slot` of a plane as pages.cuh has it. A warp works together.
+// Stores token `token` of `fresh` as token `slot` of a plane (layout: pages.cuh). The lanes of a warp share the work.
 __device__ __forceinline__ void place(u64 plane, u32 slot, u32 page_tokens, u32 format, const Fresh &fresh, u32 token) {
     u32 lane = lane_index();
     const u16 *elements = fresh.elements[token];
@@ -98,11 +99,12 @@ __device__ __forceinline__ void place(u64 plane, u32 slot, u32 page_tokens, u32 
         scales[block] = fresh.scales[token][block];
 }
 
-// keys and values [rows, kv_heads, HEAD_DIM], `stride` elements from row to row, become tokens of their KV heads with the CPU's
-// roundings. A head's target is the place of its first new token, then the addresses of its planes of keys from the page on
-// that this one falls into, then of those of values, zero where a page is not here. They go to `stripes` too, as the CPU keeps
-// them: [keys and values, kv_heads, stripe_count] from the stripe on that the first falls into, what is not new being zero.
-// Block (stripe, KV head, keys or values).
+// Appends `rows` keys and values [rows, kv_heads, HEAD_DIM], `stride` elements from row to row, with the CPU's roundings.
+//
+// A KV head's target holds the position of the first new token, then the addresses of the planes of keys from that token's
+// page on, then the addresses of the planes of values. The address of a page that is not on the device is zero.
+// `stripes` receives the same tokens in the CPU's layout: [keys and values, kv_heads, stripe_count], from the stripe of the
+// first new token on. Tokens of a stripe that are not new are zero there. Block (stripe, KV head, keys or values).
 KERNEL __launch_bounds__(WARPS * 32)
     append(u8 *stripes, u32 stripe_count, const u64 *targets, u32 pages_per_head, u32 page_tokens, const float *keys,
            u32 key_format, u32 rotated_keys, const float *values, u32 value_format, u32 rotated_values, u64 stride, u32 rows) {

@@ -1,7 +1,6 @@
-// Planes of pages from the CPU's layout into the device's, many at once: nothing is rounded.
+// Copies planes of pages from the CPU's layout to the device's, many in one launch. Nothing is rounded.
 //
-// A plane's tokens first..first + tokens, whole stripes, lie at `from` and go to their place in the plane at `to`, whose
-// layout pages.cuh says.
+// Each move takes whole stripes at `from` to tokens first..first + tokens of the plane at `to` (layout: pages.cuh).
 #include "stripes.cuh"
 
 struct Move {

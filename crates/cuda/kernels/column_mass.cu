@@ -5,8 +5,8 @@
 
 constexpr u32 WARPS = 4, THREADS = WARPS * 32;
 
-// mass[kv_head, key] for the `key_count` keys from first_key on, the first of which is key 0 there; log_sum_exp [rows, heads] is that of the whole attention.
-// `tile_count` tiles of any KV head; a tile's runs ascend.
+// Writes mass[kv_head, key − first_key] for the `key_count` keys from first_key on. `log_sum_exp` [rows, heads] covers all
+// keys of a row. The `tile_count` tiles may be of any KV head; the runs of a tile ascend.
 KERNEL __launch_bounds__(THREADS) column_mass(
     float *mass, u32 mass_stride, u32 key_count, u32 first_key, const float *log_sum_exp, const float *queries, u64 query_stride,
     const QueryTile *tiles, u32 tile_count, const Run *runs, const u32 *diagonals, const u32 *extra_ends,
@@ -23,7 +23,7 @@ KERNEL __launch_bounds__(THREADS) column_mass(
         const QueryTile tile = tiles[number];
         if (tile.kv_head != kv_head || block >= tile.start + tile.rows)
             continue;
-        // The run with the block.
+        // Finds the run that holds the block.
         u32 begin = tile.runs, end = tile.runs_end;
         while (begin < end) {
             u32 middle = (begin + end) / 2;

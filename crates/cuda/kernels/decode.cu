@@ -8,7 +8,7 @@
 
 constexpr u32 KEYS = 16, WARPS = HEAD_DIM <= 128 ? 4 : 2, THREADS = WARPS * 32, TILE = KEYS * PITCH;
 
-// Work of a block: runs begin..end of a tile, and the place of its partial.
+// Work of a block: runs begin..end of a tile, and the slot of its partial result.
 struct DecodePart {
     u32 tile, runs, runs_end, slot;
 };
@@ -138,7 +138,8 @@ KERNEL __launch_bounds__(THREADS) decode(
 }
 EXPORT(decode)
 
-// Merges slots slots[tile]..slots[tile + 1] of each packed row in order, and normalises. Block (tile, packed row).
+// Merges the partial results slots[tile]..slots[tile + 1] of each packed row in order, and normalises them. Block (tile,
+// packed row).
 KERNEL __launch_bounds__(128) merge(float *output, u64 output_stride, float *log_sum_exp, const float *partial_ml,
                                     const float *partial_o, const u32 *slots, const QueryTile *tiles, u32 chunks,
                                     u32 group, u32 heads, const float *sinks) {

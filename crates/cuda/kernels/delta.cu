@@ -4,8 +4,8 @@
 
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
-// output[row, c] = silu(Σ taps[tap, c] · input[row + tap − (kernel − 1), c]); `before`, [kernel − 1, channels], stands for
-// the rows before the first.
+// output[row, c] = silu(Σ taps[tap, c] · input[row + tap − (kernel − 1), c]); `before` [kernel − 1, channels] holds the
+// rows before the first.
 KERNEL convolve(float *output, const float *input, const float *before, const float *taps, u32 kernel, u32 channels,
                 u64 count) {
     for (u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += u64(gridDim.x) * blockDim.x) {
@@ -22,13 +22,13 @@ KERNEL convolve(float *output, const float *input, const float *before, const fl
 }
 EXPORT(convolve)
 
-// `before` becomes the last kernel − 1 rows of itself and the input. A thread is a channel.
+// Stores in `before` the last kernel − 1 rows of `before` followed by the input. A thread takes one channel.
 KERNEL convolved(float *before, const float *input, u32 earlier, u32 channels, u64 rows) {
     u32 channel = blockIdx.x * blockDim.x + threadIdx.x;
     if (channel >= channels)
         return;
     for (u32 i = 0; i < earlier; i++) {
-        // Row rows + i of both together; ascending, so that what is read was not written yet.
+        // Row rows + i of both together. The order is ascending, so every row is read before it is overwritten.
         u64 at = rows + i;
         before[u64(i) * channels + channel] =
             at < earlier ? before[at * channels + channel] : input[(at - earlier) * channels + channel];
@@ -47,7 +47,8 @@ KERNEL delta_gates(float *strength, float *decay, const float *rates, const floa
 EXPORT(delta_gates)
 
 #ifdef KEY_DIM
-// Sizes of the heads; channels of a row are queries and keys of every key head, then values of every value head.
+// Sizes of the heads. The channels of a row are the queries of every key head, the keys of every key head, then the
+// values of every value head.
 struct Sizes {
     u32 key_heads, value_heads, value_dim, tiled, rows;
     __device__ __forceinline__ u32 channels() const { return 2 * key_heads * KEY_DIM + value_heads * value_dim; }
@@ -56,7 +57,8 @@ struct Sizes {
     }
 };
 
-// Keys of length 1 and queries of length 1 / √KEY_DIM: units [rows, key_heads, 2, KEY_DIM], queries first. A warp is a head.
+// Scales keys to length 1 and queries to length 1 / √KEY_DIM: units [rows, key_heads, 2, KEY_DIM], queries first. A warp
+// takes one head.
 KERNEL delta_units(float *units, const float *mixed, u32 key_heads, u32 value_heads, u32 value_dim, u32 rows) {
     Sizes sizes = {key_heads, value_heads, value_dim, 0, rows};
     u64 at = u64(blockIdx.x) * (blockDim.x / 32) + warp_index();
@@ -74,11 +76,11 @@ KERNEL delta_units(float *units, const float *mixed, u32 key_heads, u32 value_he
 }
 EXPORT(delta_units)
 
-// Threads that share a column of the memory, and columns of a block.
+// Threads per column of the memory, and columns per block.
 constexpr u32 SHARERS = 8, COLUMNS = 16, OWN = (KEY_DIM + SHARERS - 1) / SHARERS;
 
-// The rule token by token; memory [value_heads, KEY_DIM, value_dim], read [rows, value_heads, value_dim]. Block (16
-// columns, value head): eight neighbouring lanes hold a column of the memory in registers.
+// The delta rule token by token: memory [value_heads, KEY_DIM, value_dim], read [rows, value_heads, value_dim]. Eight
+// neighbouring lanes hold a column of the memory in registers. Block (16 columns, value head).
 KERNEL __launch_bounds__(SHARERS * COLUMNS) delta_tokens(float *read, float *memory, const float *units, const float *mixed,
                                                          const float *strength, const float *decay, u32 key_heads,
                                                          u32 value_heads, u32 value_dim, u32 tiled, u32 rows) {
@@ -128,8 +130,8 @@ EXPORT(delta_tokens)
 
 constexpr u32 CHUNK = 64;
 
-// Relations between a chunk's tokens, for block (chunk, value head): scores [64, 64], decayed query · key up to the
-// diagonal, and inverse [64, 64] of the unit lower triangular system, times the strength of its column.
+// Computes two matrices [64, 64] of a chunk: `scores`, decayed query · key up to the diagonal, and `inverse`, the inverse
+// of the unit lower triangular system times the strength of each column. Block (chunk, value head).
 KERNEL __launch_bounds__(256) delta_relations(float *scores, float *inverse, const float *units, const float *strength,
                                               const float *decay, u32 key_heads, u32 value_heads, u32 tiled, u32 rows) {
     STATIC_SHARED float system[CHUNK][CHUNK + 1], solved[CHUNK][CHUNK + 1];
@@ -166,7 +168,7 @@ KERNEL __launch_bounds__(256) delta_relations(float *scores, float *inverse, con
         scores[place + pair] = score;
     }
     __syncthreads();
-    // (I + system)⁻¹ by forward substitution, a column a thread.
+    // (I + system)⁻¹ by forward substitution; a thread takes one column.
     if (threadIdx.x < CHUNK) {
         u32 j = threadIdx.x;
         for (u32 i = 0; i < CHUNK; i++) {
@@ -186,9 +188,9 @@ EXPORT(delta_relations)
 
 constexpr u32 SLICE = 32;
 
-// The rule chunk by chunk. Block (32 columns, value head) goes through the chunks in order with its part of the memory in
-// shared memory: writes = inverse · (values − D · keys · S), read = D · queries · S + scores · writes, then
-// S ← D S + Σ decayed keys ⊗ writes.
+// The delta rule chunk by chunk, in order, with a block's part S of the memory in shared memory:
+// writes = inverse · (values − D · keys · S), read = D · queries · S + scores · writes, then
+// S ← D S + Σ decayed keys ⊗ writes. Block (32 columns, value head).
 KERNEL __launch_bounds__(256) delta_chunks(float *read, float *memory, const float *units, const float *mixed, const float *scores,
                                            const float *inverse, const float *decay, u32 key_heads, u32 value_heads,
                                            u32 value_dim, u32 tiled, u32 rows) {

@@ -1,6 +1,6 @@
-// The ground of every kernel: types, conversions, and PTX behind functions that the emulation has as well.
+// Types, conversions and PTX functions that every kernel uses. The emulation has the same functions.
 //
-// Nothing of the CUDA headers is used, so that NVRTC compiles it on a machine that has only a driver and NVRTC.
+// No CUDA header is included, so a machine needs only a driver and NVRTC.
 #pragma once
 #ifdef RIFFLE_EMULATED
 #include "emulated/intrinsics.h"
@@ -41,7 +41,7 @@ __device__ __forceinline__ float warp_max(float value) {
     return value;
 }
 
-// Sums over the block, the same for every thread; `scratch` holds one float for each warp.
+// Returns the sum over the block to every thread; `scratch` holds one float for each warp.
 __device__ __forceinline__ float block_sum(float value, float *scratch) {
     value = warp_sum(value);
     __syncthreads();
@@ -59,7 +59,7 @@ __device__ __forceinline__ u32 pack_pair(u16 low, u16 high) { return low | u32(h
 template <bool IS_BF16> __device__ __forceinline__ u16 narrow(float value) {
     return IS_BF16 ? f32_to_bf16(value) : f32_to_f16(value);
 }
-// Two in one instruction, the first in the low half.
+// Converts two numbers in one instruction; the first goes to the low half.
 template <bool IS_BF16> __device__ __forceinline__ u32 narrow_pair(float low, float high) {
     return IS_BF16 ? f32_to_bf16_pair(low, high) : f32_to_f16_pair(low, high);
 }

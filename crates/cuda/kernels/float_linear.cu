@@ -10,7 +10,7 @@ __device__ __forceinline__ float weight_at(const u8 *data, u64 at) {
 }
 
 #if FORMAT == 1 || FORMAT == 2
-// Activations in the type of the weights, for a library's product.
+// Converts activations to the type of the weights, for the matrix product of a library.
 KERNEL narrow_rows(u16 *to, const float *from, u64 count) {
     for (u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += u64(gridDim.x) * blockDim.x)
         to[i] = narrow<FORMAT == W_BF16>(from[i]);
@@ -27,7 +27,7 @@ __device__ __forceinline__ void multiply_few(float *output, const u8 *data, cons
         return;
     u32 first = blockIdx.y * ROWS;
     float total[ROWS] = {};
-    // Eight weights a lane where rows of 16 bits are aligned for it.
+    // A lane reads eight weights at a time if rows of 16-bit weights are aligned for it.
     u32 done = 0;
     if (ELEMENT_BYTES == 2 && inputs % 8 == 0) {
         const uint4 *weights = (const uint4 *)(data + u64(n) * inputs * 2);
@@ -99,8 +99,9 @@ __device__ __forceinline__ uint4 narrow_eight(const float (&x)[8]) {
     return {pairs[0], pairs[1], pairs[2], pairs[3]};
 }
 
-// Blocks of 256 threads compute 128 rows × 64 outputs, 32 inputs a step, the next in registers while one is multiplied;
-// warps are 4 × 2 of 32 × 32. Activations are rounded to the type of the weights.
+// A block of 256 threads computes 128 rows × 64 outputs, 32 inputs a step. It loads the next step to registers while it
+// multiplies the present one. Its warps form a grid of 4 × 2, each of 32 × 32. Activations are rounded to the type of the
+// weights.
 KERNEL __launch_bounds__(256, 2) multiply_many(float *output, const u8 *data, const float *input, u32 rows, u32 outputs, u32 inputs) {
     DYNAMIC_SHARED(memory);
     Tile &tile = *(Tile *)memory;
@@ -187,7 +188,7 @@ KERNEL __launch_bounds__(256, 2) multiply_many(float *output, const u8 *data, co
 EXPORT(multiply_many)
 #endif
 
-// output[row] = the weights of output `ids[row]`; a block is a row.
+// output[row] = the weights of output `ids[row]`. A block takes one row.
 KERNEL gather(float *output, const u8 *data, const u32 *ids, u32 outputs, u32 inputs) {
     u64 id = min(ids[blockIdx.x], outputs - 1);
     for (u32 i = threadIdx.x; i < inputs; i += blockDim.x)

@@ -1,4 +1,5 @@
-// A product of a warpgroup, [64, 64] of [64, 16] and [16, 64], and what may be left out of it: for tests of the emulation alone.
+// For tests of the emulation alone: a product of a warpgroup, [64, 64] of [64, 16] and [16, 64], without the step that
+// MISSING names.
 #include "device.cuh"
 #include "warpgroup.cuh"
 
@@ -8,7 +9,7 @@ KERNEL hazards(float *output, const u16 *a, const u16 *b) {
     DYNAMIC_SHARED(memory);
     u16 *tile = (u16 *)(memory + (SWIZZLE_BYTES - shared_address(memory) % SWIZZLE_BYTES) % SWIZZLE_BYTES);
     u32 lane = lane_index(), row = threadIdx.x / 32 * 16 + lane / 4;
-    // Rows are those of b, transposed: [64, 64], of which sixteen columns count.
+    // The tile holds b transposed in its first sixteen columns.
     for (u32 i = threadIdx.x; i < 64 * 8; i += 128) {
         Swizzled<64> place = {tile};
         copy_async_16(place.at(i / 8, i % 8 * 8), b + i * 8, 16);
@@ -35,7 +36,7 @@ KERNEL hazards(float *output, const u16 *a, const u16 *b) {
         for (int i = 0; i < 4; i++)
             fragment[i] = 0;
     if (MISSING == ORDER) {
-        // Another thread overwrites what is being read.
+        // Another thread overwrites the operand while the product reads it.
         __syncthreads();
         for (u32 i = threadIdx.x; i < 64 * 8; i += 128)
             store_16(tile + i * 8, {0, 0, 0, 0});

@@ -1,4 +1,4 @@
-// PTX that the emulation has other bodies for.
+// PTX functions; the emulation has other bodies for them.
 #pragma once
 
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
@@ -39,12 +39,12 @@ __device__ __forceinline__ unsigned f32_to_bf16_pair(float low, float high) {
     return pair;
 }
 
-// Address of `at` within shared memory's own address space.
+// Address of `at` in the address space of shared memory.
 __device__ __forceinline__ unsigned shared_address(const void *at) { return (unsigned)__cvta_generic_to_shared(at); }
 
 __device__ __forceinline__ void store_16(void *to, uint4 value) { *(uint4 *)to = value; }
 
-// Copies 16 bytes to shared memory, those behind the first `bytes` as zeros.
+// Copies the first `bytes` of 16 bytes to shared memory; the others become zero.
 __device__ __forceinline__ void copy_async_16(void *to, const void *from, unsigned bytes) {
     unsigned address = shared_address(to);
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes) : "memory");
@@ -91,7 +91,7 @@ __device__ __forceinline__ void multiply_add_16x8x32_bytes(int (&c)[4], const un
                  : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-// The same with 16 inputs.
+// The same product with 16 inputs.
 __device__ __forceinline__ void multiply_add_16x8x16_bytes(int (&c)[4], unsigned a0, unsigned a1, unsigned b) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
                  : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])

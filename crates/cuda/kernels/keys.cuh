@@ -16,7 +16,7 @@ __device__ __forceinline__ float plane_element(u64 plane, u32 format, u32 page_t
     return __fmul_rn(float(int(pair >> (4 * (channel % 2)) & 15) - 8), scale);
 }
 
-// The element of a token, zero where its page is away.
+// The element of a token; zero if its page is not on the device.
 __device__ __forceinline__ float key_element(const u64 *planes, u32 format, u32 page_tokens, u32 token, u32 channel) {
     u64 plane = planes[token / page_tokens];
     return plane ? plane_element(plane, format, page_tokens, token % page_tokens, channel) : 0.0f;

@@ -1,14 +1,15 @@
-// Attention to the block means in selections, for blocks of one length, and its merge with attention to keys.
+// Attention to the block means of a `Selection`, for blocks of one length, and its merge with attention to keys.
 //
-// All means of n tokens have the same weight, + ln n on the logit, which the merge adds once. Means are f32 and
-// become 16-bit numbers for the tensor cores, like keys of pages.
+// A mean of n tokens counts n times: ln n is added to its logit. The blocks have one length, so the merge adds ln n once.
+// Means are f32 and become 16-bit numbers for the tensor cores, like the keys of pages.
 #include "softmax.cuh"
 
-// Means and packed rows of a block; at HEAD_DIM above 128 half of both.
+// Means and packed rows per block; half as many of both if HEAD_DIM is above 128.
 constexpr u32 KEYS = HEAD_DIM <= 128 ? 64 : 32, WARPS = HEAD_DIM <= 128 ? 8 : 4;
 constexpr u32 THREADS = WARPS * 32, PACKED_ROWS = WARPS * 16;
 
-// Brings key means (or value means, which follow) first.. of those before `end` into `to`, [KEYS, PITCH]; others become zero.
+// Loads the means of blocks first..min(first + KEYS, end) to `to` [KEYS, PITCH]; the other rows become zero. `means` points
+// to the key means, or HEAD_DIM further to the value means.
 template <bool IS_BF16> __device__ __forceinline__ void load_means(u16 *to, const float *means, u32 first, u32 end) {
     constexpr u32 QUADS = HEAD_DIM / 4;
     for (u32 i = threadIdx.x; i < KEYS * QUADS; i += THREADS) {
@@ -21,12 +22,12 @@ template <bool IS_BF16> __device__ __forceinline__ void load_means(u16 *to, cons
     }
 }
 
-// How many blocks end before anything that the query's row window or the query itself touches.
+// Number of blocks that end before the query's row window, or before the query if it has no window.
 __device__ __forceinline__ u32 blocks_before(const QueryTile &tile, u32 position, u32 block_tokens) {
     return tile.row_window > position ? 0 : (position + 1 - max(tile.row_window, 1u)) / block_tokens;
 }
 
-// Bits of the 64 blocks from `first` on that `open` names and of which the query at `position` reads no token.
+// Bits of the 64 blocks from `first` on: blocks in `open` of which the query at `position` reads no token.
 __device__ __forceinline__ u64 visible_means(const QueryTile &tile, const Lines &lines, u64 open, u32 first,
                                              u32 block_tokens, u32 position) {
     u64 bits = open & range_bits(first, 0, blocks_before(tile, position, block_tokens));
@@ -48,9 +49,9 @@ __device__ __forceinline__ u64 visible_means(const QueryTile &tile, const Lines 
     return bits;
 }
 
-// Writes for each row and head the largest logit, in units of log 2, and the sum: partial_ml [splits, rows, heads, 2];
-// and the sum of values: partial_o [splits, rows, heads, HEAD_DIM]. `means` is [kv_heads, capacity, 2, HEAD_DIM];
-// open[tile] has a bit for each of the first 64 · words blocks. Block (tile, packed rows, split of the words).
+// Writes for each row and head the largest logit, in units of log 2, and the sum of weights to partial_ml [splits, rows,
+// heads, 2], and the weighted sum of values to partial_o [splits, rows, heads, HEAD_DIM]. `means` is [kv_heads, capacity, 2,
+// HEAD_DIM]. open[tile] has a bit for each of the first 64 · words blocks. Block (tile, packed rows, split of the words).
 KERNEL __launch_bounds__(THREADS, 1) attend_means(
     float *partial_ml, float *partial_o, const float *queries, u64 query_stride, u32 query_rows, const QueryTile *tiles,
     const u32 *diagonals, const u32 *extra_ends, const u32 *extras, const float *means, u32 capacity, const u64 *open,
@@ -115,8 +116,8 @@ KERNEL __launch_bounds__(THREADS, 1) attend_means(
 }
 EXPORT(attend_means)
 
-// Merges what each row and head has read of means, in order of the splits, with its normalised output and log-sum-exp so far, and
-// normalises. `weight` is ln n in units of log 2. Block (tile, packed row).
+// Merges the partial results of the means, in the order of the splits, with each row's normalised output and log-sum-exp so
+// far, and normalises. `weight` is ln n in units of log 2. Block (tile, packed row).
 KERNEL __launch_bounds__(128) merge_means(float *output, u64 output_stride, float *log_sum_exp, const float *partial_ml,
                                           const float *partial_o, u32 splits, u32 query_rows, const QueryTile *tiles,
                                           u32 group, u32 heads, float weight) {
@@ -144,7 +145,7 @@ KERNEL __launch_bounds__(128) merge_means(float *output, u64 output_stride, floa
         }
         *to = sum / l;
     }
-    // Every thread has read it before it is overwritten.
+    // Every thread has read the log-sum-exp before it is overwritten.
     __syncthreads();
     if (threadIdx.x == 0)
         log_sum_exp[place] = natural_log_sum_exp(m, l);

@@ -1,19 +1,19 @@
 // Layout of keys and values in the pages of the device, and loads of their tiles into shared memory.
 //
-// A plane of a page is row-major, which is what ldmatrix and coalesced loads want (the CPU interleaves keys by 16):
+// A plane of a page is row-major, for ldmatrix and coalesced loads (the CPU interleaves keys by 16):
 //   f16, bf16  [page_tokens, HEAD_DIM]
 //   q8_0       [page_tokens, HEAD_DIM] signed bytes, then [page_tokens, HEAD_DIM / 32] f16 scales
 //   q4_0       [page_tokens, HEAD_DIM / 2] bytes, the even element in the low four bits, both with an offset of 8, then
 //              as many scales
-// It takes as many bytes as the CPU's plane; `src/ops/layout.rs` turns one into the other. A page table holds
-// the address of a plane for each page, zero where the page is away. A page holds a multiple of 16 tokens.
+// A plane takes as many bytes as on the CPU; `src/ops/layout.rs` turns one layout into the other. A page table holds the
+// address of each page's plane, or zero if the page is not on the device. A page holds a multiple of 16 tokens.
 #pragma once
 #include "device.cuh"
 
 constexpr u32 STRIPE = 16;
 constexpr u32 SCALES = (HEAD_DIM + 31) / 32;
-// Elements from row to row of a tile in shared memory: an odd number of 16-byte chunks, so that the eight rows of an
-// ldmatrix lie in different banks.
+// Elements from row to row of a tile in shared memory: an odd number of 16-byte chunks, so the eight rows of an ldmatrix
+// lie in different banks.
 constexpr u32 PITCH = HEAD_DIM + 8;
 
 // Address of 16 bytes of a tile's row in shared memory, for ldmatrix: rows of PITCH elements.
@@ -22,7 +22,7 @@ struct Pitched {
     __device__ __forceinline__ u16 *at(u32 row, u32 channel) const { return tile + row * PITCH + channel; }
 };
 
-// Sixteen quants as they lie, and the bits of their scale.
+// Sixteen quants as stored, and the bits of their scale.
 struct Quants {
     uint4 bytes;
     u16 scale;
@@ -41,7 +41,7 @@ __device__ __forceinline__ Quants read_quants(const u8 *plane, u32 format, u32 p
     return quants;
 }
 
-// Sixteen quants times their scale as 16-bit floats, eight to `low` and eight to `high`.
+// Stores sixteen quants times their scale as 16-bit floats, eight at `low` and eight at `high`.
 template <bool IS_BF16>
 __device__ __forceinline__ void store_quants(u16 *low, u16 *high, u32 format, const Quants &quants) {
     const u32 words[4] = {quants.bytes.x, quants.bytes.y, quants.bytes.z, quants.bytes.w};
@@ -60,7 +60,7 @@ __device__ __forceinline__ void store_quants(u16 *low, u16 *high, u32 format, co
     store_16(high, {pairs[4], pairs[5], pairs[6], pairs[7]});
 }
 
-// The row and the chunk that are number n · THREADS + thread of a tile of CHUNKS a row.
+// Row and chunk of chunk number n · THREADS + thread, in a tile of CHUNKS chunks a row.
 template <u32 CHUNKS, u32 THREADS> __device__ __forceinline__ void locate(u32 &row, u32 &chunk, u32 n, u32 thread) {
     if (THREADS % CHUNKS == 0)
         row = n * (THREADS / CHUNKS) + thread / CHUNKS, chunk = thread % CHUNKS;
@@ -68,12 +68,12 @@ template <u32 CHUNKS, u32 THREADS> __device__ __forceinline__ void locate(u32 &r
         row = (n * THREADS + thread) / CHUNKS, chunk = (n * THREADS + thread) % CHUNKS;
 }
 
-// Brings tokens slot..slot + ROWS of a plane to rows first_row.. of a tile, by THREADS threads; those from `valid` on become
-// zero unless it IS_WHOLE. Float formats come asynchronously.
+// Loads tokens slot..slot + ROWS of a plane to the rows of a tile from first_row on, with THREADS threads. Unless IS_WHOLE,
+// the rows from `valid` on become zero. Float formats are copied asynchronously.
 template <bool IS_BF16, u32 ROWS, u32 THREADS, bool IS_WHOLE, class Place>
 __device__ __forceinline__ void load_rows(const Place &to, u32 first_row, u64 plane, u32 format, u32 page_tokens, u32 slot,
                                           u32 valid, u32 thread) {
-    // Wide heads leave no registers for more than one at a time.
+    // Wide heads leave registers for one chunk at a time only.
     constexpr u32 AT_ONCE = HEAD_DIM <= 128 ? 4 : 1;
     u32 row, chunk;
     if (format == F16 || format == BF16) {
@@ -87,7 +87,7 @@ __device__ __forceinline__ void load_rows(const Place &to, u32 first_row, u64 pl
         }
         return;
     }
-    // All loads of a batch are issued before the first is used, which hides their latency.
+    // All loads of a batch are issued before the first is used; this hides their latency.
     constexpr u32 CHUNKS = HEAD_DIM / 16, EACH = (ROWS * CHUNKS + THREADS - 1) / THREADS,
                   BATCH = EACH < AT_ONCE ? EACH : AT_ONCE;
 #pragma unroll 1
@@ -113,11 +113,12 @@ __device__ __forceinline__ void load_rows(const Place &to, u32 first_row, u64 pl
 struct Head {
     const u64 *keys, *values;
     u32 key_format, value_format, page_tokens;
-    // One past the last key there is.
+    // One past the last key.
     u32 limit;
 };
 
-// Brings the KEYS keys from `first` on, a multiple of 16; keys behind the last and those of pages that are away become zero.
+// Loads the KEYS keys from `first` on, a multiple of 16. Keys at or above the limit, and keys of pages that are not on the
+// device, become zero.
 template <bool IS_BF16, u32 KEYS, u32 THREADS, class Place>
 __device__ __forceinline__ void load_tile(const Place &to, const u64 *planes, u32 format, const Head &head, u32 first,
                                           u32 thread) {
@@ -129,7 +130,7 @@ __device__ __forceinline__ void load_tile(const Place &to, const u64 *planes, u3
             return;
         }
     }
-    // A page or the sequence ends within.
+    // A page or the sequence ends within these keys.
 #pragma unroll 1
     for (u32 row = 0; row < KEYS; row += STRIPE) {
         u32 key = first + row, valid = key < head.limit ? min(head.limit - key, STRIPE) : 0;

@@ -3,7 +3,8 @@
 // in shared memory.
 #include "prefill.cuh"
 
-// 64 keys and eight warps with queries in registers; at HEAD_DIM above 128 half of both, and queries in shared memory.
+// A block has 64 keys and eight warps, with queries in registers. If HEAD_DIM is above 128 it has half of both, with
+// queries in shared memory.
 constexpr u32 KEYS = HEAD_DIM <= 128 ? 64 : 32, WARPS = HEAD_DIM <= 128 ? 8 : 4;
 constexpr u32 THREADS = WARPS * 32, PACKED_ROWS = WARPS * 16;
 constexpr bool QUERIES_IN_REGISTERS = HEAD_DIM <= 128;

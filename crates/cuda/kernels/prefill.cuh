@@ -1,8 +1,8 @@
 // Common parts of the prefill kernels: the walk over a tile's keys, its masks, and the layout of results and states.
 //
-// A block takes packed rows of one KV head, sixteen per warp: row p is query p / group, head p % group, so that all
-// heads of a group share every key. It walks the runs of its tile in ascending order. With a state it continues where
-// an earlier launch stopped: pages that arrive in groups give the same bits as one launch over all of them.
+// A block takes packed rows of one KV head, sixteen per warp. Row p is query p / group, head p % group; so all heads of a
+// group share every key. A block walks the runs of its tile in ascending order. With a state it continues where an earlier
+// launch stopped: pages that arrive in groups give the same bits as one launch over all of them.
 #pragma once
 #include "softmax.cuh"
 
@@ -18,7 +18,7 @@ template <u32 KEYS> struct Walk {
     const Run *runs;
     u32 run, end, last, block, part;
 
-    // Goes on to the next KEYS keys that some row reads; false behind the end.
+    // Moves to the next KEYS keys that some row reads; false after the last.
     __device__ __forceinline__ bool next(KeyTile &tile) {
         for (; run < end; run++, block = part = 0) {
             Run r = runs[run];
@@ -37,7 +37,7 @@ template <u32 KEYS> struct Walk {
     }
 };
 
-// The packed rows of a block: sixteen of each warp.
+// The packed rows of a block, sixteen for each warp.
 struct Packed {
     const QueryTile &tile;
     u32 group, first, rows;
@@ -46,11 +46,11 @@ struct Packed {
     __device__ __forceinline__ u32 row(u32 packed) const { return tile.row + packed / group; }
     __device__ __forceinline__ u32 head(u32 packed) const { return tile.kv_head * group + packed % group; }
     __device__ __forceinline__ u32 position(u32 packed) const { return tile.start + min(packed, rows - 1) / group; }
-    // The last position of the block's rows; rows behind the tile see what its last sees and are not written.
+    // The last position of the block's rows. Rows behind the end of the tile read like its last row and are not written.
     __device__ __forceinline__ u32 last(u32 count) const { return position(first + count - 1); }
 };
 
-// The warp's queries as 16-bit rows, [16, PITCH].
+// Stores the warp's queries as 16-bit rows [16, PITCH].
 __device__ __forceinline__ void store_queries(u16 *to, const Packed &packed, const float *queries, u64 query_stride) {
     for (u32 i = 0; i < 16; i++) {
         u32 own = packed.of_warp() + i;
@@ -59,20 +59,21 @@ __device__ __forceinline__ void store_queries(u16 *to, const Packed &packed, con
     }
 }
 
-// Masks of the tile's keys for rows g and g + 8 of the warp, from its first key on; false if every row sees all keys.
+// Sets the masks of the tile's keys, from its first key on, for rows g and g + 8 of the warp; false if every row sees all
+// keys.
 template <u32 KEYS>
 __device__ __forceinline__ bool masks(u64 (&bits)[2], const KeyTile &keys, const Packed &packed, const Lines &lines) {
     u32 lane = lane_index(), block = keys.first & ~(KEY_BLOCK - 1), shift = keys.first - block;
     bits[0] = bits[1] = keys.bits >> shift;
     if (keys.per_row) {
-        // Sixteen lanes find what the sixteen rows see.
+        // Sixteen lanes find the masks of the sixteen rows.
         u64 seen = visible_bits(packed.tile, lines, keys.bits, block, packed.position(packed.of_warp() + lane % 16)) >> shift;
         bits[0] = shuffle_64(seen, lane / 4), bits[1] = shuffle_64(seen, lane / 4 + 8);
     }
     return keys.per_row || (bits[0] & low_bits(KEYS)) != low_bits(KEYS);
 }
 
-// Targets of outputs, and the state between launches: m and four parts of l, [rows, heads, 5], and o.
+// Places of the outputs, and the state between launches: m and four parts of l [rows, heads, 5], and o.
 struct Results {
     float *output;
     u64 output_stride;
@@ -83,7 +84,7 @@ struct Results {
     bool resume, finish;
 };
 
-// The rows of a warp as an earlier launch left them, or empty.
+// Loads the rows of a warp as an earlier launch left them; without an earlier launch they are empty.
 __device__ __forceinline__ void take_up(Rows16 &rows, const Results &results, const Packed &packed) {
     clear(rows);
     if (!results.resume)
@@ -105,10 +106,10 @@ __device__ __forceinline__ void take_up(Rows16 &rows, const Results &results, co
     }
 }
 
-// Writes the outputs, or the state that the next launch takes up.
+// Writes the outputs, or the state for the next launch.
 __device__ __forceinline__ void leave(Rows16 &rows, const Results &results, const Packed &packed) {
     u32 lane = lane_index();
-    // The four lanes that share a row each sum a part of it: a state keeps the parts, lest their order change.
+    // Each of the four lanes of a row sums a part of it. A state keeps the parts, so the order of the sum stays the same.
     float parts[2] = {rows.l[0], rows.l[1]};
     total_sums(rows.l);
 #pragma unroll

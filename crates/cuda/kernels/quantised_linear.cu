@@ -1,13 +1,13 @@
 // output = input · weightsᵀ with weights in the block format FORMAT.
 //
-// Activations are rounded to 8 bits with a scale for each 32 of them, as on the CPU, and products are summed as integers:
-// by dp4a for few rows, on the tensor cores (mma.m16n8k32, or two of k16 where halves have their own scales) for many.
+// Activations are rounded to 8 bits with a scale for each 32, as on the CPU. Products are summed as integers: with dp4a for
+// few rows, on the tensor cores for many (mma.m16n8k32, or two of k16 if the halves have scales of their own).
 #include "weights.cuh"
 
 typedef Format<FORMAT> W;
 
-// Rounds rows [rows, inputs] to quants [rows, inputs], scales [rows, inputs / 32] and sums of both halves, as i16 pairs.
-// An activation that is not finite makes its scale NaN. A thread is a stretch.
+// Rounds rows [rows, inputs] to quants [rows, inputs], scales [rows, inputs / 32] and the sums of both halves, as i16 pairs.
+// If an activation is not finite, its scale is NaN. A thread takes one stretch.
 KERNEL quantise_rows(u8 *quants, float *scales, u32 *sums, const float *input, u64 stretches) {
     u64 at = u64(blockIdx.x) * blockDim.x + threadIdx.x;
     if (at >= stretches)
@@ -103,7 +103,7 @@ KERNEL __launch_bounds__(128) multiply_4(float *output, const u8 *data, const u8
 EXPORT(multiply_4)
 
 constexpr u32 TILE_ROWS = 128, TILE_OUTPUTS = 64, STEP = 4;
-// A stretch of quants takes 8 words; 12 keep the eight rows a fragment touches in different banks.
+// A stretch of quants takes 8 words. A pitch of 12 words puts the eight rows of a fragment in different banks.
 constexpr u32 PITCH = 12;
 
 struct Tile {
@@ -115,7 +115,8 @@ struct Tile {
     float minimums[STEP][2][TILE_OUTPUTS];
 };
 
-// Blocks of 256 threads compute 128 rows × 64 outputs, four stretches a step; warps are 4 × 2 of 32 × 32.
+// A block of 256 threads computes 128 rows × 64 outputs, four stretches a step. Its warps form a grid of 4 × 2, each of
+// 32 × 32.
 KERNEL __launch_bounds__(256, 2) multiply_many(float *output, const u8 *data, const u8 *quants, const float *scales, const u32 *sums,
                      u32 rows, u32 outputs, u32 inputs) {
     DYNAMIC_SHARED(memory);
@@ -217,7 +218,7 @@ KERNEL __launch_bounds__(256, 2) multiply_many(float *output, const u8 *data, co
 }
 EXPORT(multiply_many)
 
-// output[row] = the weights of output `ids[row]`, exactly as the file gives them; a block is a row.
+// output[row] = the weights of output `ids[row]`, exactly as in the file. A block takes one row.
 KERNEL gather(float *output, const u8 *data, const u32 *ids, u32 outputs, u32 inputs) {
     Planes planes = planes_of<FORMAT>(data, outputs, inputs);
     u32 id = min(ids[blockIdx.x], outputs - 1);

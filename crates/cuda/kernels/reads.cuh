@@ -1,12 +1,12 @@
-// A `Selection`, flattened: what the rows of a tile read, in blocks of 64 keys. `src/ops/reads.rs` makes it.
+// A flattened `Selection`: the keys that the rows of a tile read, in blocks of 64. `src/ops/reads.rs` makes it.
 #pragma once
 #include "device.cuh"
 
 constexpr u32 KEY_BLOCK = 64;
-// Rows differ in what they see of the blocks: causality, the row window, diagonals or extras.
+// Flag of a run whose blocks the rows see differently: causality, the row window, diagonals or extras.
 constexpr u32 PER_ROW = 1;
 
-// `blocks` blocks from key `first` on, of which every row sees the keys in `bits`.
+// `blocks` blocks from key `first` on. Every row sees the keys in `bits` of each block.
 struct Run {
     u64 bits;
     u32 first, blocks, flags, unused;
@@ -14,12 +14,12 @@ struct Run {
 
 // Consecutive queries of one KV head.
 struct QueryTile {
-    // Position of the first, its row among the queries, and how many there are.
+    // Position of the first query, its row among the queries, and the number of queries.
     u32 start, row, rows, kv_head;
     u32 runs, runs_end;
     u32 row_window;
     u32 diagonals, diagonals_end;
-    // `ends` of the extras of rows extras_row, extras_row + 1, ...; those of the first begin at extras.
+    // Row extras_row + i has the extras that end at extra_ends[ends + i]; the first row's extras begin at `extras`.
     u32 extras_row, extras_rows, ends, extras;
     u32 unused;
 };
@@ -38,7 +38,7 @@ __device__ __forceinline__ u64 range_bits(u32 first, u32 from, u32 to) {
     return low_bits(to - first) & ~(from > first ? low_bits(from - first) : 0);
 }
 
-// The first place in ascending values[begin..end] that is not below `value`.
+// The first index in the ascending values[begin..end] with a value of at least `value`.
 __device__ __forceinline__ u32 lower_bound(const u32 *values, u32 begin, u32 end, u32 value) {
     while (begin < end) {
         u32 middle = (begin + end) / 2;

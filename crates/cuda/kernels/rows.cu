@@ -1,7 +1,7 @@
-// Kernels that take a row of f32 at a time: norms, rotary positions, the largest logit.
+// Kernels over rows of f32: norms, rotary positions, the largest logit.
 #include "device.cuh"
 
-// output[row] = input[row] / rms(input[row]) · weight; a block is a row, rows lie `stride` apart
+// output[row] = input[row] / rms(input[row]) · weight. A block takes one row; rows lie `stride` apart.
 KERNEL rms_norm(float *output, const float *input, const float *weight, u32 width, u64 stride, float epsilon) {
     STATIC_SHARED float scratch[32];
     const float *from = input + blockIdx.x * stride;
@@ -36,7 +36,8 @@ KERNEL layer_norm(float *output, const float *input, const float *weight, const 
 }
 EXPORT(layer_norm)
 
-// output[row, head] = rms-normalised input[row, head], times silu(gate[row, head]) where there is a gate; a warp is a head
+// output[row, head] = rms-normalised input[row, head], times silu(gate[row, head]) if there is a gate. A warp takes one
+// head.
 KERNEL head_norm(float *data, const float *weight, const float *gate, u32 heads, u32 head_dim, u64 stride,
                  u64 gate_stride, float epsilon, u64 count) {
     u64 at = u64(blockIdx.x) * (blockDim.x / 32) + warp_index();
@@ -59,8 +60,8 @@ KERNEL head_norm(float *data, const float *weight, const float *gate, u32 heads,
 }
 EXPORT(head_norm)
 
-// Turns pairs (i, i + turned / 2) of the first `turned` dimensions of every head by the row's angles;
-// `turns` is [rows, turned / 2, 2]: cosine and sine.
+// Rotates the pairs (i, i + turned / 2) of the first `turned` dimensions of every head by the row's angles. `turns` holds
+// cosine and sine: [rows, turned / 2, 2].
 KERNEL rotary(float *data, const float *turns, u32 heads, u32 head_dim, u32 turned, u64 stride, u64 count) {
     u32 half = turned / 2;
     for (u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += u64(gridDim.x) * blockDim.x) {
@@ -75,7 +76,8 @@ KERNEL rotary(float *data, const float *turns, u32 heads, u32 head_dim, u32 turn
 }
 EXPORT(rotary)
 
-// index[row] of the largest of input[row], the lowest of equals; NaN counts as the smallest. A block is a row.
+// index[row] = the index of the largest of input[row]; of equal ones the lowest. NaN counts as the smallest. A block takes
+// one row.
 KERNEL argmax(u32 *index, const float *input, u32 width) {
     STATIC_SHARED float values[32];
     STATIC_SHARED u32 places[32];

@@ -1,10 +1,10 @@
-// The scores of policies. Sums run in the order of `riffle-attention` on x86, with fused multiply-add in the same
-// places. Scores and selections therefore equal the CPU's to the bit.
+// The scores of policies. Sums run in the order of `riffle-attention` on x86, with fused multiply-add in the same places.
+// So scores and selections equal the CPU's to the bit.
 #include "keys.cuh"
 
-// Adds the keys ranges[kv_head][0]..ranges[kv_head][1] of every KV head to the smallest and largest value of each
-// channel of their blocks, bounds [kv_heads, capacity, 2, HEAD_DIM]; a block that begins before them is continued.
-// Block (key block, KV head), a thread a channel.
+// Extends the smallest and largest value of each channel and block, bounds [kv_heads, capacity, 2, HEAD_DIM], by the keys
+// ranges[kv_head][0]..ranges[kv_head][1] of every KV head. A block with earlier keys is continued. Block (key block, KV
+// head); a thread takes one channel.
 KERNEL key_bounds(float *bounds, u32 capacity, const u64 *key_pages, u32 pages_per_head, u32 page_tokens, u32 format,
                   const u32 *ranges, u32 block_tokens) {
     u32 from = ranges[2 * blockIdx.y], to = ranges[2 * blockIdx.y + 1], channel = threadIdx.x;
@@ -25,9 +25,9 @@ KERNEL key_bounds(float *bounds, u32 capacity, const u64 *key_pages, u32 pages_p
 }
 EXPORT(key_bounds)
 
-// Adds the tokens ranges[kv_head][0]..ranges[kv_head][1] of every KV head to the means of their blocks, keys then
-// values: [kv_heads, capacity, 2, HEAD_DIM]. Sums run by position; an incomplete block holds its sum, and is
-// continued later. Block (key block, KV head, keys or values), a thread a channel.
+// Adds the tokens ranges[kv_head][0]..ranges[kv_head][1] of every KV head to the means of their blocks, keys then values:
+// [kv_heads, capacity, 2, HEAD_DIM]. Sums run by position. An incomplete block holds its sum until a later launch continues
+// it. Block (key block, KV head, keys or values); a thread takes one channel.
 KERNEL block_means(float *means, u32 capacity, const u64 *key_pages, u32 pages_per_head, u32 page_tokens, u32 key_format,
                    const u64 *value_pages, u32 value_format, const u32 *ranges, u32 block_tokens) {
     u32 from = ranges[2 * blockIdx.y], to = ranges[2 * blockIdx.y + 1], channel = threadIdx.x;
@@ -46,9 +46,9 @@ KERNEL block_means(float *means, u32 capacity, const u64 *key_pages, u32 pages_p
 }
 EXPORT(block_means)
 
-// Quest's bound of each block, summed over rows and the heads of the group: scores [kv_heads, blocks]. The positive and
-// the negative elements of all queries are summed first, for one product with largest and smallest values. Block (128 key
-// blocks, KV head), a thread a key block.
+// Quest's bound of each block, summed over rows and the heads of the group: scores [kv_heads, blocks]. The positive and the
+// negative elements of all queries are summed first, so one product with the largest and one with the smallest values are
+// enough. Block (128 key blocks, KV head); a thread takes one key block.
 KERNEL __launch_bounds__(128) bound_scores(float *scores, u32 blocks, const float *bounds, u32 capacity,
                                            const float *queries, u64 query_stride, u32 rows, u32 group) {
     STATIC_SHARED float positive[HEAD_DIM], negative[HEAD_DIM];
@@ -77,16 +77,17 @@ EXPORT(bound_scores)
 
 constexpr u32 TILE = 64, DEPTH = 16;
 
-// logits[vector, j] = (scale · vector) · long key j. A long key is `stride` consecutive keys side by side; vector
-// (head, i) is queries (first_group + i) · stride.. of that head, the latest first, zero where the chunk has none.
-// Blocks of 64 × 64, a thread 4 × 4; each sum runs over the channels of one key in order, and these over the keys.
+// logits[vector, j] = (scale · vector) · long key j. A long key is `stride` consecutive keys side by side. Vector (head, i)
+// is the `stride` queries of that head from (first_group + i) · stride on, the latest first; queries outside the chunk are
+// zero. A block computes 64 × 64, a thread 4 × 4. A sum runs over the channels of each key in order; these sums are then
+// added in the order of the keys.
 KERNEL __launch_bounds__(256) long_logits(float *logits, u64 logit_stride, const float *queries, u64 query_stride,
                                           u32 query_start, u32 rows, u32 first_group, u32 groups_per_head, u32 vectors,
                                           const u64 *planes, u32 page_tokens, u32 format, u32 stride, u32 groups,
                                           u32 tokens, float scale) {
     STATIC_SHARED float a[DEPTH][TILE + 4], b[DEPTH][TILE + 4];
     u32 first_vector = blockIdx.y * TILE, first_key = blockIdx.x * TILE;
-    // A query sees no long key behind its own: tiles wholly above the diagonal are never read.
+    // A query sees no long key after its own, so tiles wholly above the diagonal are never read.
     u32 last_group = first_group;
     for (u32 v = first_vector; v < min(first_vector + TILE, vectors); v++)
         last_group = max(last_group, first_group + v % groups_per_head);
@@ -96,7 +97,7 @@ KERNEL __launch_bounds__(256) long_logits(float *logits, u64 logit_stride, const
     float totals[4][4] = {}, sums[4][4] = {};
     for (u32 k = 0; k < stride * HEAD_DIM; k += DEPTH) {
         u32 part = k / HEAD_DIM, channel = k % HEAD_DIM;
-        // Each thread loads four of 64 × 16 elements of both.
+        // Each thread loads four of the 64 × 16 elements of both.
         u32 own = threadIdx.x / 4, at = threadIdx.x % 4 * 4;
         float x[4] = {}, y[4] = {};
         u32 vector = first_vector + own;
@@ -139,7 +140,7 @@ KERNEL __launch_bounds__(256) long_logits(float *logits, u64 logit_stride, const
 }
 EXPORT(long_logits)
 
-// e^x for x ≤ 0 as `kernel/mod.rs` of riffle-attention has it.
+// e^x for x ≤ 0, as `kernel/mod.rs` of riffle-attention computes it.
 __device__ __forceinline__ float ordered_exp(float x) {
     float t = fmaxf(__fmul_rn(x, LOG2_E), -160.0f);
     float n = rintf(t), f = __fsub_rn(t, n), p = 0.0013264727f;
@@ -150,7 +151,7 @@ __device__ __forceinline__ float ordered_exp(float x) {
     return ldexpf(p, int(n));
 }
 
-// The sum of 16 lanes, halves first.
+// The sum of 16 lanes: the upper half is added to the lower, again and again.
 __device__ __forceinline__ float sum_of_lanes(const float *lanes) {
     float sums[8];
     for (u32 i = 0; i < 8; i++)
@@ -161,9 +162,9 @@ __device__ __forceinline__ float sum_of_lanes(const float *lanes) {
     return sums[0];
 }
 
-// Turns each row's first min(first_group + row % groups_per_head + 1, groups) logits into exp(logit − largest logit); its
-// last place, logit_stride − 1, becomes the factor that makes a softmax of them. Lanes of 64 vectors of 16 are summed in
-// f32, these sums in f64. A block is a row.
+// Turns each row's first min(first_group + row % groups_per_head + 1, groups) logits into exp(logit − largest logit). The
+// row's last element, logit_stride − 1, becomes the factor that turns these weights into a softmax. Each lane of 64 vectors
+// of 16 is summed in f32; these sums are summed in f64. A block takes one row.
 KERNEL __launch_bounds__(256) ordered_weights(float *logits, u64 logit_stride, u32 first_group, u32 groups_per_head, u32 groups) {
     STATIC_SHARED float tops[8];
     STATIC_SHARED float lanes[256];
@@ -186,7 +187,7 @@ KERNEL __launch_bounds__(256) ordered_weights(float *logits, u64 logit_stride, u
     u32 part = threadIdx.x / 16, lane = threadIdx.x % 16;
     double total = 0;
     for (u32 first = 0; first < whole; first += 16 * together) {
-        // Sixteen parts of 64 vectors at a time; each thread takes a lane of one.
+        // Sixteen parts of 64 vectors at a time; each thread takes one lane of one part.
         float sum = 0;
         u32 begin = first + part * together;
         for (u32 i = begin; i < min(begin + together, whole); i += 16)
@@ -210,8 +211,9 @@ KERNEL __launch_bounds__(256) ordered_weights(float *logits, u64 logit_stride, u
 }
 EXPORT(ordered_weights)
 
-// XAttention: scores[block row, block] = Σ over its long queries (head by head, in order) of the softmax on the block's
-// long keys (in order). `per_block` long tokens make a block; block row r is block first_row + r. A thread is a score.
+// XAttention: scores[block row, block] = Σ of the softmax over the row's long queries (head by head, in order) and the
+// block's long keys (in order). A block has `per_block` long tokens. Block row r is block first_row + r. A thread computes
+// one score.
 KERNEL antidiagonal_scores(float *scores, u32 blocks, const float *weights, u64 weight_stride, u32 first_group,
                            u32 groups_per_head, u32 heads, u32 groups, u32 per_block, u32 first_row) {
     u32 block = blockIdx.x * blockDim.x + threadIdx.x, number = first_row + blockIdx.y;
@@ -234,7 +236,8 @@ KERNEL antidiagonal_scores(float *scores, u32 blocks, const float *weights, u64 
 }
 EXPORT(antidiagonal_scores)
 
-// The softmax that the heads of a group give key `at` of the first `visible`, in order; vectors of 16 fuse product and sum.
+// Softmax weight of key `at`, summed over the heads of a group in order. Keys in whole vectors of 16 of the `visible` keys
+// fuse product and sum.
 __device__ __forceinline__ float mass_of_heads(const float *weights, u64 weight_stride, u32 rows, u32 heads, u32 at, u32 visible) {
     float sum = 0;
     for (u32 head = 0; head < heads; head++) {
@@ -246,8 +249,8 @@ __device__ __forceinline__ float mass_of_heads(const float *weights, u64 weight_
 }
 
 // Vertical-slash: mass of every column, and of every distance query − key, over queries in order. Row head · rows + r of
-// `weights` is the query at first_query + r. columns and distances are [tokens], added to where they hold the sums of the
-// queries before. A thread is a line of each.
+// `weights` is the query at first_query + r. If the launch `continues`, `columns` and `distances` [tokens] hold the sums of
+// earlier queries. A thread takes one column and one distance.
 KERNEL line_mass(float *columns, float *distances, const float *weights, u64 weight_stride, u32 first_query, u32 rows,
                  u32 heads, u32 tokens, u32 continues) {
     u32 line = blockIdx.x * blockDim.x + threadIdx.x;

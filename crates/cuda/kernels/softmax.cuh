@@ -10,7 +10,7 @@ struct Logits {
     float scale, soft_cap;
 };
 
-// State of rows g and g + 8 of a warp's sixteen, spread over its lanes as mma accumulators are.
+// State of rows g and g + 8 of a warp's sixteen, distributed over the lanes like mma accumulators.
 struct Rows16 {
     float m[2], l[2];
     float o[HEAD_DIM / 8][4];
@@ -39,11 +39,11 @@ __device__ __forceinline__ void load_query(u32 (&a)[4], const u16 *queries, u32 
     load_matrices<false>(a, queries + lane_index() % 16 * PITCH + step * 16 + lane_index() / 16 * 8);
 }
 
-// Within a few 2^-23 of it, without a branch.
+// tanh without a branch; the error is a few 2^-23.
 __device__ __forceinline__ float tanh_fast(float x) { return 1.0f - __fdividef(2.0f, exp2_fast(x * (2 * LOG2_E)) + 1.0f); }
 
-// Turns q · k of sixteen rows with KEYS keys into weights and adds them to m and l. The caller multiplies earlier sums
-// with `keep`. `bits[i]` holds the keys of the tile that rows g and g + 8 see; `masked` is false if they see all.
+// Turns q · k of sixteen rows and KEYS keys into weights and updates m and l. The caller multiplies earlier sums by `keep`.
+// `bits[i]` holds the keys of the tile that row g (i = 0) or g + 8 (i = 1) sees; `masked` is false if both see all keys.
 template <u32 KEYS>
 __device__ __forceinline__ void weigh(float (&s)[KEYS / 8][4], float (&m)[2], float (&l)[2], float (&keep)[2],
                                       const Logits &logits, bool masked, const u64 (&bits)[2]) {
@@ -98,7 +98,7 @@ __device__ __forceinline__ void weigh(float (&s)[KEYS / 8][4], float (&m)[2], fl
         l[i] = l[i] * keep[i] + sum[i];
 }
 
-// Weights as the first operand of a product with values: [KEYS / 16] fragments.
+// Packs the weights as the first operand of a product with values: [KEYS / 16] fragments.
 template <bool IS_BF16, u32 KEYS>
 __device__ __forceinline__ void pack_weights(u32 (&p)[KEYS / 16][4], const float (&s)[KEYS / 8][4]) {
 #pragma unroll
@@ -121,7 +121,8 @@ __device__ __forceinline__ void rescale(Rows16 &rows, const float (&keep)[2]) {
             rows.o[d][i] *= keep[i / 2];
 }
 
-// Sixteen rows more: `fragment(step)` gives the queries' fragments; `masked` and `bits` as in `weigh`.
+// Lets sixteen rows attend to KEYS keys. `fragment(a, step)` writes a fragment of the queries to `a`; `masked` and `bits` are
+// as in `weigh`.
 template <bool KEY_IS_BF16, bool VALUE_IS_BF16, u32 KEYS, class Fragment>
 __device__ __forceinline__ void attend_tile(Rows16 &rows, Fragment fragment, const u16 *keys, const u16 *values,
                                             const Logits &logits, bool masked, const u64 (&bits)[2]) {
@@ -163,7 +164,7 @@ __device__ __forceinline__ void attend_tile(Rows16 &rows, Fragment fragment, con
         }
 }
 
-// The sums of a row over the four lanes that share it.
+// Sums each row over its four lanes.
 __device__ __forceinline__ void total_sums(float (&l)[2]) {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -182,7 +183,7 @@ __device__ __forceinline__ float normaliser(float m, float l, const float *sinks
     return scale / (l * scale + exp2_fast(sink - top));
 }
 
-// ln Σ exp(logit), −∞ for a row that has read nothing; sinks take no part.
+// ln Σ exp(logit) without sinks; −∞ for a row that has read nothing.
 __device__ __forceinline__ float natural_log_sum_exp(float m, float l) {
     return l == 0 ? NEGATIVE_INFINITY : (m + log2f(l)) / LOG2_E;
 }

@@ -4,7 +4,7 @@
 
 constexpr u32 LANES = 16, QUANT_BLOCK = 32;
 
-// Blocks along the head that share a scale, and bytes of a token's quants.
+// Quantisation blocks of a head, each with one scale, and bytes of a token's quants.
 __device__ __forceinline__ u32 quant_blocks(u32 head_dim) { return (head_dim + QUANT_BLOCK - 1) / QUANT_BLOCK; }
 __device__ __forceinline__ u32 quant_bytes(bool is_8_bit, u32 head_dim) { return is_8_bit ? head_dim : head_dim / 2; }
 
@@ -25,7 +25,8 @@ __device__ __forceinline__ u32 stripe_scale(bool keys, bool is_8_bit, u32 lane, 
     return before + 2 * lane;
 }
 
-// Byte offset of the quant of element d of a lane in a stripe; `is_high` is the half of the byte that holds 4 bits.
+// Byte offset of the quant of element d of a lane in a stripe. A quant of 4 bits lies in the high half of the byte if
+// `is_high`.
 __device__ __forceinline__ u32 stripe_quant(bool keys, bool is_8_bit, u32 head_dim, u32 lane, u32 d, bool &is_high) {
     u32 first = d / QUANT_BLOCK * QUANT_BLOCK, at = d - first, width = min(QUANT_BLOCK, head_dim - first);
     u32 quants = keys ? 2 * LANES * (first / QUANT_BLOCK + 1) : 2 * LANES * quant_blocks(head_dim);

@@ -1,9 +1,11 @@
-// Matrix products of a warpgroup (four warps), which only sm_90a has: they run beside the warps' own instructions.
+// Matrix products of a warpgroup (four warps), on sm_90a only. They run beside the warps' own instructions.
 //
-// The second operand lies in shared memory, the first and the sums in registers. From a product to the wait for its group nobody
-// touches its registers or writes what it reads; `warpgroup_arrive` stands between other uses of these registers and a product, and
-// who has written shared memory calls `publish_shared` before the barrier that precedes it. The arrays given are the registers
-// themselves: the emulation reads and writes them late.
+// The second operand lies in shared memory, the first operand and the sums in registers. Rules for the caller:
+// - Between a product and the wait for its group, no thread uses its registers or writes the shared memory that it reads.
+// - `warpgroup_arrive` stands between other uses of these registers and a product.
+// - A thread that has written shared memory calls `publish_shared` before the barrier that precedes the product.
+//
+// The given arrays stand for the registers: the emulation may read and write them at any time up to the wait.
 #pragma once
 #ifdef RIFFLE_EMULATED
 #include "emulated/warpgroup.h"
@@ -16,7 +18,7 @@ template <int PENDING> __device__ __forceinline__ void warpgroup_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// Keeps the compiler from moving other uses of sums past this place.
+// Keeps the compiler from moving other uses of the sums across this point.
 template <int COLUMNS> __device__ __forceinline__ void pin(float (&c)[COLUMNS][4]) {
 #pragma unroll
     for (int n = 0; n < COLUMNS; n++)
@@ -46,8 +48,8 @@ template <int COLUMNS> __device__ __forceinline__ void pin(float (&c)[COLUMNS][4
                  : SUMS_8(0), SUMS_8(8)                                                                                \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(unsigned(adds)), "n"(int(B_IN_ROWS)))
 
-// c = a · b, or c += a · b where it `adds`: 64×64 of 64×16 and 16×64. Each warp holds sixteen rows of a and c, as those of stacked
-// mma.m16n8k16. `b` is a descriptor of columns that lie one after the other, or of rows where B_IN_ROWS.
+// c = a · b, or c += a · b if `adds`: 64×64 of 64×16 and 16×64. Each warp holds sixteen rows of a and c, in the
+// fragments of mma.m16n8k16. The descriptor `b` describes the second operand column by column, or row by row if B_IN_ROWS.
 template <bool BF16, bool B_IN_ROWS>
 __device__ __forceinline__ void multiply_warpgroup(float (&c)[8][4], const unsigned (&a)[4], unsigned long long b, bool adds) {
     if (BF16)
@@ -55,7 +57,7 @@ __device__ __forceinline__ void multiply_warpgroup(float (&c)[8][4], const unsig
     else
         PRODUCT_64("f16.f16");
 }
-// The same with 128 columns.
+// The same product with 128 columns.
 template <bool BF16, bool B_IN_ROWS>
 __device__ __forceinline__ void multiply_warpgroup(float (&c)[16][4], const unsigned (&a)[4], unsigned long long b, bool adds) {
     if (BF16)
@@ -69,9 +71,9 @@ __device__ __forceinline__ void multiply_warpgroup(float (&c)[16][4], const unsi
 #undef SUMS
 #endif
 
-// The layout that operands have in shared memory: columns of 64 elements, [columns / 64][rows][64], in which the eight 16-byte
-// chunks of row r change places, chunk i to i ^ (r % 8). Eight rows of a chunk lie in different banks, as do eight chunks of a row.
-// Begins at a multiple of SWIZZLE_BYTES.
+// The layout of operands in shared memory: columns of 64 elements, [columns / 64][rows][64]. Chunk i of 16 bytes of row r
+// lies at place i ^ (r % 8). So the same chunk of eight rows lies in different banks, and so do the eight chunks of a row. A tile
+// begins at a multiple of SWIZZLE_BYTES.
 constexpr unsigned SWIZZLE_BYTES = 1024;
 template <unsigned ROWS> struct Swizzled {
     unsigned short *tile;
@@ -80,8 +82,9 @@ template <unsigned ROWS> struct Swizzled {
     }
 };
 
-// PTX ISA, matrix descriptors: address, leading and stride offsets in units of 16 bytes from bits 0, 16 and 32 on, 128-byte
-// swizzle in bit 62. Eight rows are SWIZZLE_BYTES, the stride; the leading offset goes from column to column of 64 where B_IN_ROWS.
+// A matrix descriptor of the PTX ISA: address, leading offset and stride offset in units of 16 bytes at bits 0, 16 and 32,
+// and the 128-byte swizzle in bit 62. The stride is eight rows, SWIZZLE_BYTES. If B_IN_ROWS, the leading offset is the
+// distance between columns of 64 elements.
 template <unsigned ROWS> __device__ __forceinline__ unsigned long long describe(const unsigned short *tile) {
     return (unsigned long long)(shared_address(tile) >> 4 & 0x3fff) | (unsigned long long)(ROWS * 128 / 16) << 16 |
            (unsigned long long)(SWIZZLE_BYTES / 16) << 32 | 1ull << 62;

@@ -2,8 +2,9 @@
 // or 128 (FlashAttention-3, Shah et al. 2024). It computes the same as prefill.cu, which runs on every architecture,
 // from the same arguments.
 //
-// Two warpgroups of 64 packed rows share the keys. While the tensor cores multiply queries with the keys of one tile and the
-// weights of the tile before with its values, the warps bring the tile after next and make weights of what is there.
+// Two warpgroups of 64 packed rows share the keys. The tensor cores multiply the queries by the keys of one tile, and the
+// weights of the tile before by its values. Meanwhile the warps load the tile after next and turn finished logits into
+// weights.
 #include "prefill.cuh"
 #include "warpgroup.cuh"
 
@@ -81,12 +82,12 @@ KERNEL __launch_bounds__(THREADS, 1) prefill(
             load(coming[i], i);
         copy_async_commit();
     }
-    // Adds the first tile in transit, and the values of the tile before it unless it is the first.
+    // Multiplies the keys of the first tile in transit, and the values of the tile before it if there is one.
     auto turn = [&](u32 number, auto is_first) {
         copy_async_wait<AHEAD - 1>();
         publish_shared();
-        // After it, every thread's part of the tile is loaded, and no product reads the tiles that are overwritten
-        // below.
+        // After this barrier every thread's part of the tile is loaded, and no product reads the tiles that are
+        // overwritten below.
         __syncthreads();
         warpgroup_arrive();
         multiply_keys(number);
@@ -104,7 +105,7 @@ KERNEL __launch_bounds__(THREADS, 1) prefill(
         warpgroup_wait<1>();
         pin(s);
         weigh<KEYS>(s, rows.m, rows.l, keep, logits, masked, bits);
-        // The branch stands before both waits: what the weights take stays before it, beside the products with values.
+        // The branch precedes both waits: so the weights are computed before them, beside the products with values.
         if (has_moved(keep)) {
             warpgroup_wait<0>();
             pin(rows.o);

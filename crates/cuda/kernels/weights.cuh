@@ -1,15 +1,15 @@
-// The block formats of GGUF, as 32 weights at a time.
+// The block formats of GGUF, read 32 weights at a time.
 //
-// A matrix of `outputs` rows lies in planes, one for each field of a block, each [outputs, blocks, bytes of the field]
-// and beginning at a multiple of 16 bytes: the same bytes as the file, but every field is aligned to its size. `PLANES`
-// in `src/ops/weights.rs` lists the fields of every format in the same order.
+// A matrix of `outputs` rows is stored in planes, one for each field of a block: [outputs, blocks, bytes of the field]. A
+// plane begins at a multiple of 16 bytes. The bytes equal the file's, but every field is aligned to its size. `PLANES` in
+// `src/ops/weights.rs` lists the fields of every format in the same order.
 #pragma once
 #include "device.cuh"
 
 constexpr int W_F32 = 0, W_F16 = 1, W_BF16 = 2, W_Q4_0 = 3, W_Q4_1 = 4, W_Q5_0 = 5, W_Q5_1 = 6, W_Q8_0 = 7, W_Q2_K = 8,
               W_Q3_K = 9, W_Q4_K = 10, W_Q5_K = 11, W_Q6_K = 12;
 
-// weight = scale · quant − minimum, with a scale and a minimum for each half where HALVES, else the first of each.
+// weight = scale · quant − minimum. If HALVES, each half has its own scale and minimum; otherwise the first of each counts.
 struct Stretch {
     u32 quants[8];
     float scale[2], minimum[2];
@@ -39,18 +39,18 @@ template <int KIND> __device__ __forceinline__ Planes planes_of(const u8 *data, 
 
 __device__ __forceinline__ float half_at(const u8 *at) { return f16_to_f32(*(const u16 *)at); }
 __device__ __forceinline__ u32 low_nibbles(u32 bytes) { return bytes & 0x0f0f0f0fu; }
-// Four bytes below 128, each less `center`.
+// Subtracts `center` from each of four bytes below 128.
 __device__ __forceinline__ u32 centered(u32 bytes, u32 center) {
     return ((bytes | 0x80808080u) - center * 0x01010101u) ^ 0x80808080u;
 }
-// Four bits to the lowest bits of four bytes.
+// Spreads four bits to the lowest bits of four bytes.
 __device__ __forceinline__ u32 spread_bits(u32 bits) { return (bits * 0x00204081u) & 0x01010101u; }
 
-// Blocks of 32: OFFSET of a fifth bit and minimums where there are any.
+// Blocks of 32 weights of 4 bits: FIFTH for a fifth bit, MINIMUMS for minimums.
 template <bool FIFTH, bool MINIMUMS> struct PlainNibbles {
     static constexpr int WEIGHTS = 32, FIELDS = FIFTH ? 3 : 2;
     static constexpr bool HALVES = false, HAS_MINIMUMS = MINIMUMS;
-    // quants, scale (and minimum), fifth bits
+    // Fields: quants, scale (and minimum), fifth bits.
     static __device__ __forceinline__ constexpr u32 bytes(int field) {
         return field == 0 ? 16 : field == 1 ? (MINIMUMS ? 4 : 2) : 4;
     }
@@ -91,7 +91,7 @@ template <> struct Format<W_Q8_0> {
     }
 };
 
-// 32 bytes at a multiple of 16.
+// Loads 32 bytes at a multiple of 16.
 __device__ __forceinline__ void load_words(u32 (&words)[8], const u8 *at) {
     uint4 a = *(const uint4 *)at, b = *(const uint4 *)(at + 16);
     words[0] = a.x, words[1] = a.y, words[2] = a.z, words[3] = a.w;
@@ -101,7 +101,7 @@ __device__ __forceinline__ void load_words(u32 (&words)[8], const u8 *at) {
 template <> struct Format<W_Q2_K> {
     static constexpr int WEIGHTS = 256, FIELDS = 3;
     static constexpr bool HALVES = true, HAS_MINIMUMS = true;
-    // quants, pairs of a scale and a minimum, their scales
+    // Fields: quants, pairs of a scale and a minimum, scales of the pairs.
     static __device__ __forceinline__ constexpr u32 bytes(int field) { return field == 0 ? 64 : field == 1 ? 16 : 4; }
     static __device__ __forceinline__ void load(const Planes &p, u64 block, u32 stretch, Stretch &s) {
         u32 fours[8];
@@ -123,7 +123,7 @@ template <> struct Format<W_Q2_K> {
 template <> struct Format<W_Q3_K> {
     static constexpr int WEIGHTS = 256, FIELDS = 4;
     static constexpr bool HALVES = true, HAS_MINIMUMS = false;
-    // low bits, high bits, scales, their scale
+    // Fields: low bits, high bits, scales, scale of the scales.
     static __device__ __forceinline__ constexpr u32 bytes(int field) {
         return field == 0 ? 64 : field == 1 ? 32 : field == 2 ? 12 : 2;
     }
@@ -148,7 +148,7 @@ template <> struct Format<W_Q3_K> {
     }
 };
 
-// Scale and minimum `index` of the eight pairs of 6 bits in 12 bytes.
+// Reads scale and minimum `index` of the eight 6-bit pairs in 12 bytes.
 __device__ __forceinline__ void six_bit_pair(const u8 *bytes, u32 index, u32 &scale, u32 &minimum) {
     if (index < 4) {
         scale = bytes[index] & 63, minimum = bytes[index + 4] & 63;
@@ -162,7 +162,7 @@ __device__ __forceinline__ void six_bit_pair(const u8 *bytes, u32 index, u32 &sc
 template <bool FIFTH> struct FourBitK {
     static constexpr int WEIGHTS = 256, FIELDS = FIFTH ? 4 : 3;
     static constexpr bool HALVES = false, HAS_MINIMUMS = true;
-    // quants, scales and minimums, their scales, fifth bits
+    // Fields: quants, scales and minimums, their own scales, fifth bits.
     static __device__ __forceinline__ constexpr u32 bytes(int field) {
         return field == 0 ? 128 : field == 1 ? 12 : field == 2 ? 4 : 32;
     }
@@ -190,7 +190,7 @@ template <> struct Format<W_Q5_K> : FourBitK<true> {};
 template <> struct Format<W_Q6_K> {
     static constexpr int WEIGHTS = 256, FIELDS = 4;
     static constexpr bool HALVES = true, HAS_MINIMUMS = false;
-    // low bits, high bits, scales, their scale
+    // Fields: low bits, high bits, scales, scale of the scales.
     static __device__ __forceinline__ constexpr u32 bytes(int field) {
         return field == 0 ? 128 : field == 1 ? 64 : field == 2 ? 16 : 2;
     }

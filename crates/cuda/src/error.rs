@@ -4,7 +4,7 @@ use riffle_device::DeviceError;
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaError {
-    /// The driver's library is missing, or the build is without it.
+    /// The driver's library is missing, or this build has no driver.
     #[error("{reason}; use --device cpu")]
     NoDriver {
         /// The reason.

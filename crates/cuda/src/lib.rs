@@ -1,19 +1,20 @@
-//! Riffle on an NVIDIA GPU: kernels, the memory they read, and the streams they run on.
+//! Riffle on an NVIDIA GPU: kernels, their memory, and their streams.
 //!
-//! - A [`Gpu`] is a device, from [`Gpu::open`] (an NVIDIA driver found at run time, feature `cuda`) or
-//!   `Gpu::emulated` (the same kernels compiled by g++ for the CPU, thread by thread, to test everything around them, feature `emulated`).
-//!   It is a [`riffle_device::ComputeDevice`], which the engine takes.
+//! - A [`Gpu`] is a device, from [`Gpu::open`] (an NVIDIA driver found at run time, feature `cuda`) or `Gpu::emulated`
+//!   (the same kernels compiled by g++ for the CPU, for tests, feature `emulated`). It is a
+//!   [`riffle_device::ComputeDevice`] for the engine.
 //! - [`DeviceBuffer`], [`PinnedBuffer`], [`Stream`] and [`Event`] own memory and order work.
 //! - [`ops`] launches the kernels: it checks shapes and queues. Attention reads pages in place through page tables
-//!   ([`ops::Pages`]) under selections flattened by [`ops::Reads`]; planes lie as `kernels/pages.cuh` says, byte for byte
-//!   what the CPU's hold ([`ops::plane_to_device`]). Scores that choose (beside x86 CPUs that fuse product and sum), appended
-//!   planes and gathered embeddings are equal to the CPU's to the bit; attention and products of many rows round to 16 or 8
-//!   bits on the way into the tensor cores.
-//! - A [`DeviceModel`] is a decoder whose weights lie on the device, a [`DeviceForward`] takes batches through it; recurrent
-//!   layers bring the state of each segment from main memory and take it back. A [`DeviceRoom`] keeps within a budget what it can of caches that
-//!   lie whole in [`PinnedMemory`], a [`PagedCall`] attends to pages wherever they are, a [`KeyScan`] estimates over keys.
-//! - Kernels are compiled at first use, by NVRTC or g++, and kept in a [`KernelCache`]. `scripts/check-kernels` compiles all
-//!   of `kernels/variants.txt` without a GPU.
+//!   ([`ops::Pages`]), under selections flattened by [`ops::Reads`]. `kernels/pages.cuh` defines the layout of planes,
+//!   a permutation of the CPU's bytes ([`ops::plane_to_device`]). Policy scores (compared with x86 CPUs with fused
+//!   multiply-add), appended planes and gathered embeddings have the CPU's bits. Attention and products of many rows
+//!   round to 16 or 8 bits for the tensor cores.
+//! - A [`DeviceModel`] is a decoder with its weights on the device, and a [`DeviceForward`] takes batches through it.
+//!   Recurrent layers load the state of each segment from main memory and store it back. The caches lie completely in
+//!   [`PinnedMemory`]; a [`DeviceRoom`] keeps as many of their pages on the device as its budget allows. A
+//!   [`PagedCall`] attends to pages in both places, and a [`KeyScan`] estimates over keys.
+//! - Kernels are compiled at first use, by NVRTC or g++, and kept in a [`KernelCache`]. `scripts/check-kernels`
+//!   compiles all of `kernels/variants.txt` without a GPU.
 //!
 //! ```
 //! use riffle_cuda::{EmulatedOptions, Gpu, KernelCache};

@@ -18,7 +18,7 @@ pub trait ComputeDevice: Debug + Send + Sync {
     /// kernels and the reason.
     fn products(&self) -> String;
 
-    /// The instructions that attention of a prompt uses for these formats of keys and values, and why these.
+    /// The instructions of attention to a prompt for these formats of keys and values, and the reason for them.
     ///
     /// # Errors
     /// Shapes or formats that no kernel reads, a failed device.

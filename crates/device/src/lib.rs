@@ -1,14 +1,14 @@
 //! Traits of a device that computes in place of the CPU.
 //!
-//! The traits stand between the engine and a device: `riffle-engine` calls them, `riffle-cuda` implements them. A program that computes on the
-//! CPU alone builds these traits and nothing of a device.
+//! The traits stand between the engine and a device: `riffle-engine` calls them, `riffle-cuda` implements them. A program
+//! that computes on the CPU alone builds only these traits.
 //!
 //! - A [`ComputeDevice`] is a device of this machine. It reports the device memory that a run needs.
-//! - A [`DeviceQueue`] is where the work of one engine is queued: it uploads the model ([`DeviceModel`]) and makes the room for KV pages
-//!   ([`PageRoom`]).
+//! - A [`DeviceQueue`] runs the work of one engine in order. It uploads the model ([`DeviceModel`]) and makes the room for
+//!   KV pages ([`PageRoom`]).
 //! - A [`DeviceForward`] takes batches through the model. Attention reads the batch's [`DeviceRows`].
-//! - A [`PageRoom`] attends by calls: a [`RoomCall`] attends, a [`RoomMass`] sums the mass of keys, a [`RoomScan`] estimates for policies.
-//!   Calls are shown pages of the cache in main memory and bring to the device what does not lie there.
+//! - A [`PageRoom`] runs calls: a [`RoomCall`] attends, a [`RoomMass`] sums the mass of keys, a [`RoomScan`] estimates for
+//!   policies. A call receives pages in main memory. It copies a page to the device if the device lacks it.
 //!
 //! ```
 //! use std::sync::Arc;

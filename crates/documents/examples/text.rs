@@ -1,4 +1,4 @@
-//! Prints the text of documents, and what could not be read of them on standard error.
+//! Prints the text of documents, and their unreadable parts on standard error.
 
 use std::time::Instant;
 

@@ -67,7 +67,7 @@ pub fn read(paths: &[impl AsRef<Path>], limits: &Limits) -> Result<Collection, D
     Ok(collection)
 }
 
-/// Reads a file that a caller has in memory. `name` is its file name, which decides where its content is ambiguous.
+/// Reads a file in memory. `name` is its file name, which decides if the content is ambiguous.
 ///
 /// # Errors
 /// A [`DocumentError`] for a file without text, of another kind, damaged, or beyond the limits.

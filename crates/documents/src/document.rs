@@ -14,7 +14,7 @@ pub struct Document {
     pub name: String,
     /// Kind of the file.
     pub kind: DocumentKind,
-    /// The text: UTF-8, lines ended by `\n`, no control characters but `\n` and tabs.
+    /// The text: UTF-8, lines end with `\n`, no control characters except `\n` and tabs.
     pub text: String,
     /// Places of the text, sorted by their first byte. Places of different kinds overlap: a heading is on a page.
     pub places: Vec<DocumentPlace>,

@@ -16,7 +16,7 @@ pub enum DocumentError {
         /// The system's reason.
         reason: String,
     },
-    /// The file is larger than files may be.
+    /// The file exceeds the size limit.
     #[error("{name}: more than {limit_bytes} bytes, the most that is read of one file; split it")]
     TooLarge {
         /// The file.
@@ -51,7 +51,7 @@ pub enum DocumentError {
         /// Remaining bytes of [`Limits::memory_bytes`](crate::Limits::memory_bytes).
         memory_bytes: u64,
     },
-    /// All documents together have more text than is read.
+    /// The text of all documents together exceeds the limit.
     #[error("more than {limit_bytes} bytes of text in all, from {name} on; give fewer files")]
     TooMuchText {
         /// The first file beyond the limit.
@@ -59,7 +59,7 @@ pub enum DocumentError {
         /// [`Limits::text_bytes`](crate::Limits::text_bytes).
         limit_bytes: u64,
     },
-    /// A folder or an archive has more files than are read.
+    /// A folder or an archive exceeds the limit on files.
     #[error("{name}: more than {limit} files; name the folders or files that matter")]
     TooManyFiles {
         /// The folder or the archive.

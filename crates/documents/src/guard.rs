@@ -11,7 +11,7 @@ thread_local! {
     static DEADLINE: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// Panics in a parser thread after its deadline: its caller has given it up.
+/// Ends a parser's thread after its deadline, by a panic: its caller no longer waits.
 pub(crate) fn check() {
     if DEADLINE.get().is_some_and(|deadline| Instant::now() > deadline) {
         resume_unwind(Box::new("late"));
@@ -24,12 +24,12 @@ const THREAD: &str = "riffle-document";
 /// Parsers recurse into nested content. Stack pages are allocated on use.
 const STACK_BYTES: usize = 256 << 20;
 
-/// Why a parser has no result.
+/// The reason why a parser has no result.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// The parser panicked.
     Panicked,
-    /// It did not end in time. Its thread ends at its next [`check`].
+    /// The parser exceeded its time. Its thread ends at its next [`check`].
     TimedOut,
     /// No thread could be started.
     NoThread(String),

@@ -13,7 +13,7 @@ pub(crate) fn shorten(documents: &mut [Document], path: &Path) {
         let typed = Path::new(&document.name);
         let above = match path.file_name() {
             Some(_) => path.parent().unwrap_or(path),
-            // Such as `.` and `..`, which have no name.
+            // Paths without a name, such as `.` and `..`.
             None => path,
         };
         if let Ok(short) = typed.strip_prefix(above)

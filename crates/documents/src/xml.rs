@@ -6,7 +6,7 @@ use quick_xml::reader::Reader;
 use crate::encoding::decode_markup;
 use crate::guard;
 
-/// Events between two looks at the clock.
+/// Events between two checks of the clock.
 const CLOCK: u32 = 1 << 12;
 
 /// Contents of an XML part, in order.

@@ -1,4 +1,4 @@
-//! An answer as Dynamo takes it: a chunk for each token, and one at the end with the reason and the usage.
+//! Converts an answer to Dynamo's form: a chunk per token, and a last one with the reason and the usage.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use riffle_server::{Answer, AnswerEvent};
 use crate::failure::of_request;
 use crate::load::{CountedRequest, Load};
 
-/// The chunks of an answer. It ends when the client goes: dropping this takes the request back.
+/// The chunks of an answer. Dropping it cancels the request, for example if the client disconnects.
 pub(crate) fn chunks(
     mut answer: Answer,
     context: Arc<dyn AsyncEngineContext>,
@@ -43,7 +43,7 @@ pub(crate) fn chunks(
                     yield Ok(last_chunk(&report, written));
                     return;
                 }
-                // Nothing else happens to an answer at present.
+                // No other event of an answer exists at present.
                 Ok(_) => {}
                 Err(failure) => {
                     yield Err(of_request(&failure));

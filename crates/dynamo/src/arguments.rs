@@ -34,12 +34,12 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// The worker that these arguments ask for, and how Dynamo runs it. Nothing is loaded yet.
+    /// The worker for these arguments, and its runtime options in Dynamo. Nothing is loaded yet.
     ///
     /// # Errors
-    /// For options that make no sense, for roles that the worker does not have, and for a model that Dynamo's frontend could not read.
+    /// Invalid options, roles that the worker lacks, and models that Dynamo's frontend cannot read.
     pub fn worker(self) -> Result<(RiffleWorker, WorkerConfig), Failure> {
-        // Before Dynamo's runtime waits for etcd.
+        // Checks before Dynamo's runtime waits for etcd.
         self.serving.check()?;
         refuse_roles(&self.dynamo)?;
         let files = frontend_files(self.frontend_files.as_deref(), self.serving.model_path()?)?;
@@ -61,7 +61,7 @@ impl Arguments {
     }
 }
 
-/// Refuses the roles of a worker among others that Riffle does not have.
+/// Refuses roles that Riffle's worker does not have.
 fn refuse_roles(dynamo: &CommonArgs) -> Result<(), Failure> {
     if dynamo.disaggregation_mode != DisaggregationMode::Aggregated {
         return Err(Failure::new(

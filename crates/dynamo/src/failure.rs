@@ -1,8 +1,8 @@
-//! Errors in Dynamo's words.
+//! Errors with Dynamo's categories.
 
 use dynamo_backend_common::{BackendError, DynamoError, ErrorType};
 
-/// A request that is refused.
+/// A refused request.
 pub(crate) fn refused(message: impl Into<String>) -> DynamoError {
     error(ErrorType::Backend(BackendError::InvalidArgument), message)
 }
@@ -12,7 +12,8 @@ pub(crate) fn not_running(message: impl Into<String>) -> DynamoError {
     error(ErrorType::Backend(BackendError::EngineShutdown), message)
 }
 
-/// A request that Riffle refuses, or cannot answer. Dynamo may bring one that has no room here, or comes when the worker ends, to another.
+/// A request that Riffle refuses or cannot answer. If this worker is full or ending, Dynamo may send the request to
+/// another.
 pub(crate) fn of_request(failure: &riffle_server::Failure) -> DynamoError {
     let kind = match failure.status() {
         429 => ErrorType::ResourceExhausted,
@@ -25,7 +26,7 @@ pub(crate) fn of_request(failure: &riffle_server::Failure) -> DynamoError {
 
 fn error(kind: ErrorType, message: impl Into<String>) -> DynamoError {
     let message = message.into();
-    // Clients see the public message alone; nothing here is secret.
+    // Clients see only the public message; nothing here is secret.
     let error = DynamoError::builder().error_type(kind).public_message(message.clone());
     error.message(message).build()
 }

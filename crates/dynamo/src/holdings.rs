@@ -1,4 +1,4 @@
-//! Which blocks of text the cache holds, as Dynamo's router takes it.
+//! Reports the cache's blocks of text in the form of Dynamo's router.
 
 use std::mem;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,7 +17,7 @@ pub(crate) struct Holdings(Mutex<PublisherState>);
 #[derive(Default)]
 struct PublisherState {
     publisher: Option<Arc<KvEventPublisher>>,
-    /// Events from before there was a publisher: the blocks that a prefix cache on disk holds. Dynamo sends no request before that.
+    /// Events before a publisher exists: the blocks of a prefix cache on disk. Dynamo sends no requests before that.
     early: Vec<Event>,
 }
 
@@ -88,7 +88,7 @@ fn change_of(event: Event, block_tokens: u32) -> Option<(KvCacheEventData, Stora
 }
 
 fn stored(block: &Block, block_tokens: u32) -> Option<KvCacheEventData> {
-    // Dynamo's hash of a part of a block would be none.
+    // Dynamo has no hash for a part of a block.
     if block.tokens.len() != block_tokens as usize {
         return None;
     }

@@ -1,13 +1,13 @@
-//! How much is under way, as Dynamo's router takes it.
+//! Reports the current load in the form of Dynamo's router.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dynamo_backend_common::{ComponentSnapshot, SnapshotPublisher};
 
-/// Counts the blocks of the requests under way, and tells Dynamo's publisher when their number changes.
+/// Counts the blocks of the current requests, and tells Dynamo's publisher when their number changes.
 ///
-/// A block counts for each request that has it, and for one that waits as well. Blocks of idle sequences do not count:
-/// new requests take their room.
+/// A block counts once for each request that uses it, including waiting ones. Blocks of idle sequences do not count,
+/// because new requests may take their place.
 #[derive(Default)]
 pub(crate) struct Load(Mutex<Counts>);
 
@@ -21,21 +21,21 @@ struct Counts {
     cached_tokens: u64,
 }
 
-/// A request whose blocks are counted. Dropping it takes them off the count.
+/// A request with counted blocks. Dropping it removes them from the count.
 pub(crate) struct CountedRequest {
     load: Arc<Load>,
     tokens: u64,
 }
 
 impl Load {
-    /// Begins to count for a cache of so many blocks.
+    /// Starts to count for a cache of this many blocks.
     pub(crate) fn begin(&self, page_tokens: usize, total_blocks: u64) {
         let mut counts = self.counts();
         counts.page_tokens = page_tokens as u64;
         counts.total_blocks = total_blocks;
     }
 
-    /// Sets the publisher that is told the load whenever it changes.
+    /// Sets the publisher that receives the load at each change.
     pub(crate) fn set_publisher(&self, publisher: Arc<SnapshotPublisher>) {
         let mut counts = self.counts();
         counts.publisher = Some(publisher);
@@ -47,7 +47,7 @@ impl Load {
         self.counts().publisher = None;
     }
 
-    /// Counts a request with a prompt of so many tokens.
+    /// Counts a request with a prompt of this many tokens.
     pub(crate) fn count_request(self: &Arc<Self>, prompt_tokens: usize) -> CountedRequest {
         self.change(0, prompt_tokens as u64);
         CountedRequest {
@@ -56,14 +56,14 @@ impl Load {
         }
     }
 
-    /// Counts how much of a prompt was found in the cache.
+    /// Counts the cached part of a prompt.
     pub(crate) fn count_prompt(&self, prompt_tokens: usize, cached_tokens: usize) {
         let mut counts = self.counts();
         counts.prompt_tokens += prompt_tokens as u64;
         counts.cached_tokens += cached_tokens as u64;
     }
 
-    /// A request goes from one number of tokens to another.
+    /// Changes a request's number of tokens.
     fn change(&self, before: u64, after: u64) {
         let mut counts = self.counts();
         let page = counts.page_tokens.max(1);
@@ -82,7 +82,7 @@ impl Load {
 impl Counts {
     fn snapshot(&self) -> ComponentSnapshot {
         let share = |part: u64, whole: u64| (part as f64 / whole as f64) as f32;
-        // Requests that share a beginning, or wait, may have more blocks than there are.
+        // Requests that share a beginning, or wait, may count more blocks than exist.
         let used = self.used_blocks.min(self.total_blocks);
         ComponentSnapshot {
             kv_used_blocks: used,
@@ -101,7 +101,7 @@ impl Counts {
 }
 
 impl CountedRequest {
-    /// Counts a token that was written.
+    /// Counts a generated token.
     pub(crate) fn grow(&mut self) {
         self.load.change(self.tokens, self.tokens + 1);
         self.tokens += 1;

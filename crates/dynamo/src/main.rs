@@ -19,7 +19,7 @@ fn run() -> Result<(), Failure> {
     let (worker, config) = arguments.worker()?;
     let ended = dynamo_backend_common::run(Arc::new(worker), config);
     ended.map_err(|error| match error.downcast_ref::<DynamoError>() {
-        // Without the category that Dynamo writes before it.
+        // The message without the category that Dynamo writes before it.
         Some(error) => Failure::new(error.message()),
         None => Failure::new(error),
     })

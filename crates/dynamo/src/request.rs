@@ -1,4 +1,4 @@
-//! From Dynamo's request to what Riffle's scheduler is asked.
+//! Converts Dynamo's request to one of Riffle's scheduler.
 
 use std::sync::Arc;
 
@@ -10,13 +10,13 @@ use riffle_server::{Form, ServerOptions, Worker};
 
 use crate::failure::{of_request, refused};
 
-/// Priorities that requests may have.
+/// Allowed priorities of requests.
 const PRIORITIES: std::ops::RangeInclusive<i32> = -1000..=1000;
 
-/// The request in Riffle's words.
+/// The request in Riffle's form.
 ///
 /// # Errors
-/// For what Riffle does not do, by name, and for values out of range.
+/// Unsupported features, by name, and values out of range.
 pub(crate) async fn asked(
     request: PreprocessedRequest,
     engine: &Engine,
@@ -60,7 +60,7 @@ pub(crate) async fn asked(
     })
 }
 
-/// Refuses what Riffle does not do.
+/// Refuses unsupported features.
 fn refuse(request: &PreprocessedRequest) -> Result<(), DynamoError> {
     let (sampling, stops) = (&request.sampling_options, &request.stop_conditions);
     let routing = request.routing.as_ref();
@@ -131,7 +131,7 @@ fn check_tokens(field: &str, tokens: &[u32], vocabulary: usize) -> Result<(), Dy
     }
 }
 
-/// Tokens that end an answer, shown or not: which of them clients see is the frontend's affair.
+/// Tokens that end an answer, shown or hidden; the frontend decides which of them clients see.
 fn stop_tokens(stops: &StopConditions) -> Vec<u32> {
     let lists = [
         &stops.stop_token_ids,
@@ -144,7 +144,7 @@ fn stop_tokens(stops: &StopConditions) -> Vec<u32> {
     tokens
 }
 
-/// How tokens are drawn; what the request leaves open is what the model's files recommend.
+/// Sampling options; missing ones follow the model's files.
 fn sampling(asked: &DynamoSampling, engine: &Engine) -> SamplingOptions {
     let own = SamplingOptions::recommended(engine.generation_defaults());
     SamplingOptions {
@@ -163,7 +163,7 @@ fn sampling(asked: &DynamoSampling, engine: &Engine) -> SamplingOptions {
     }
 }
 
-/// True if the answer is held to anything.
+/// True if the answer must have a form.
 fn guides(guided: &GuidedDecodingOptions) -> bool {
     let GuidedDecodingOptions {
         json,
@@ -183,7 +183,7 @@ fn guides(guided: &GuidedDecodingOptions) -> bool {
         || structural_tag.is_some()
 }
 
-/// The form of an answer, prepared.
+/// The prepared form of the answer.
 async fn form(guided: GuidedDecodingOptions, worker: &Worker) -> Result<Arc<dyn AnswerForm>, DynamoError> {
     let refusals = [
         (

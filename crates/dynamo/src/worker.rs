@@ -1,4 +1,4 @@
-//! The worker: what Dynamo calls, from start to end.
+//! The worker: Dynamo's calls, from start to end.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -20,7 +20,7 @@ use crate::holdings::Holdings;
 use crate::load::Load;
 use crate::request::asked;
 
-/// A model that is served to Dynamo. It is loaded when Dynamo starts the worker.
+/// A model for Dynamo. It is loaded when Dynamo starts the worker.
 pub struct RiffleWorker {
     arguments: ServingArguments,
     /// Blocks that the cache holds, for Dynamo's router; `None` tells the router nothing.
@@ -29,7 +29,7 @@ pub struct RiffleWorker {
     running: RwLock<Option<Arc<Running>>>,
 }
 
-/// A worker that has started and not ended.
+/// A started worker.
 struct Running {
     engine: Arc<Engine>,
     worker: Worker,
@@ -37,7 +37,7 @@ struct Running {
 }
 
 impl RiffleWorker {
-    /// A worker of these options. Nothing is loaded yet.
+    /// A worker with these options. Nothing is loaded yet.
     pub fn new(arguments: ServingArguments, tells_holdings: bool) -> Self {
         Self {
             arguments,
@@ -68,7 +68,7 @@ impl Running {
         })
     }
 
-    /// Blocks that all requests together may hold.
+    /// Limit on the blocks of all requests together.
     fn total_blocks(&self) -> u64 {
         let options = self.engine.options();
         let tokens = options.cache.pool_tokens.unwrap_or(self.engine.plan().context_tokens);

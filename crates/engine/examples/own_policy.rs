@@ -23,7 +23,7 @@ impl SparsePolicy for Comb {
     }
 }
 
-/// The entry that the engine has of it: its name, what it is, and its parameters.
+/// The policy's entry for the engine: its name, traits and parameters.
 static MINE: [PolicyInfo; 1] = [PolicyInfo::outside(
     "comb",
     Traits::PLAIN,

@@ -21,7 +21,7 @@ pub enum EngineError {
     /// The device failed or lacks something.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// The plan needs more memory than the device has free.
+    /// The plan needs more than the device's free memory.
     #[error("{device} has {available} free and the run does not fit: {parts}; {advice}")]
     OutOfDeviceMemory {
         /// The device.
@@ -194,17 +194,17 @@ pub enum EngineError {
         "this model writes no text: it was made for vectors or scores of whole texts; ask it for these, or use a model that answers"
     )]
     NoTokens,
-    /// A text that is to be read whole is longer than the model reads.
+    /// A text is longer than the model reads.
     #[error("text {number} has {tokens} tokens and the model reads {most}: shorten it")]
     TextTooLong {
-        /// The place of the text among those of the call, from 0.
+        /// The index of the text in the call, from 0.
         number: usize,
         /// Its tokens.
         tokens: usize,
         /// Most tokens that the model reads.
         most: usize,
     },
-    /// The model produced logits that are not numbers.
+    /// The model produced NaN or infinite logits.
     #[error(
         "after {position} tokens the model computed a score that is not a number: its weights are damaged, or its numbers are too large for 16 bits; get the model again, or try `kv_type=bf16`"
     )]

@@ -65,7 +65,7 @@ pub fn cuda_ordinal(name: &str) -> Result<Option<usize>, EngineError> {
     }
 }
 
-/// Why no device computes a model under these options.
+/// The reason why no device computes a model under these options.
 fn refusal(config: &ModelConfig, options: &EngineOptions) -> Option<EngineError> {
     if let Some(selection) = &options.model.token_selection {
         return Some(selection.refuse("a device reads every token in every layer"));
@@ -95,7 +95,7 @@ fn refusal(config: &ModelConfig, options: &EngineOptions) -> Option<EngineError>
     model_refusal(config).map(|problem| EngineError::option("device", "cuda", format!("{problem}: use `device=cpu`")))
 }
 
-/// The part of a model that no device computes.
+/// The part of a model without device support.
 fn model_refusal(config: &ModelConfig) -> Option<String> {
     let delta_net = config.gated_delta_net();
     if config.has_states() && delta_net.is_none() {

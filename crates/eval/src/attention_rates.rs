@@ -48,7 +48,7 @@ pub struct AttentionRate {
     pub name: String,
     /// Median milliseconds.
     pub median_ms: f64,
-    /// Useful arithmetic: four operations a pair and dimension, in GFLOP/s.
+    /// Useful arithmetic, four operations per pair and dimension, in GFLOP/s.
     pub gflops: f64,
     /// Share of the multiply-add peak of the working threads.
     pub peak_share: f64,
@@ -56,7 +56,7 @@ pub struct AttentionRate {
     pub gigabytes_per_s: f64,
     /// Share of the rate at which these threads read memory.
     pub read_share: f64,
-    /// Share of causal pairs that the selection reads.
+    /// Share of causal pairs in the selection.
     pub density: f64,
     /// ‖o − ô‖ / ‖o‖ of the last query against the f64 reference on the same cache.
     pub relative_error: f64,
@@ -275,7 +275,7 @@ impl<'a> CaseTiles<'a> {
         pairs.sum::<usize>() * (self.case.heads / self.case.kv_heads)
     }
 
-    /// Share of the causal pairs that is read.
+    /// Share of the causal pairs that are read.
     pub fn density(&self) -> f64 {
         let case = self.case;
         let causal: usize = (case.tokens - case.rows + 1..=case.tokens).sum::<usize>() * case.heads;
@@ -378,13 +378,13 @@ pub fn filled_cache(case: &AttentionCase) -> Result<KvCache, EvalError> {
     Ok(cache)
 }
 
-/// Everything, or a scattered share of the blocks together with the tile's own.
+/// Everything, or a scattered share of the blocks and the tile's own block.
 fn selection(case: &AttentionCase, first: usize) -> Selection {
     if case.density >= 1.0 {
         return Selection::full(case.tokens);
     }
     let own = first / BLOCK;
-    // Multiples of the golden ratio modulo 1 spread evenly.
+    // Multiples of the golden ratio modulo 1 are evenly spread.
     let chosen = (0..=own)
         .filter(|block| *block == own || ((block + own) as f64 * 0.618_033_988_749_895).fract() < case.density);
     Selection::from_spans(chosen.map(|block| Span::new(block * BLOCK, (block + 1) * BLOCK)))

@@ -39,7 +39,7 @@ pub struct DeviceRate {
     pub gigabytes_per_s: f64,
     /// Share of [`DeviceReport::copy_gigabytes_per_s`].
     pub copy_share: f64,
-    /// Share of causal pairs that the selection reads.
+    /// Share of causal pairs in the selection.
     pub density: f64,
     /// Time of a sparse case divided by density times the dense case's time; `None` without a measured dense case of
     /// this shape.

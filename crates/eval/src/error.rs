@@ -21,7 +21,7 @@ pub enum EvalError {
         /// The system's reason and the remedy.
         reason: String,
     },
-    /// A file may not or cannot be written.
+    /// A file may not be written, or cannot be.
     #[error(transparent)]
     Output(#[from] OutputError),
     /// A token file contains something other than token ids.

@@ -58,7 +58,7 @@ pub struct ModelRate {
     /// Rate at which the answer read weights, in GB/s. Every token reads all weights except a separate embedding and
     /// unselected experts.
     pub weight_gigabytes_per_s: f64,
-    /// GB/s at which this machine reads memory, measured before and after each answer.
+    /// Read rate of this machine's memory in GB/s, measured before and after each answer.
     pub read_gigabytes_per_s: f64,
     /// The first over the second.
     pub weight_read_share: f64,
@@ -69,7 +69,7 @@ pub struct ModelRate {
     pub experts: Option<ExpertRates>,
 }
 
-/// Reading of experts from a model's files, of the last prompt and of the last answer.
+/// Reads of experts from a model's files, for the last prompt and the last answer.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ExpertRates {

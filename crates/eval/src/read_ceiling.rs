@@ -9,7 +9,7 @@ use riffle_system::memory::{last_cache_bytes, prefer_huge_pages};
 
 /// Minimum bytes for each thread. A large last-level cache raises it, so that the cache cannot hold all of them.
 const LEAST_PART_BYTES: usize = 128 << 20;
-/// A large last cache makes all threads together read no more than this.
+/// With a large last cache, all threads together read no more than this.
 const MOST_BYTES: usize = 1 << 30;
 /// Bytes that all threads read in a short measurement.
 const SHORT_BYTES: usize = 256 << 20;

@@ -66,7 +66,7 @@ impl Table {
         text
     }
 
-    /// The table as a Markdown table, for a page of results.
+    /// Formats the table as Markdown, for a page of results.
     pub fn to_markdown(&self) -> String {
         let line = |cells: &mut dyn Iterator<Item = String>| format!("| {} |\n", cells.collect::<Vec<_>>().join(" | "));
         let bars = |text: &String| text.replace('|', "\\|");

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-/// Why events cannot be published.
+/// An error of publishing events.
 #[derive(Debug, Error)]
 pub enum EventsError {
     /// An address on which listening failed.

@@ -1,4 +1,4 @@
-//! A publisher and subscribers: those who listen, are late, are slow, or ask again.
+//! A publisher with subscribers that listen, join late, read slowly, or request old batches.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -45,7 +45,7 @@ fn removed(hash: u64) -> Event {
     }
 }
 
-/// How often a text stands in a batch.
+/// Number of occurrences of a text in a batch.
 fn count(payload: &[u8], text: &str) -> usize {
     payload
         .windows(text.len())
@@ -57,7 +57,7 @@ async fn subscribe(address: &str, topic: &str) -> SubSocket {
     let mut subscriber = SubSocket::new();
     subscriber.connect(address).await.unwrap();
     subscriber.subscribe(topic).await.unwrap();
-    // The publisher takes the subscription in beside its work.
+    // The publisher accepts the subscription while it works.
     tokio::time::sleep(Duration::from_millis(300)).await;
     subscriber
 }
@@ -72,7 +72,7 @@ async fn next(subscriber: &mut SubSocket) -> (String, u64, Vec<u8>) {
     (String::from_utf8(topic.to_vec()).unwrap(), number, payload.to_vec())
 }
 
-/// Asks for all batches from a number on.
+/// Requests all batches from a number on.
 async fn replay(address: &str, first: u64) -> BTreeMap<u64, Vec<u8>> {
     let mut dealer = DealerSocket::new();
     dealer.connect(address).await.unwrap();
@@ -112,7 +112,7 @@ fn subscribers_of_the_topic_get_numbered_batches_and_who_missed_some_gets_the_sa
         assert!(timeout(Duration::from_millis(200), other.recv()).await.is_err());
         assert_eq!((publisher.counts().replays, publisher.counts().whole_replays), (2, 0));
         assert_eq!(publisher.held(), 20);
-        // Its end is told.
+        // The end of the server is reported.
         drop(publisher);
         assert_eq!(count(&next(&mut subscriber).await.2, "AllBlocksCleared"), 1);
     });
@@ -134,7 +134,7 @@ fn who_asks_for_batches_that_are_not_kept_any_more_is_told_everything_that_is_he
         while publisher.counts().batches < 12 {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        // The numbers of a publisher that ran before, from the highest on, are not kept either.
+        // Batches of an earlier publisher, from its highest number on, are not kept either.
         for first in [0, 7, 500] {
             let whole = replay(address, first).await;
             let [(11, payload)] = &whole.into_iter().collect::<Vec<_>>()[..] else {
@@ -250,7 +250,7 @@ fn an_address_that_cannot_be_listened_on_is_one_line() {
     assert_eq!(PublisherOptions::default().encoding, Encoding::Map);
 }
 
-/// Events as a cache makes them, with some that say what is known already.
+/// Events in the order of a cache; some repeat known facts.
 fn events() -> impl Strategy<Value = Vec<Event>> {
     let medium = prop_oneof![Just(Medium::Gpu), Just(Medium::Cpu), Just(Medium::Disk)];
     let group = prop_oneof![Just(Group::Attention), Just(Group::RecurrentState)];
@@ -279,7 +279,8 @@ proptest! {
         let at = at.min(events.len());
         let mut before = Picture::default();
         events[..at].iter().for_each(|event| before.apply(event));
-        // Somebody who has seen something else is told a snapshot, then some events that it has in it already, then the rest.
+        // A subscriber with another picture gets a snapshot, some events that the snapshot contains already, then the
+        // rest.
         let mut late = Picture::default();
         late.apply(&stored(99, None));
         let snapshot = before.snapshot();
@@ -287,7 +288,7 @@ proptest! {
         prop_assert_eq!(&late, &before);
         events[at.saturating_sub(again)..].iter().for_each(|event| late.apply(event));
         prop_assert_eq!(&late, &whole);
-        // Blocks come after those before them.
+        // A block comes after its parent.
         let mut told = Picture::default();
         for event in &snapshot {
             if let Event::Stored { block, medium, group } = event

@@ -1,4 +1,4 @@
-//! Bytes of batches, against those of vLLM's own encoder (`scripts/make_vectors.py`).
+//! Bytes of batches, compared with vLLM's own encoder (`scripts/make_vectors.py`).
 
 use std::path::Path;
 

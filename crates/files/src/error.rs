@@ -7,7 +7,7 @@ use std::{fmt, io};
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum FileError {
-    /// The path names something else than a regular file.
+    /// The path names something other than a regular file.
     NotRegular {
         /// Kind of the path's target, for example `"a pipe"`.
         found: &'static str,

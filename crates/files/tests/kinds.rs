@@ -59,7 +59,7 @@ fn a_link_to_a_file_is_followed_or_refused_as_the_caller_says() {
     assert!(open_with(&link, read).is_ok() && open_no_link(&file, read).is_ok());
     let refused = open_no_link(&link, read).unwrap_err();
     assert_eq!(refused.to_string(), "it is a link, not a regular file");
-    // Nor does anything come to be where a link leads.
+    // Nothing is created at a link's target either.
     fs::remove_file(&file).unwrap();
     assert!(open_no_link(&link, OpenOptions::new().create(true).append(true)).is_err());
     assert!(!file.exists());
@@ -72,7 +72,7 @@ fn a_file_is_read_up_to_its_limit_and_not_beyond() {
     fs::write(&path, "twelve bytes").unwrap();
     assert_eq!(read_text(&path, 12).unwrap(), "twelve bytes");
     assert!(matches!(read(&path, 11), Err(FileError::TooLarge { limit_bytes: 11 })));
-    // A file of 64 GiB that takes no room on the disk.
+    // A file of 64 GiB that takes no space on the disk.
     let sparse = fs::File::create(folder.path().join("sparse")).unwrap();
     sparse.set_len(64 << 30).unwrap();
     assert!(read(folder.path().join("sparse"), 1 << 20).is_err());
@@ -94,7 +94,7 @@ fn a_pipe_is_read_where_pipes_are_allowed_and_devices_are_not() {
             let path = path.clone();
             move || {
                 let mut pipe = OpenOptions::new().write(true).open(path).unwrap();
-                // The reader may close the pipe before all is written.
+                // The reader may close the pipe before everything is written.
                 pipe.write_all(&vec![b'x'; bytes]).ok();
             }
         });

@@ -21,7 +21,7 @@ pub(crate) struct Gguf {
 /// The files of one model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Chosen {
-    /// The file to open is the first.
+    /// The first file is the one to open.
     Gguf(Gguf),
     /// A folder of safetensors: the files besides the shards, and the index that names the shards, if there is one.
     Folder { files: Vec<String>, index: Option<String> },
@@ -96,7 +96,7 @@ pub(crate) fn choose(name: &ModelName, paths: &[&str]) -> Result<Chosen, HubErro
             if let [model] = matching(&|model| model.files.contains(file))[..] {
                 return Ok(Chosen::Gguf(model.clone()));
             }
-            // Weights of a folder mean the folder.
+            // A name of weights in a folder means the folder.
             if paths.contains(&file.as_str()) && file_name(file) == SINGLE && !file.contains('/') {
                 folder(name, paths)
             } else {

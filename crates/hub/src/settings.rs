@@ -41,7 +41,7 @@ pub struct Token {
 pub struct Waits {
     /// Delay before the second attempt; each further delay is twice as long.
     pub first: Duration,
-    /// The longest wait between two tries.
+    /// The longest delay between two attempts.
     pub longest: Duration,
     /// Successive attempts with almost no bytes before a download fails.
     pub attempts: u32,
@@ -162,7 +162,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// Bytes of the token's file at most.
+/// Most bytes of the token's file.
 const LARGEST_TOKEN_BYTES: u64 = 4096;
 
 impl Settings {

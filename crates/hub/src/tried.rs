@@ -48,7 +48,7 @@ pub struct CacheShape {
 
 /// Context in [`TriedModel::memory_bytes`], in tokens.
 const CONTEXT_TOKENS: u64 = 8192;
-/// Tokens that a layer with a window keeps besides it: earlier tokens, and a batch.
+/// Tokens that a layer with a window keeps in addition: earlier tokens, and a batch.
 const TOKENS_BESIDES_WINDOW: u64 = 512 + 4096;
 /// Memory of the program, the tokenizer and the scratch of a batch, in bytes, and their share of the weights.
 const PROGRAM_BYTES: u64 = 200_000_000;

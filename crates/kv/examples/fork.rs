@@ -1,4 +1,4 @@
-//! Prints how long a fork of 100,000 tokens takes and which memory it takes: `cargo run --release -p riffle-kv --example fork`.
+//! Prints the time and memory of a fork of 100,000 tokens: `cargo run --release -p riffle-kv --example fork`.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ const APPENDED: usize = 4_000;
 const FORKS: usize = 20;
 
 fn main() -> Result<(), KvError> {
-    // The page tables of a model of 28 layers with 8 KV heads, over narrow heads so that the pages fit anywhere.
+    // The page tables of a model of 28 layers with 8 KV heads, over narrow heads, so that the pages fit in any memory.
     let shape = CacheShape {
         layers: LayerShapes::alike(28, LayerShape::new(8, 16)),
         page_tokens: 256,

@@ -17,7 +17,7 @@ pub enum KvError {
         /// The allowed values.
         requirement: &'static str,
     },
-    /// A layer that the shape does not have.
+    /// A layer outside the shape.
     #[error("layer {layer} does not exist: the KV cache has {layers} layers")]
     Layer {
         /// The requested layer.
@@ -47,7 +47,7 @@ pub enum KvError {
         /// Elements of the keys and of the values of one token.
         strides: [usize; 2],
     },
-    /// The append would pass the byte budget.
+    /// The append would exceed the byte budget.
     #[error(
         "the KV budget of {budget_bytes} bytes is used up: it fits {fitting_tokens} tokens in all layers ({layer_tokens} in layer {layer} now) \
          and layer {layer} would hold {wanted_tokens}; use a larger budget, a shorter context or a smaller KV format"
@@ -131,7 +131,7 @@ pub enum KvError {
         /// The system's reason.
         source: io::Error,
     },
-    /// The operating system gave no memory for pages.
+    /// The operating system refused memory for pages.
     #[error(
         "the system gives no {bytes} bytes of memory for KV pages: {source}; use a shorter context or a smaller KV format"
     )]

@@ -51,7 +51,7 @@ pub struct DiskTier {
 pub struct Outlook {
     /// Largest expected number of tokens.
     pub context_tokens: usize,
-    /// Tokens appended at a time at most.
+    /// Most tokens per append.
     pub append_tokens: usize,
     /// True if all keys of a (layer, KV head) are scanned at once ([`with_keys`](crate::KvCache::with_keys)). Keys
     /// then stay nearer than values, and memory is reserved to load the others.
@@ -248,7 +248,7 @@ fn sizes(shape: &CacheShape) -> Range<usize> {
     0..shape.sizes()
 }
 
-/// Pages of a size that the tiers hold.
+/// Pages of a size in the tiers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Slots {
     /// Keys and values in the nearest tier.

@@ -1,5 +1,5 @@
-//! Products of a square matrix with 1, 8, 64 and 512 tokens in every format. `examples/rates.rs` sets the same
-//! products beside what the machine can do.
+//! Products of a square matrix with 1, 8, 64 and 512 tokens in every format. `examples/rates.rs` compares the same
+//! products with the machine's limits.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use riffle_linear::{PackedMatrix, WeightFormat};

@@ -1,5 +1,5 @@
-//! Rates of weight formats beside what the machine can do, measured in turns in the same run:
-//! `cargo run --release -p riffle-linear --example rates [-- SIZE.. FORMAT.. tokens=COUNT.. rounded]`
+//! Compares rates of weight formats with the machine's limits, in turns within one run: `cargo run --release -p
+//! riffle-linear --example rates [-- SIZE.. FORMAT.. tokens=COUNT.. rounded]`
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -42,10 +42,10 @@ fn main() {
     }
 }
 
-/// A square matrix, in copies enough that one token finds none of its weights in a cache.
+/// A square matrix, in enough copies that one token finds no weights in a cache.
 fn copies(format: WeightFormat, size: usize, activations: Activations) -> Vec<PackedMatrix> {
     let row_bytes = format.row_bytes(size).expect("whole blocks");
-    // Small numbers in every format: the rates do not depend on the values, unless these are subnormal.
+    // Small numbers in every format. Rates do not depend on the values, except for subnormal ones.
     let mut bytes: Vec<u8> = (0..size * row_bytes)
         .map(|index| if index % 2 == 1 { 0x2c } else { index as u8 })
         .collect();
@@ -70,7 +70,7 @@ struct Limits {
 }
 
 impl Limits {
-    /// Prints the rates of products of `tokens` rows beside the limit that binds them.
+    /// Prints the rates of products of `tokens` rows beside the tighter limit.
     fn compare(&mut self, matrices: &[PackedMatrix], tokens: usize) {
         let (format, size) = (matrices[0].format(), matrices[0].in_features());
         let input: Vec<f32> = (0..tokens * size).map(|index| (index % 17) as f32 - 8.0).collect();
@@ -80,7 +80,7 @@ impl Limits {
             matrices[next % matrices.len()].matmul(black_box(&input), black_box(&mut output));
             next += 1;
         };
-        // One token is bound by memory, whose rate changes with what else the machine does: they take turns.
+        // One token is limited by memory, whose rate varies with other load, so measurements alternate.
         let mut read_seconds = f64::INFINITY;
         let seconds = best_seconds(|| {
             if tokens == 1 {
@@ -111,7 +111,7 @@ fn seconds_of(work: impl FnOnce()) -> f64 {
     start.elapsed().as_secs_f64()
 }
 
-/// The fastest of some repetitions: other programs only ever slow a run down.
+/// The fastest repetition: other programs only slow a run down.
 fn best_seconds(mut seconds: impl FnMut() -> f64) -> f64 {
     seconds();
     let begin = Instant::now();
@@ -191,10 +191,10 @@ fn spin_plain(steps: usize) -> f32 {
     sums.as_flattened().iter().sum()
 }
 
-/// Long enough to time, short enough that some pass is not interrupted.
+/// Long enough to time, and short enough that at least one pass is not interrupted.
 const PART_BYTES: usize = 32 << 20;
 
-/// 512 MiB in huge pages, read a part at a time with every thread.
+/// 512 MiB in huge pages, read in parts by all threads.
 struct Memory {
     mapping: memmap2::MmapMut,
     part: usize,
@@ -228,7 +228,7 @@ fn read(words: &[u64]) -> u64 {
     read_plain(words)
 }
 
-/// As wide as the kernels' loads, and with their prefetch.
+/// Loads and prefetches as the kernels do.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 fn read_avx512(words: &[u64]) -> u64 {

@@ -1,6 +1,6 @@
 use crate::WeightFormat;
 
-/// Why a matrix could not be packed.
+/// The reason why a matrix could not be packed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LinearError {
@@ -40,7 +40,7 @@ pub enum LinearError {
         /// Weights of a block.
         block: usize,
     },
-    /// A shape whose byte count does not fit an address.
+    /// A shape whose size in bytes exceeds the address space.
     #[error("{out_features} × {in_features} weights are more than this machine can address: check the tensor's shape")]
     TooLarge {
         /// Rows given.
@@ -48,7 +48,7 @@ pub enum LinearError {
         /// Columns given.
         in_features: usize,
     },
-    /// The operating system gave no memory.
+    /// The operating system refused memory.
     #[error("no memory for {bytes} bytes of packed weights: close other programs or choose a smaller model")]
     OutOfMemory {
         /// Bytes requested.

@@ -114,7 +114,7 @@ formats! {
     F32 = FormatRow::float::<F32>("f32", Some(0), 4, float::multiply::<F32>);
     /// IEEE binary16.
     F16 = FormatRow::float::<F16>("f16", Some(1), 2, float::multiply::<F16>);
-    /// The upper half of a binary32.
+    /// The upper half of a binary32 number.
     Bf16 = FormatRow {
         multiply_rounded: float::multiply_rounded,
         ..FormatRow::float::<Bf16>("bf16", Some(30), 2, float::multiply_pairs::<Bf16>)
@@ -189,7 +189,7 @@ impl WeightFormat {
         &TABLE[self as usize]
     }
 
-    /// The name GGUF files and this project's options use, for example `q4_k`.
+    /// The name in GGUF files and in this project's options, for example `q4_k`.
     pub fn name(self) -> &'static str {
         self.row().name
     }

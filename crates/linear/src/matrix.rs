@@ -294,7 +294,7 @@ impl PackedMatrix {
         self.activations
     }
 
-    /// The format the weights are held in.
+    /// The format of the weights.
     pub fn format(&self) -> WeightFormat {
         self.format
     }

@@ -1,6 +1,6 @@
-//! Logits of a text, for comparison with other implementations. Standard input holds a JSON list of token ids; standard output gets
-//! the logits of all positions as little-endian f32, once for each number of tokens that are read at a time:
-//! `cargo run --release -p riffle-model --example logits -- PATH_OF_MODEL 200 7 < tokens.json`
+//! Prints the logits of a text, for comparison with other implementations. Standard input is a JSON list of token ids.
+//! Standard output is the logits of all positions as little-endian f32, once for each batch size: `cargo run --release
+//! -p riffle-model --example logits -- PATH_OF_MODEL 200 7 < tokens.json`
 
 use std::error::Error;
 use std::io::{BufWriter, Write, stdin, stdout};

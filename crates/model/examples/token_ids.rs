@@ -1,6 +1,5 @@
-//! Token ids of texts, for comparison with other tokenizers. Standard input holds one JSON string a line, standard output
-//! gets one JSON list of ids a line; special tokens spelt out in a text are recognised, none are added:
-//! A folder may hold a tokenizer alone: `cargo run --release -p riffle-model --example token_ids -- PATH_OF_MODEL < texts`
+//! Prints token ids of texts, for comparison with other tokenizers. Standard input has one JSON string per line,
+//! standard output one JSON list of ids per line. Special tokens in a text are recognised; none are added.
 
 use std::error::Error;
 use std::io::{BufRead, BufWriter, Write, stdin, stdout};

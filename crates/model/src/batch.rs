@@ -19,7 +19,7 @@ pub struct Batch {
 pub struct SegmentTokens<'a> {
     /// The tokens, at least one.
     pub tokens: &'a [u32],
-    /// Position of the first of them in the sequence.
+    /// Position of the first token in the sequence.
     pub position: usize,
     /// True if recurrent layers read the tokens one by one, as generated tokens, and not in chunks.
     pub one_by_one: bool,
@@ -35,7 +35,7 @@ pub struct SegmentTokens<'a> {
 pub struct Segment {
     /// Its rows of the batch, at least one.
     pub rows: Range<usize>,
-    /// Position of the first of its tokens in the sequence.
+    /// Position of the first token in the sequence.
     pub position: usize,
     /// [`SegmentTokens::one_by_one`].
     pub one_by_one: bool,
@@ -49,9 +49,9 @@ pub struct Segment {
 /// one may be split anywhere, others:
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CutGrid {
-    /// Before tokens whose position is a multiple of this number.
+    /// Cut before tokens whose position is a multiple of this number.
     Positions(usize),
-    /// At row counts, from the first row of their segment, that are multiples of this number.
+    /// Cut at row counts, from the first row of their segment, that are multiples of this number.
     Rows(usize),
 }
 

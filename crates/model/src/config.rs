@@ -173,7 +173,7 @@ pub struct ModelConfig {
     pub predictor_bytes: u64,
     /// True if a token sees later tokens too. Such a model reads whole texts and writes none.
     pub is_bidirectional: bool,
-    /// True if the model predicts the next token: it reads in one direction and has a head for words.
+    /// True if the model predicts the next token: it reads in one direction and has a language-model head.
     pub predicts_tokens: bool,
     /// Added to the variance in norms.
     pub norm_epsilon: f32,

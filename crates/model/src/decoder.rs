@@ -26,7 +26,7 @@ pub struct Decoder {
     pub positions: Option<PositionTable>,
     /// Inputs of all layers that depend only on the token, if the family has them.
     pub layer_inputs: Option<LayerInputs>,
-    /// The work on embeddings that gives the residual streams, if there are several.
+    /// The step that makes the residual streams from embeddings, if there are several.
     pub streams: Vec<StreamStep>,
     /// The layers, first to last.
     pub layers: Vec<Layer>,
@@ -36,7 +36,7 @@ pub struct Decoder {
     pub head: Option<PackedMatrix>,
     /// `[vocab_size]`.
     pub head_bias: Option<Vec<f32>>,
-    /// `[outputs, hidden_size]`: the head of a model that scores a text by the state of its last token.
+    /// `[outputs, hidden_size]`: the head of a model that scores a text by its last token's state.
     pub score_head: Option<PackedMatrix>,
     /// Logits become cap · tanh(logit / cap), if the family does this.
     pub logit_cap: Option<f32>,

@@ -67,7 +67,9 @@ pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelErr
         });
     }
     let start = Instant::now();
-    let tokenizer = Tokenizer::from_directory(path, &settings)?;
+    let tokenizer = Tokenizer::from_directory(path, &settings)?
+        .map(|tokenizer| tokenizer.without_added_tokens_from(config.vocab_size))
+        .transpose()?;
     let tokenizer_ms = milliseconds_since(start);
     Ok(Parts {
         path: path.to_owned(),

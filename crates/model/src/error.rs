@@ -76,7 +76,7 @@ pub enum ModelError {
         /// The system's reason.
         source: std::io::Error,
     },
-    /// A path names something else than a regular file.
+    /// A path names something other than a regular file.
     #[error("{}: it is {found}, not a regular file; give a Hugging Face model directory or a GGUF file", path.display())]
     NotRegular {
         /// The path.
@@ -97,7 +97,7 @@ pub enum ModelError {
     Json {
         /// The file.
         path: PathBuf,
-        /// The parser's words, with line and column.
+        /// The parser's message, with line and column.
         problem: String,
     },
     /// The architecture is unknown to this crate.
@@ -229,7 +229,7 @@ pub enum ModelError {
         /// From the weight file.
         found: Vec<usize>,
     },
-    /// A tensor has an element type that its use does not allow.
+    /// A tensor has an element type that is not allowed in its place.
     #[error("tensor {tensor} has type {found}, expected {expected}; convert the weights to one of these")]
     WrongType {
         /// The tensor.
@@ -463,7 +463,7 @@ impl ModelError {
         }
     }
 
-    /// Why weights could not be read while the model runs.
+    /// The reason why weights could not be read during a run.
     pub(crate) fn streamed(path: &Path, tensor: String, error: FileError) -> ModelError {
         match error {
             FileError::Changed => ModelError::ChangedWeights {
@@ -474,7 +474,7 @@ impl ModelError {
         }
     }
 
-    /// Why a file of a model was not opened or read.
+    /// The reason why a model's file was not opened or read.
     pub(crate) fn file(path: &Path, error: FileError) -> ModelError {
         let path = path.to_owned();
         match error {

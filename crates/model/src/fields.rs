@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use crate::ModelError;
 use crate::python_json::without_python_numbers;
 
-/// Largest plausible summand of a norm. Models have 1e-12 to 1e-5.
+/// Largest plausible epsilon of a norm. Models have 1e-12 to 1e-5.
 const LARGEST_EPSILON: f64 = 1e-2;
 
 /// Largest plausible size; a file with a larger one is hostile or damaged.

@@ -28,7 +28,7 @@ pub trait Forward: Send {
     /// The largest batch, in rows.
     fn batch_tokens(&self) -> usize;
 
-    /// Begins a batch with the embeddings of its tokens.
+    /// Starts a batch with the embeddings of its tokens.
     ///
     /// # Errors
     /// [`ModelError::TokenOutOfRange`], [`ModelError::BatchTooLarge`], a device that fails.
@@ -81,8 +81,8 @@ pub trait Forward: Send {
         self.finish(layer, rows, states).map(|()| true)
     }
 
-    /// True if [`finish`](Self::finish) may leave out rows of the layer: it is the last, and no row needs another there. Rows that were left
-    /// out have no logits.
+    /// True if [`finish`](Self::finish) may skip rows of the layer: it is the last, and no other row needs them.
+    /// Skipped rows have no logits.
     fn may_leave_out_rows(&self, layer: usize) -> bool;
 
     /// Writes the logits of some rows of the batch to `out`, `[rows, vocab_size]`.
@@ -118,7 +118,7 @@ pub struct ProjectedIndex<'a> {
     pub queries: &'a [f32],
     /// `[rows, heads]`.
     pub weights: &'a [f32],
-    /// `[rows, width]`, rotated to their positions, or still to be joined by block.
+    /// `[rows, width]`, rotated to their positions, or not yet joined by block.
     pub keys: &'a [f32],
     /// The keys of blocks from those of their tokens, if the indexer ranks blocks.
     pub block_keys: Option<&'a BlockKeys>,
@@ -285,7 +285,7 @@ impl Forward for HostForward {
     }
 
     fn may_leave_out_rows(&self, layer: usize) -> bool {
-        // Experts take all rows of a batch together, a mixer reads one row after the other, and sums over inputs count every row.
+        // Experts take all rows of a batch together, a mixer reads rows in order, and sums over inputs count every row.
         let layers = &self.model.layers;
         let is_last = layer + 1 == layers.len();
         is_last

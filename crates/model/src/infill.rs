@@ -1,8 +1,8 @@
-//! The tokens with which a model was trained to fill in the middle of a text.
+//! Tokens for filling in the middle of a text.
 
 use crate::Tokenizer;
 
-/// Tokens around the parts of a text whose middle is to be written (arXiv:2207.14255).
+/// Tokens around the parts of a text with a gap (arXiv:2207.14255).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct InfillTokens {
@@ -10,18 +10,18 @@ pub struct InfillTokens {
     pub prefix: u32,
     /// Mark before the text after the gap.
     pub suffix: u32,
-    /// Behind both, where the model begins to write. Without one the text behind the gap comes first, and the model goes on with the
-    /// text in front of it.
+    /// After both, where the model begins to write. Without it the text after the gap comes first, and the model
+    /// continues the text in front of the gap.
     pub middle: Option<u32>,
     /// Before the name of a repository.
     pub repository: Option<u32>,
     /// Before the name of each file of a repository.
     pub file: Option<u32>,
-    /// Fills up sequences in training. An answer that reaches it has ended.
+    /// Pads sequences in training. An answer that reaches it has ended.
     pub padding: Option<u32>,
 }
 
-/// Texts of the tokens of some models.
+/// Spellings of the tokens in some models.
 struct Texts {
     prefix: &'static str,
     suffix: &'static str,
@@ -79,7 +79,7 @@ const SPELLINGS: &[Texts] = &[
         file: "",
         padding: "<fim-pad>",
     },
-    // DeepSeek Coder: the gap is marked by a hole.
+    // DeepSeek Coder marks the gap by a hole.
     Texts {
         prefix: "<｜fim▁begin｜>",
         suffix: "<｜fim▁hole｜>",
@@ -135,14 +135,14 @@ const SPELLINGS: &[Texts] = &[
 ];
 
 impl InfillTokens {
-    /// The tokens of a vocabulary, found by their texts; `None` for a model that was not trained with such.
+    /// The tokens of a vocabulary, found by their texts; `None` for a model without them.
     pub fn of_vocabulary(tokenizer: &Tokenizer) -> Option<InfillTokens> {
         let found = SPELLINGS.iter().filter_map(|texts| texts.tokens(tokenizer));
         // Rows of one spelling differ in their further tokens. The row with most of them in the vocabulary fits best.
         found.rev().max_by_key(InfillTokens::beside)
     }
 
-    /// Number of further tokens.
+    /// Number of further tokens in the spelling.
     fn beside(&self) -> usize {
         [self.middle, self.repository, self.file, self.padding]
             .iter()
@@ -150,7 +150,7 @@ impl InfillTokens {
             .count()
     }
 
-    /// Tokens that end an answer: the next file begins, or the sequence is filled up.
+    /// Tokens that end an answer: the start of the next file, or padding.
     pub fn ends(&self) -> impl Iterator<Item = u32> {
         [self.repository, self.file, self.padding].into_iter().flatten()
     }

@@ -33,9 +33,9 @@ pub struct LoadedModel {
     pub chat_template: Option<ChatTemplate>,
     /// Stop tokens and sampling defaults.
     pub generation: GenerationDefaults,
-    /// How a text becomes a vector.
+    /// The way a text becomes a vector.
     pub embedding: TextEmbedding,
-    /// How a document is judged by a query. The error says why it cannot be.
+    /// The way a document is scored for a query. The error gives the reason why it is impossible.
     pub reranking: Result<Reranking, String>,
     /// The tokens for infill, if the model has them.
     pub infill: Option<InfillTokens>,
@@ -63,7 +63,7 @@ pub struct OpenedModel {
     times: LoadTimes,
     activations: Activations,
     observes_inputs: bool,
-    /// Bytes for experts in memory; the others stay in the files.
+    /// Bytes of memory for experts; the others stay in the files.
     expert_bytes: Option<u64>,
 }
 
@@ -102,7 +102,7 @@ impl LoadOptions {
         self
     }
 
-    /// With sums over the inputs of linear layers, or without.
+    /// Sets the sums over the inputs of linear layers.
     pub fn with_input_sums(mut self, input_sums: bool) -> Self {
         self.input_sums = input_sums;
         self
@@ -334,7 +334,7 @@ pub(crate) struct Parts {
     pub(crate) generation: GenerationDefaults,
     pub(crate) embedding: EmbeddingFiles,
     pub(crate) infill: Option<InfillTokens>,
-    /// The prompt for a query and a document that the files bring.
+    /// The files' own prompt for a query and a document.
     pub(crate) reranking_prompt: Option<String>,
 }
 

@@ -13,7 +13,7 @@ use crate::{Batch, Decoder, ModelConfig, ModelError, Projected, scratch_bytes};
 
 /// The weights of the layer. Embedding and head are the model's.
 pub struct Predictor {
-    /// Of the embedding of the next token.
+    /// Norm of the next token's embedding.
     pub embedding_norm: Norm,
     /// Of the hidden state.
     pub hidden_norm: Norm,

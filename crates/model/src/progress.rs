@@ -45,7 +45,7 @@ impl LayerProgress {
         Ok(())
     }
 
-    /// Leaves out the rows before `row` when the layer under way finishes.
+    /// Skips the rows before `row` in the current layer's finish.
     pub fn skip_to(&mut self, row: usize) {
         self.finished = self.finished.max(row.min(self.projected));
     }

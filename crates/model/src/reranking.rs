@@ -1,33 +1,33 @@
-//! How a model judges whether a document answers a query.
+//! Scores documents for a query.
 
 use crate::{ConversationText, ModelConfig, Tokenizer};
 
 /// Default task of a Qwen3 reranker.
 const QWEN3_TASK: &str = "Given a web search query, retrieve relevant passages that answer the query";
 
-/// The prompt of Qwen3-Reranker, as its authors give it.
+/// The prompt of Qwen3-Reranker, from its authors.
 const QWEN3_PROMPT: &str = "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct \
 provided. Note that the answer can only be \"yes\" or \"no\".<|im_end|>\n<|im_start|>user\n<Instruct>: {instruction}\n<Query>: {query}\n\
 <Document>: {document}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n";
 
-/// Places in a prompt, and which text stands there.
+/// The placeholders of a prompt.
 const INSTRUCTION: &str = "{instruction}";
 const QUERY: &str = "{query}";
 const DOCUMENT: &str = "{document}";
 
-/// How a score follows from the state of the last token.
+/// The way from the last token's state to a score.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ScoreRule {
-    /// The share of the first token in the softmax over the logits of two: how much likelier "yes" is than "no".
+    /// The share of the first token in the softmax over two tokens' logits: "yes" against "no".
     Tokens(u32, u32),
     /// The logistic function of the one output of the model's score head ([`Decoder::score_head`](crate::Decoder::score_head)).
     Logistic,
-    /// The share of the first of the score head's outputs in their softmax.
+    /// The share of the first output of the score head in the softmax of all outputs.
     FirstOfSoftmax,
 }
 
-/// A model's prompt for a query and a document, and how its answer becomes a score from 0 to 1.
+/// A model's prompt for a query and a document, and the way from its answer to a score from 0 to 1.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reranking {
     prompt: String,
@@ -35,11 +35,10 @@ pub struct Reranking {
 }
 
 impl Reranking {
-    /// The reranking of a model: by its score head of `outputs` rows, or by the words "yes" and "no" of a Qwen3 model that has none.
-    /// `prompt` is the one that its files bring.
+    /// The reranking of a model: by its score head of `outputs` rows, or by the words "yes" and "no" of a Qwen3 model
+    /// without one. `prompt` is the files' own.
     ///
-    /// # Errors
-    /// Why the model is no reranker, in one line.
+    /// The reason why the model is no reranker, in one line.
     pub(crate) fn of_model(
         config: &ModelConfig,
         outputs: Option<usize>,
@@ -70,7 +69,7 @@ impl Reranking {
         Ok(Self { prompt, rule })
     }
 
-    /// How a score follows from the state of the last token.
+    /// The way from the last token's state to a score.
     pub fn rule(&self) -> ScoreRule {
         self.rule
     }
@@ -80,7 +79,7 @@ impl Reranking {
         self.prompt.contains(INSTRUCTION)
     }
 
-    /// The prompt for a document. What query and document spell stays text.
+    /// The prompt for a document. Control tokens that query and document spell stay text.
     pub fn text(&self, instruction: Option<&str>, query: &str, document: &str) -> ConversationText {
         let places = [
             (INSTRUCTION, instruction.unwrap_or(QWEN3_TASK)),

@@ -82,16 +82,16 @@ pub struct LightningShape {
 /// The sizes of an [`NgramTable`](crate::NgramTable).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NgramShape {
-    /// Values of all residual streams of a token.
+    /// Number of values of all residual streams of a token.
     pub channels: usize,
-    /// Values of a token that come from the table.
+    /// Number of a token's values from the table.
     pub inputs: usize,
     /// Tokens before the current one that n-grams and the convolution reach.
     pub window: usize,
 }
 
 impl KimiDeltaShape {
-    /// Values of all heads of a token, of queries, of keys or of values.
+    /// Number of values of all heads of a token: of queries, of keys or of values.
     pub fn width(&self) -> usize {
         self.heads * self.head_dim
     }
@@ -103,7 +103,7 @@ impl KimiDeltaShape {
 }
 
 impl LightningShape {
-    /// Values of all heads of a token, of queries, of keys or of values.
+    /// Number of values of all heads of a token: of queries, of keys or of values.
     pub fn width(&self) -> usize {
         self.heads * self.head_dim
     }

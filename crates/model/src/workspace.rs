@@ -138,7 +138,7 @@ impl Workspace {
         }
     }
 
-    /// The longest batch this workspace serves.
+    /// The longest batch for this workspace.
     pub(crate) fn batch_tokens(&self) -> usize {
         self.batch_tokens
     }

@@ -1,5 +1,5 @@
-//! Damaged and hostile files, thousands of them and the same in every run: each loads or is refused in one line, without
-//! a panic and without taking memory the file does not account for.
+//! Thousands of damaged and hostile files, the same in every run: each loads or is refused in one line, without a panic
+//! and without more memory than the file justifies.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::panic::RefUnwindSafe;
@@ -11,7 +11,7 @@ use riffle_model::ModelError;
 use riffle_testing::damage::{Damage, inputs};
 use riffle_testing::{use_adapter, use_model, write_adapter_input, write_directory};
 
-/// Memory held now, and the most that was held since it was last asked.
+/// Current memory, and its peak since the last query.
 struct Counting;
 
 static HELD: AtomicUsize = AtomicUsize::new(0);
@@ -42,17 +42,17 @@ fn alone() -> MutexGuard<'static, ()> {
     LOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Loads and uses what lies at a path.
+/// Loads and uses the model at a path.
 type Use = dyn Fn(&Path) -> Result<(), ModelError> + RefUnwindSafe;
 
-/// Uses the model at `path`, which takes `bytes` on the disk; true where it loads.
+/// Uses the model at `path`, which takes `bytes` on the disk; true if it loads.
 fn survives(path: &Path, bytes: usize) -> bool {
     survives_use(path, bytes, &use_model)
 }
 
 fn survives_use(path: &Path, bytes: usize, use_it: &Use) -> bool {
-    // A tokenizer's tables, the packed weights and the buffers of a forward pass are larger than the few kilobytes of the
-    // file, but by a fixed factor and a fixed amount.
+    // A tokenizer's tables, the packed weights and the buffers of a forward pass exceed the file's few kilobytes, by a
+    // fixed factor and a fixed amount.
     let allowed = (16 << 20) + 256 * bytes;
     let before = HELD.load(Relaxed);
     PEAK.store(before, Relaxed);
@@ -66,13 +66,13 @@ fn survives_use(path: &Path, bytes: usize, use_it: &Use) -> bool {
     used.is_ok()
 }
 
-/// Damages the inputs of `target` `count` times; `write` puts a file where it belongs and returns the model's path.
+/// Damages the inputs of `target` `count` times. `write` puts a file in its place and returns the model's path.
 fn survives_damage(target: &str, count: usize, write: impl Fn(&Path, &[u8]) -> PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     survives_damage_in(folder.path(), target, count, write, &use_model);
 }
 
-/// The same in a folder, for inputs that are used in another way.
+/// The same in a folder, for inputs with another use.
 fn survives_damage_in(
     folder: &Path,
     target: &str,
@@ -104,7 +104,7 @@ fn survives_damage_in(
             }
         }
     }
-    // Damage that never or always shows would test nothing.
+    // If damage never or always shows, the test is meaningless.
     assert!(
         loaded > count / 100 && loaded < count * 9 / 10,
         "{loaded} of {count} loaded"
@@ -152,7 +152,7 @@ fn damaged_adapters_load_or_are_refused() {
     });
 }
 
-/// A file of this many bytes that takes no room on the disk.
+/// A file of this many bytes that takes no space on the disk.
 fn sparse(path: &Path, begin: &[u8], bytes: u64) {
     std::fs::write(path, begin).unwrap();
     std::fs::File::options()
@@ -249,6 +249,6 @@ fn huge_files_do_not_get_memory_by_their_size() {
         &99_999_999u64.to_le_bytes(),
         32 << 30,
     );
-    // The format allows headers of 100 MB, which are read before they are found to be none.
+    // The format allows headers of 100 MB, which are read before they are recognised as invalid.
     assert!(!survives(folder.path(), 100_000_000 / 256));
 }

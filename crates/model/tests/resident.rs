@@ -1,4 +1,4 @@
-//! Memory the process holds for a model: the weights once, and little else. The only test of its process.
+//! Memory of the process for a model: the weights once, and little else. The only test of its process.
 #![cfg(target_os = "linux")]
 
 mod testing;
@@ -113,11 +113,11 @@ fn write_directory(path: &Path) {
     std::fs::write(path.join("model.safetensors"), safetensors_file(&tensors)).unwrap();
 }
 
-/// The model a process of its own measures, and the bytes of its largest tensor.
+/// The model that the separate process measures, and the bytes of its largest tensor.
 const MEASURED: &str = "RIFFLE_TEST_RESIDENT_MODEL";
 const LARGEST: &str = "RIFFLE_TEST_RESIDENT_LARGEST";
 
-/// Loads the model at `path` and reads some tokens; `largest` are the bytes of its largest tensor.
+/// Loads the model at `path` and reads some tokens; `largest` is the size of its largest tensor in bytes.
 fn check(path: &Path, file: u64, largest: u64) {
     let config = inspect(path).unwrap().config;
     // Keys and values of the test's own attention, in f32.
@@ -130,7 +130,7 @@ fn check(path: &Path, file: u64, largest: u64) {
     let loaded = load_model(path);
     let tokens: Vec<u32> = (0..TOKENS as u32).collect();
     assert!(logits_of(&loaded, &tokens, TOKENS)[0].is_finite());
-    // The memory behind the last matrix is held to the end of its huge page, whatever the size of the model.
+    // Memory after the last matrix is held up to the end of its huge page, for every model size.
     let tail = 2 << 20;
     let allowed = |weights: f64| weights as u64 + tail + kv + 2 * logits + scratch_bytes(&config, TOKENS);
     let taken = status_bytes("VmRSS").saturating_sub(before);
@@ -143,7 +143,7 @@ fn check(path: &Path, file: u64, largest: u64) {
     );
     let limit = allowed(1.05 * file as f64);
     assert!(taken <= limit, "{taken} bytes are held, {limit} allowed");
-    // While a tensor is packed its pages of the file are held too.
+    // While a tensor is packed, its pages of the file are in memory too.
     let limit = limit + largest;
     assert!(most <= limit, "{most} bytes at the most, {limit} allowed");
     eprintln!("file {file}, held {taken}, at the most {most}");
@@ -169,7 +169,8 @@ fn a_model_takes_the_bytes_of_its_file_and_little_more() {
     measure_alone(folder.path(), VOCABULARY * HIDDEN * 2);
 }
 
-/// Runs this test again as a process of its own: what writing the files left to the allocator would be measured too.
+/// Runs this test again in a separate process; otherwise the allocator's memory from writing the files would be
+/// measured too.
 fn measure_alone(path: &Path, largest: u64) {
     let output = std::process::Command::new(std::env::current_exe().unwrap())
         .args([

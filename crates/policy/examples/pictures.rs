@@ -1,7 +1,8 @@
-//! Draws what each policy reads of one small text, as SVG for the book: `cargo run --release -p riffle-policy --example pictures -- FOLDER`.
+//! Draws the pairs that each policy reads of a small text, as SVG for the book: `cargo run --release -p riffle-policy
+//! --example pictures -- FOLDER`.
 //!
-//! The text is made up: 512 tokens, a few first tokens that all queries look at, neighbours that look at each other, and two facts that are
-//! asked for once each, one in the middle and one at the end.
+//! The generated text has 512 tokens: first tokens that all queries attend to, neighbours that attend to each other,
+//! and two facts, one in the middle and one at the end, each asked for once.
 
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -18,7 +19,7 @@ const PAGE: usize = 64;
 const CHANNELS: usize = 32;
 /// Tokens of the prompt in pictures of decode policies.
 const PROMPT: usize = 384;
-/// Tokens that a side of a cell stands for, and its pixels.
+/// Tokens per side of a cell, and its pixels.
 const CELL_TOKENS: usize = 8;
 const CELL_PIXELS: usize = 5;
 /// Left and top edge of the triangle, in pixels.
@@ -90,12 +91,12 @@ impl Scene {
         for token in 0..TOKENS {
             let mut query: Vec<f32> = (0..CHANNELS).map(|_| 0.15 * noise()).collect();
             let mut key: Vec<f32> = (0..CHANNELS).map(|_| 0.15 * noise()).collect();
-            // Neighbours look alike: pairs of channels that turn with the position.
+            // Neighbours are similar: pairs of channels rotate with the position.
             for (pair, turn) in [0.02f32, 0.05, 0.11, 0.19].into_iter().enumerate() {
                 let angle = turn * token as f32;
                 let at = 8 + 2 * pair;
                 (query[at], query[at + 1]) = (1.3 * angle.cos(), 1.3 * angle.sin());
-                // The first tokens and the facts have no place among their neighbours.
+                // The first tokens and the facts differ from their neighbours.
                 let near = if token < 4 || FACTS.iter().any(|(place, _)| *place == token) {
                     0.0
                 } else {
@@ -114,7 +115,7 @@ impl Scene {
         }
         let planes = keys.chunks(PAGE * CHANNELS).map(|keys| {
             let (mut key_plane, mut value_plane) = (vec![0.0; keys.len()], vec![0.0; keys.len()]);
-            // Pages of whole multiples of 16 tokens, as the planes of a cache are.
+            // Pages of multiples of 16 tokens, like the planes of a cache.
             let written = write_keys(&mut PlaneMut::F32(&mut key_plane), CHANNELS, 0, PAGE, keys, CHANNELS)
                 .and_then(|()| write_values(&mut PlaneMut::F32(&mut value_plane), CHANNELS, 0, PAGE, keys, CHANNELS));
             written.expect("planes of the keys' size");
@@ -165,7 +166,7 @@ impl Scene {
         weights.iter().map(|weight| weight / total).collect()
     }
 
-    /// Shows a policy the mass of the queries it asks for.
+    /// Shows a policy the mass of the queries that it requests.
     fn show(&self, policy: &mut Policy, context: &SelectContext<'_>, read: &BTreeSet<(usize, usize)>, dense: bool) {
         let queries = Span::new(policy.observes_from(context), context.tokens);
         if queries.start >= queries.end {
@@ -185,7 +186,7 @@ impl Scene {
         });
     }
 
-    /// The pairs of query and key that a policy reads while the whole text is read as a prompt.
+    /// The pairs of query and key that a policy reads for a prompt of the whole text.
     fn read_prompt(&self, policy: &mut Policy) -> BTreeSet<(usize, usize)> {
         let mut read = BTreeSet::new();
         for start in (0..TOKENS).step_by(CHUNK) {
@@ -205,7 +206,7 @@ impl Scene {
         read
     }
 
-    /// The pairs that a policy reads while it writes the end of the text token by token, after a dense prompt.
+    /// The pairs that a policy reads while the end of the text is generated, after a dense prompt.
     fn write_answer(&self, policy: &mut Policy) -> BTreeSet<(usize, usize)> {
         let mut read = BTreeSet::new();
         for start in (0..PROMPT).step_by(CHUNK) {
@@ -251,7 +252,8 @@ fn take(read: &mut BTreeSet<(usize, usize)>, rows: Span, selection: &Selection) 
     }
 }
 
-/// The cells of each shade as a path, a unit a cell, neighbours in a row joined: the darker the more of their pairs are read.
+/// The cells of each shade as a path in units of cells, with adjacent cells of a row joined. A cell with more read
+/// pairs is darker.
 fn shades(read: &BTreeSet<(usize, usize)>, cells: usize) -> Vec<String> {
     let mut paths = vec![String::new(); SHADES];
     let shade = |row: usize, column: usize| {
@@ -294,7 +296,7 @@ fn facts(scene: &Scene, read: &BTreeSet<(usize, usize)>) -> String {
     circles
 }
 
-/// The picture: queries from top to bottom, keys from left to right. Text and lines take the colour of the page.
+/// The picture: queries from top to bottom, keys from left to right. Text and lines have the page's text colour.
 fn picture(scene: &Scene, spec: &PolicySpec, phase: Phase, read: &BTreeSet<(usize, usize)>) -> String {
     let cells = TOKENS / CELL_TOKENS;
     let side = cells * CELL_PIXELS;

@@ -34,7 +34,7 @@ impl PolicyRules {
         rule.map_or(&self.base, |rule| &rule.policy)
     }
 
-    /// Refuses policies that do not select in this phase, or not in chunks this short.
+    /// Refuses policies without support for this phase, or for chunks this short.
     ///
     /// # Errors
     /// [`PolicyError::UnsupportedPhase`], [`PolicyError::DeltaInDecode`], [`PolicyError::ChunkTooShort`].

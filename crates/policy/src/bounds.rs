@@ -156,7 +156,7 @@ mod tests {
             write_keys(&mut PlaneMut::F32(&mut plane), 16, 0, count, &keys, 16).unwrap();
             let page = PageView { start: 0, tokens: count, keys: Plane::F32(&plane), values: Plane::F32(&plane) };
             let mut bounds = Bounds::default();
-            // In two steps, so that a block grows.
+            // Two steps, so that a block grows.
             bounds.extend(&[page], 16, 4, count / 2);
             bounds.extend(&[page], 16, 4, count);
             let data = floats(&queries);

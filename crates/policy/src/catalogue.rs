@@ -77,7 +77,7 @@ pub fn catalogue() -> &'static [PolicyInfo] {
     &CATALOGUE
 }
 
-/// Refuses a policy that does not select in this phase.
+/// Refuses a policy without support for this phase.
 pub(crate) fn check_phase(info: &PolicyInfo, phase: Phase) -> Result<(), PolicyError> {
     if info.supports(phase) {
         return Ok(());

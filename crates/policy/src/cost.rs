@@ -79,7 +79,7 @@ pub struct ChunkWork {
 }
 
 impl ChunkSize {
-    /// Causal (query, key) pairs, heads of the group counted.
+    /// Causal (query, key) pairs, summed over the heads of the group.
     pub fn pairs(&self) -> f64 {
         let before = self.tokens.saturating_sub(self.rows) as f64;
         let rows = self.rows.min(self.tokens) as f64;
@@ -123,7 +123,7 @@ impl CostModel {
             return Some(0);
         }
         let pays = |tokens: usize| self.relative_cost(policy, phase, shape, tokens, None) < 1.0;
-        // Steps of an eighth of a power of two.
+        // A grid of lengths in steps of an eighth of a power of two.
         let grid = (8..21).flat_map(|power| (8..16).map(move |eighth| (1usize << power) / 8 * eighth));
         let mut grid: Vec<usize> = grid.collect();
         grid.reverse();

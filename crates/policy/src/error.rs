@@ -1,6 +1,6 @@
 use crate::Phase;
 
-/// Why a policy could not be chosen.
+/// The reason why a policy is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PolicyError {
@@ -62,7 +62,7 @@ pub enum PolicyError {
         /// Their number in the model.
         count: usize,
     },
-    /// The policy does not select in this phase.
+    /// The policy has no support for this phase.
     #[error(
         "policy {policy} works in {supported} alone and does not support {phase}: choose another for {phase} (riffle policies lists them)"
     )]
@@ -71,7 +71,7 @@ pub enum PolicyError {
         policy: &'static str,
         /// The requested phase.
         phase: Phase,
-        /// The phase it has.
+        /// The policy's own phase.
         supported: Phase,
     },
     /// The parameter `delta`, which corrects attention to prompts, was given for generated tokens.

@@ -6,7 +6,7 @@ use riffle_attention::{Arithmetic, AttendOptions, KvView, PageView, QueryTile, S
 
 use crate::SelectContext;
 
-/// Promise of the crate's callers.
+/// Panic message if a caller breaks the contract of pages.
 const SOUND: &str = "pages hold the tokens they say, of the queries' head_dim";
 
 /// Writes keys `first..first + out.len() / head_dim` as f32, `[tokens, head_dim]`, with zeros for tokens that no page

@@ -1,4 +1,4 @@
-//! The index of signs of a sequence's keys, for estimates that read a tenth of the bytes of f16 keys.
+//! An index of the signs of a sequence's keys; estimates read a tenth of the bytes of f16 keys.
 
 use riffle_attention::{PageView, SignIndex};
 
@@ -9,7 +9,7 @@ use crate::keys::for_each_rows;
 pub(crate) struct SignKeys {
     index: SignIndex,
     head_dim: usize,
-    /// Keys of the segment that is not whole yet, `[tokens, head_dim]`.
+    /// Keys of the last, incomplete segment, `[tokens, head_dim]`.
     rest: Vec<f32>,
 }
 
@@ -27,7 +27,7 @@ impl SignKeys {
         });
     }
 
-    /// Number of tokens whose keys were added.
+    /// Number of tokens with added keys.
     pub(crate) fn tokens(&self) -> usize {
         self.index.tokens() + self.rest.len() / self.head_dim.max(1)
     }

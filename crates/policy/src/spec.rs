@@ -191,7 +191,7 @@ impl PolicySpec {
         })
     }
 
-    /// The common parameters of policies that were given.
+    /// The given common parameters.
     fn common(&self) -> impl Iterator<Item = (&'static str, usize)> {
         let delta = self.delta.map(|delta| (DELTA, delta));
         let from = self.from.map(|from| (FROM, from));

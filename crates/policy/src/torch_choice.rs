@@ -1,16 +1,16 @@
-//! The choice of the highest scores that `torch.topk` makes on a CPU. Among equal scores it follows from the order in
-//! which libstdc++ exchanges elements, and trained models with many scores of zero were run with it.
+//! The choice of the highest scores by `torch.topk` on a CPU. Among equal scores it follows from the order in which
+//! libstdc++ exchanges elements. Trained models with many zero scores depend on this choice.
 //!
 //! `std::nth_element` is introselect (Musser, "Introspective sorting and selection algorithms", 1997) with the median
-//! of three as pivot; for few of many elements torch takes `std::partial_sort`, whose choice is that of a heap.
+//! of three as pivot. For a few of many elements torch uses `std::partial_sort`, which selects with a heap.
 
 /// A score and its index.
 type Entry = (f32, usize);
 
-/// Below this share of the elements torch takes a heap.
+/// Below this share of the elements torch uses a heap.
 const HEAP_SHARE: usize = 64;
 
-/// Indices of the `most` highest scores, ascending, as torch chooses them.
+/// Indices of the `most` highest scores, ascending, in torch's choice.
 pub fn choose_as_torch(scores: &[f32], most: usize) -> Vec<usize> {
     let mut entries: Vec<Entry> = scores.iter().copied().zip(0..).collect();
     let most = most.min(entries.len());
@@ -31,7 +31,7 @@ fn precedes(one: Entry, other: Entry) -> bool {
     one.0 > other.0 || one.0.is_nan() && !other.0.is_nan()
 }
 
-/// Moves the entries that precede the one at `place` before it.
+/// Moves the entries that precede the entry at `place` before it.
 fn select(entries: &mut [Entry], place: usize) {
     let (mut first, mut end) = (0, entries.len());
     let mut depth = 2 * entries.len().ilog2();
@@ -53,7 +53,7 @@ fn select(entries: &mut [Entry], place: usize) {
     sort_few(&mut entries[first..end]);
 }
 
-/// Parts entries at a median of three, and returns where the second part begins.
+/// Splits entries at a median of three, and returns the start of the second part.
 fn part_at_median(entries: &mut [Entry]) -> usize {
     let [one, middle, last] = [1, entries.len() / 2, entries.len() - 1];
     let before = |a: usize, b: usize| precedes(entries[a], entries[b]);
@@ -117,7 +117,7 @@ fn select_by_heap(entries: &mut [Entry], count: usize) {
     }
 }
 
-/// Puts an entry into the heap below `root`: down to a leaf along the later children, then up to its place.
+/// Inserts an entry into the heap below `root`: down to a leaf along the later children, then up to its place.
 fn sink(heap: &mut [Entry], root: usize, entry: Entry) {
     let (mut hole, count) = (root, heap.len());
     loop {

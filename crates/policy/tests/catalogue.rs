@@ -1,4 +1,4 @@
-//! Tests of the catalogue's entries, and of policies from outside it.
+//! Tests of the catalogue's entries, and of policies from other crates.
 
 mod testing;
 
@@ -114,7 +114,7 @@ fn every_policy_but_full_has_a_budget_whose_values_it_takes() {
     }
 }
 
-/// Remembers the token that received most mass, and reads it alone with the latest `window` tokens.
+/// Remembers the token with the most mass, and reads only this token and the latest `window` tokens.
 struct Favourite {
     window: usize,
     favourite: Option<usize>,
@@ -188,7 +188,7 @@ impl Persist for Favourite {
     }
 }
 
-/// Counts how often another policy selects. `FORWARDS` says whether it forwards the accessors.
+/// Counts the selections of another policy. With `FORWARDS` it forwards the accessors.
 struct Counted<const FORWARDS: bool>(Box<dyn SparsePolicy>);
 
 static SELECTED: AtomicUsize = AtomicUsize::new(0);

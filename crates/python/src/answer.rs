@@ -1,4 +1,4 @@
-//! Prompts as Python gives them, and answers as it gets them.
+//! Converts prompts from Python and answers to Python.
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -44,7 +44,7 @@ pub(crate) fn prompt_tokens(engine: &Engine, prompt: Prompt) -> Result<Vec<u32>,
 pub(crate) struct Answered {
     pub(crate) generation: Generation,
     pub(crate) prompt_tokens: usize,
-    /// Tokens of the prompt that had been read before.
+    /// Tokens of the prompt that were already read.
     pub(crate) reused_tokens: usize,
     /// One for each token, if requested.
     pub(crate) probabilities: Vec<TokenProbabilities>,

@@ -1,4 +1,4 @@
-//! Arrays of Python as rows of heads. Arrays are read in place, and gathered once for the kernels if necessary.
+//! Python's arrays as rows of heads. Arrays are read in place, and gathered once for the kernels if necessary.
 
 use std::ops::Range;
 
@@ -12,10 +12,10 @@ use riffle_engine::{available_memory_bytes, human_bytes};
 
 use crate::failure::Failure;
 
-/// Bytes of an array that are taken without asking what the machine has available.
+/// Bytes of an array that need no check of the machine's free memory.
 const UNCHECKED_BYTES: u64 = 64 << 20;
 
-/// An array `[heads, tokens, width]`, which Python may not change meanwhile.
+/// An array `[heads, tokens, width]`. Python may not change it meanwhile.
 pub(crate) struct HeadsArray<'py> {
     held: Held<'py>,
     pub(crate) heads: usize,
@@ -26,7 +26,7 @@ pub(crate) struct HeadsArray<'py> {
 enum Held<'py> {
     F32(PyReadonlyArrayDyn<'py, f32>),
     F16(PyReadonlyArrayDyn<'py, f16>),
-    /// Bits of bfloat16, which numpy has no type for.
+    /// Bits of bfloat16; numpy has no type for it.
     Bf16(PyReadonlyArrayDyn<'py, u16>),
 }
 
@@ -39,7 +39,7 @@ pub(crate) enum HeadsView<'a> {
 }
 
 impl<'py> HeadsArray<'py> {
-    /// An array of Python; `name` is what messages call it.
+    /// An array from Python; messages call it `name`.
     pub(crate) fn new(name: &str, array: &Bound<'py, PyAny>) -> Result<Self, Failure> {
         let untyped = array
             .cast::<PyUntypedArray>()
@@ -87,7 +87,7 @@ impl<'py> HeadsArray<'py> {
         })
     }
 
-    /// Elements of a head with the zeros that make it a multiple of 16.
+    /// Elements of a head with zero padding to a multiple of 16.
     pub(crate) fn padded_width(&self) -> usize {
         self.width.next_multiple_of(LANES)
     }
@@ -131,7 +131,7 @@ fn readonly<'py, T: numpy::Element>(
 }
 
 impl HeadsView<'_> {
-    /// The rows of some tokens, `[tokens, heads, padded]`, heads filled up with zeros.
+    /// The rows of some tokens, `[tokens, heads, padded]`, with zero padding in each head.
     pub(crate) fn rows(&self, tokens: Range<usize>, padded: usize) -> Vec<f32> {
         match self {
             Self::F32(view) => gathered(view, tokens, padded, |value| value),
@@ -191,7 +191,7 @@ pub(crate) fn by_heads(rows: &[f32], heads: usize, padded: usize, width: usize) 
     out
 }
 
-/// Rows of heads without the zeros that they were filled up with.
+/// Rows of heads without their padding.
 pub(crate) fn without_padding(rows: Vec<f32>, padded: usize, width: usize) -> Vec<f32> {
     if padded == width {
         rows

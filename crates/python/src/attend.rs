@@ -1,4 +1,4 @@
-//! Kernels on arrays: attention under a selection, the reference in f64, and what a policy selects.
+//! Kernels on arrays: attention under a selection, the reference in f64, and the selections of policies.
 
 use numpy::{IntoPyArray, PyArray2, PyArray3, PyArrayMethods};
 use pyo3::prelude::*;
@@ -18,10 +18,10 @@ use crate::process::Threads;
 use crate::selection::PySelection;
 use crate::watch::run;
 
-/// The most elements that the reference scores: it takes pair by pair.
+/// Limit on the pairs of the reference, which computes one pair at a time.
 const MOST_REFERENCE_PAIRS: usize = 1 << 32;
 
-/// How some queries attend.
+/// Options of attention for some queries.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct GivenCall {
@@ -41,7 +41,7 @@ struct Problem {
     /// Position of the first query.
     start: usize,
     tokens: usize,
-    /// Elements of a head with their padding, and without.
+    /// Elements of a head with padding, and without.
     padded: usize,
     width: usize,
     // [rows, heads, padded]
@@ -211,7 +211,7 @@ impl Problem {
         Ok((output, sums))
     }
 
-    /// Adds the block means that the selection names.
+    /// Adds the block means in the selection.
     fn attend_means(&self, kv_head: usize, partial: &mut Partial) -> Result<(), Failure> {
         let blocks = self.blocks(kv_head);
         if blocks.is_empty() {
@@ -258,7 +258,7 @@ impl Problem {
         )?)
     }
 
-    /// Blocks of the tokens there are.
+    /// Blocks of the existing tokens.
     fn blocks(&self, kv_head: usize) -> Vec<Span> {
         let named = self.selections[kv_head].summaries().iter();
         named.filter(|block| block.end <= self.tokens).copied().collect()
@@ -332,7 +332,7 @@ pub(crate) fn attend<'py>(
     ))
 }
 
-/// As [`attend`], in f64 and pair by pair, with the softmax mass that each key receives.
+/// Like [`attend`], in f64 and pair by pair, with the softmax mass that each key receives.
 #[pyfunction]
 pub(crate) fn reference<'py>(
     py: Python<'py>,

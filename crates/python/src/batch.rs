@@ -1,4 +1,4 @@
-//! Several prompts at a time, through the scheduler.
+//! Answers several prompts at a time, with the scheduler.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::answer::Answered;
 use crate::failure::{Class, Failure};
 use crate::watch::Watch;
 
-/// Prompts and how to answer each of them.
+/// Prompts and the options of their answers.
 pub(crate) struct Batch {
     pub(crate) prompts: Vec<Vec<u32>>,
     pub(crate) generate: GenerateOptions,
@@ -55,7 +55,7 @@ struct UnderWay {
     places: HashMap<RequestId, usize>,
     probabilities: Vec<Vec<TokenProbabilities>>,
     reports: Vec<Option<RequestReport>>,
-    /// Shares of the prompts that are being read.
+    /// Finished share of each prompt that is being read.
     reading: HashMap<RequestId, f64>,
     failure: Option<Failure>,
 }
@@ -85,7 +85,7 @@ impl UnderWay {
         }
     }
 
-    /// The prompts that are being read, each for half of its answer.
+    /// Progress of the prompts; reading counts as half of an answer.
     fn share_read(&self) -> f64 {
         self.reading.values().map(|share| share / 2.0).sum()
     }

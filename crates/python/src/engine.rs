@@ -20,7 +20,7 @@ use crate::process::{OfProcess, Threads};
 use crate::session::PySession;
 use crate::watch::{run, run_short};
 
-/// A model in memory and the threads that compute it; what sessions share.
+/// A model in memory and its threads, shared by sessions.
 pub(crate) struct Loaded {
     engine: OfProcess<Arc<Engine>>,
     pub(crate) threads: Arc<Threads>,
@@ -28,7 +28,7 @@ pub(crate) struct Loaded {
 }
 
 impl Loaded {
-    /// The engine; an error when it is closed, or in a child that `os.fork()` made.
+    /// The engine; an error if it is closed, or in a child of `os.fork()`.
     pub(crate) fn engine(&self) -> Result<&Arc<Engine>, Failure> {
         if self.is_closed.load(Ordering::Relaxed) {
             Err(closed("engine"))
@@ -48,7 +48,7 @@ pub(crate) fn unpicklable(what: &str, instead: &str) -> PyErr {
     PyTypeError::new_err(format!("a riffle {what} cannot be pickled or copied: {instead}"))
 }
 
-/// A model in memory; `riffle.Engine` is its face.
+/// A model in memory, wrapped by `riffle.Engine`.
 #[pyclass(frozen, module = "riffle._riffle", name = "Engine")]
 pub(crate) struct PyEngine {
     loaded: Mutex<Option<Arc<Loaded>>>,
@@ -158,7 +158,7 @@ impl PyEngine {
         .to_string())
     }
 
-    /// The memory plan that it keeps to, as JSON.
+    /// The engine's memory plan, as JSON.
     fn plan(&self) -> Result<String, Failure> {
         let loaded = self.loaded()?;
         let plan = loaded.engine()?.plan();
@@ -198,7 +198,7 @@ impl PyEngine {
         })
     }
 
-    /// The tokens with which a text of the model begins and ends.
+    /// The tokens at the beginning and at the end of a text.
     #[getter]
     fn end_tokens(&self) -> Result<(Option<u32>, Option<u32>), Failure> {
         let loaded = self.loaded()?;
@@ -237,7 +237,7 @@ impl PyEngine {
         Ok(PySession::wrap(session, loaded))
     }
 
-    /// Answers to several prompts, which share the engine: one dictionary each.
+    /// Answers several prompts, which share the engine: one dictionary each.
     #[pyo3(signature = (prompts, options, progress=None))]
     fn batch<'py>(
         &self,

@@ -25,7 +25,7 @@ pub(crate) struct GivenTasks {
     text: String,
     wording: String,
     lengths: Items<usize>,
-    /// Prompts, or documents of needles.
+    /// Number of prompts, or of documents with needles.
     samples: u64,
     depths: usize,
     seed: u64,
@@ -34,7 +34,7 @@ pub(crate) struct GivenTasks {
     places: Items<String>,
     late: bool,
     compress: Option<String>,
-    /// Each with its phase, where one was given.
+    /// Policies, each with its phase if one was given.
     policies: Items<(Option<bool>, String)>,
     budget: Option<f64>,
     shares: bool,
@@ -108,7 +108,7 @@ fn choice(is_prefill: Option<bool>, text: &str) -> Result<PolicyChoice, Failure>
     let spelled = format!("{phase}{text}");
     let known = spelled.parse::<PolicyChoice>();
     let Ok(spec) = policy(text) else {
-        // The laboratory's own message names all that it knows.
+        // The laboratory's own message lists all known names.
         return Ok(known?);
     };
     if spec.info().source != crate::python_policy::SOURCE {
@@ -122,13 +122,13 @@ fn choice(is_prefill: Option<bool>, text: &str) -> Result<PolicyChoice, Failure>
     Ok(PolicyChoice::named(phase, spec, spelled))
 }
 
-/// Notes how far a measurement is.
+/// Records the progress of a measurement.
 fn note(watch: &Watch, step: &CellStep<'_>) -> std::ops::ControlFlow<()> {
-    // Work in thousandths: a measurement's own unit has no meaning for callers.
+    // Work in thousandths: the measurement's own unit has no meaning for callers.
     watch.note(1000.0 * step.done / step.total.max(f64::MIN_POSITIVE), 1000)
 }
 
-/// Measures with a loaded engine on the threads of its own; `measure` returns the rows.
+/// Measures with a loaded engine on its own threads; `measure` returns the rows.
 fn measured<T: Serialize>(
     py: Python<'_>,
     (engine, tasks, progress): (&PyEngine, &GivenTasks, Option<Py<PyAny>>),
@@ -143,7 +143,7 @@ fn measured<T: Serialize>(
     })
 }
 
-/// Needles: the questions as CSV.
+/// Measures needles: the questions as CSV.
 #[pyfunction]
 #[pyo3(signature = (engine, tasks, progress=None))]
 pub(crate) fn run_needle(
@@ -158,7 +158,7 @@ pub(crate) fn run_needle(
     })
 }
 
-/// RULER: the prompts as CSV.
+/// Measures RULER: the prompts as CSV.
 #[pyfunction]
 #[pyo3(signature = (engine, tasks, progress=None))]
 pub(crate) fn run_ruler(
@@ -173,7 +173,7 @@ pub(crate) fn run_ruler(
     })
 }
 
-/// Policies on the same tasks: policies and tasks as CSV.
+/// Compares policies on the same tasks: policies and tasks as CSV.
 #[pyfunction]
 #[pyo3(signature = (engine, tasks, progress=None))]
 pub(crate) fn run_compare(
@@ -188,7 +188,7 @@ pub(crate) fn run_compare(
     })
 }
 
-/// A prompt of a RULER task, and the expected answers.
+/// Makes a prompt of a RULER task, and the expected answers.
 #[pyfunction]
 pub(crate) fn ruler_prompt(
     engine: &PyEngine,

@@ -9,7 +9,7 @@ use riffle_kv::KvError;
 use riffle_model::ModelError;
 use riffle_policy::PolicyError;
 
-/// Why a call failed.
+/// The reason for a failed call.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// A class of `riffle.errors` and its message.
@@ -56,7 +56,7 @@ impl Class {
     }
 }
 
-/// A message with the package's keyword arguments in place of the fields of options.
+/// A message with the package's keyword arguments in place of option fields.
 fn in_keywords(message: &str) -> String {
     const KEYWORDS: [(&str, &str); 11] = [
         ("auto_target", "auto"),
@@ -84,12 +84,12 @@ impl Failure {
         Self::Riffle(class, in_keywords(&message.into()))
     }
 
-    /// An option whose value makes no sense.
+    /// An option with an invalid value.
     pub(crate) fn option(message: impl Into<String>) -> Self {
         Self::new(Class::Option, message)
     }
 
-    /// An array of a wrong shape, type or place.
+    /// An array of a wrong shape, type or device.
     pub(crate) fn array(message: impl Into<String>) -> Self {
         Self::new(Class::Array, message)
     }

@@ -1,4 +1,4 @@
-//! Sequences of Python as vectors: read one item after the other, since the length that a sequence states may be anything.
+//! Python sequences as vectors, read item by item, because a sequence may state any length.
 
 use std::path::PathBuf;
 
@@ -8,11 +8,11 @@ use pyo3::types::{PySequence, PyString};
 
 use crate::failure::Failure;
 
-/// Most elements of a sequence, including nested ones: more than any text has tokens, and little memory.
+/// Most elements of a sequence, including nested ones: more than the tokens of any text, and little memory.
 const MOST_ELEMENTS: usize = 1 << 24;
 
-/// A bounded sequence of Python: nothing is allocated for its stated length. A longer one is refused by [`Items::list`], with the
-/// name of the option.
+/// A bounded Python sequence: nothing is allocated for its stated length. [`Items::list`] refuses a longer one, with
+/// the name of the option.
 #[derive(Debug)]
 pub(crate) struct Items<T> {
     values: Vec<T>,
@@ -20,9 +20,9 @@ pub(crate) struct Items<T> {
     is_too_long: bool,
 }
 
-/// Something in a sequence.
+/// An item of a sequence.
 pub(crate) trait Element {
-    /// The share of [`MOST_ELEMENTS`] that it takes.
+    /// Its share of [`MOST_ELEMENTS`].
     fn elements(&self) -> usize {
         1
     }
@@ -76,7 +76,7 @@ impl<T> Items<T> {
 }
 
 impl<T: Clone> Items<T> {
-    /// A copy of the items, for options that are looked at several times.
+    /// A copy of the items, for options that are read several times.
     pub(crate) fn copied(&self, name: &str) -> Result<Vec<T>, Failure> {
         let (values, elements, is_too_long) = (self.values.clone(), self.elements, self.is_too_long);
         Self {
@@ -89,7 +89,7 @@ impl<T: Clone> Items<T> {
 }
 
 impl<T> Items<Items<T>> {
-    /// The items of the items.
+    /// The items of a nested sequence.
     pub(crate) fn lists(self, name: &str) -> Result<Vec<Vec<T>>, Failure> {
         self.list(name)?.into_iter().map(|items| items.list(name)).collect()
     }

@@ -1,10 +1,10 @@
 //! The native half of the Python package `riffle`: classes and functions that its Python files wrap.
 //!
-//! Every long call runs on Riffle's own threads without the interpreter's lock ([`watch`]), and every error is an exception of
-//! `riffle.errors` ([`failure`]).
+//! Every long call runs on Riffle's own threads without the interpreter's lock ([`watch`]), and every error is an
+//! exception of `riffle.errors` ([`failure`]).
 
 #![forbid(unsafe_code)]
-// Structs that may grow are made from their defaults, field by field.
+// Structs that may get fields are built from their defaults, field by field.
 #![allow(clippy::field_reassign_with_default)]
 
 mod answer;
@@ -26,7 +26,7 @@ mod watch;
 
 use pyo3::prelude::*;
 
-/// Threads that calls on arrays and engines without a number of their own share.
+/// Threads for arrays and for engines without a thread count.
 #[pyfunction]
 fn set_threads(count: usize) -> Result<(), failure::Failure> {
     process::Threads::set_shared(count)
@@ -38,7 +38,7 @@ fn threads() -> Result<usize, failure::Failure> {
     Ok(process::Threads::shared()?.pool()?.current_num_threads())
 }
 
-/// The policies that can be named, as JSON: name, source, what it saves, phases, parameters with defaults and meanings.
+/// The known policies, as JSON: name, source, savings, phases, parameters with defaults and meanings.
 #[pyfunction]
 fn policies() -> String {
     let known = riffle_policy::catalogue().iter().chain(python_policy::known());

@@ -1,4 +1,4 @@
-//! Options of engines and answers as Python gives them.
+//! Options of engines and answers from Python.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -53,7 +53,7 @@ pub(crate) struct GivenEngine {
     window: Option<usize>,
 }
 
-/// The keyword arguments of answers. For a missing one the model's recommendation counts.
+/// The keyword arguments of answers. A missing one takes the model's recommendation.
 #[derive(FromPyObject, Default)]
 #[pyo3(from_item_all)]
 pub(crate) struct GivenAnswer {
@@ -215,7 +215,8 @@ impl GivenAnswer {
     }
 }
 
-/// The options with adapters (LoRA) beside the weights, and the scales of sequences; without scales each adapter has its full strength.
+/// The options with adapters (LoRA) beside the weights, and the scales of sequences. Without scales each adapter has
+/// its full strength.
 fn with_adapters(
     options: EngineOptions,
     paths: Option<Items<PathBuf>>,
@@ -253,7 +254,7 @@ fn set<T>(value: &mut T, given: Option<T>) {
     }
 }
 
-/// Refuses tokens that the model does not have.
+/// Refuses token ids outside the vocabulary.
 pub(crate) fn check_tokens(tokens: impl IntoIterator<Item = u32>, vocabulary: usize) -> Result<(), Failure> {
     match tokens.into_iter().find(|token| *token as usize >= vocabulary) {
         None => Ok(()),
@@ -264,7 +265,7 @@ pub(crate) fn check_tokens(tokens: impl IntoIterator<Item = u32>, vocabulary: us
     }
 }
 
-/// The file or folder of a model: a path, or the name of one in the cache of the hub.
+/// The file or folder of a model: a path, or a name in the hub's cache.
 pub(crate) fn model_path(path: &Path) -> Result<PathBuf, Failure> {
     if path.symlink_metadata().is_ok() {
         return Ok(path.to_owned());
@@ -276,7 +277,7 @@ pub(crate) fn model_path(path: &Path) -> Result<PathBuf, Failure> {
         .and_then(|settings| riffle_hub::locate(&settings, &OtherPrograms::from_environment(), text));
     match found {
         Ok(Some(found)) => Ok(found),
-        // The loader reports a path that is no file and no name.
+        // The loader reports a path that is neither a file nor a name.
         Ok(None) => Ok(path.to_owned()),
         Err(HubError::NotStored { name }) => Err(Failure::new(
             crate::failure::Class::Model,
@@ -288,7 +289,7 @@ pub(crate) fn model_path(path: &Path) -> Result<PathBuf, Failure> {
     }
 }
 
-/// One of `all` by its name.
+/// The one of `all` with this name.
 fn named<T: Copy>(
     option: &'static str,
     given: Option<&str>,

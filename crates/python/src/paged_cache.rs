@@ -1,4 +1,4 @@
-//! Keys and values in pages for arrays that arrive bit by bit, with the policies of both phases.
+//! Keys and values in pages, for arrays that arrive in parts, with the policies of both phases.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -20,7 +20,7 @@ use crate::options::policy;
 use crate::process::{OfProcess, Threads};
 use crate::watch::{run, run_short};
 
-/// Rows of a call that is long enough to look for signals meanwhile.
+/// Rows of a call that is long enough to poll for signals.
 const LONG_ROWS: usize = 64;
 
 /// The keyword arguments of `riffle.PagedCache`.
@@ -54,10 +54,10 @@ pub(crate) struct GivenLayer {
     window: Option<usize>,
 }
 
-/// A query compared with exact attention: layer, KV head, head, position, kept mass, spans that were read.
+/// A query compared with exact attention: layer, KV head, head, position, kept mass, read spans.
 type Audited = (usize, usize, usize, usize, f64, Vec<(usize, usize)>);
 
-/// A cache of one sequence; `riffle.PagedCache` is its face.
+/// A cache of one sequence, wrapped by `riffle.PagedCache`.
 #[pyclass(frozen, module = "riffle._riffle", name = "PagedCache")]
 pub(crate) struct PyPagedCache {
     held: Mutex<Option<OfProcess<CachedAttention>>>,
@@ -306,7 +306,7 @@ impl PyPagedCache {
         self.look(|attention| Ok(attention.tokens(layer)))
     }
 
-    /// Forgets what follows the first `tokens` tokens of every layer.
+    /// Forgets everything after the first `tokens` tokens of every layer.
     fn truncate(&self, tokens: usize) -> Result<(), Failure> {
         self.look(|attention| {
             if attention.truncate(tokens) {
@@ -320,7 +320,7 @@ impl PyPagedCache {
         })
     }
 
-    /// Tokens, pages, bytes by tier and the share of pairs that was read, as JSON.
+    /// Tokens, pages, bytes by tier and the share of read pairs, as JSON.
     fn usage(&self) -> Result<String, Failure> {
         self.look(|attention| {
             let (usage, pairs) = (attention.usage(), attention.pairs());
@@ -343,7 +343,7 @@ impl PyPagedCache {
             .transpose()
     }
 
-    /// The queries that were audited since the last call.
+    /// The queries audited since the last call.
     fn take_audited(&self) -> Vec<Audited> {
         std::mem::take(&mut *self.audited.lock().unwrap_or_else(PoisonError::into_inner))
     }

@@ -1,5 +1,5 @@
-//! Values that belong to the process that made them. Threads do not survive `os.fork()`, so a child may neither use nor free what
-//! they share.
+//! Values that belong to one process. Threads do not survive `os.fork()`, so a child may neither use nor free values
+//! that they share.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -8,9 +8,9 @@ use riffle_engine::max_threads;
 
 use crate::failure::{Class, Failure};
 
-/// A value that only the process that made it uses and frees.
+/// A value that only its own process uses and frees.
 pub(crate) struct OfProcess<T> {
-    /// There until it is dropped.
+    /// `Some` until the drop.
     value: Option<T>,
     process: u32,
 }
@@ -23,12 +23,12 @@ impl<T> OfProcess<T> {
         }
     }
 
-    /// The value; an error in a child that `os.fork()` made.
+    /// The value; an error in a child of `os.fork()`.
     pub(crate) fn get(&self) -> Result<&T, Failure> {
         self.value.as_ref().filter(|_| self.is_here()).ok_or_else(stayed_behind)
     }
 
-    /// The value; an error in a child that `os.fork()` made.
+    /// The value; an error in a child of `os.fork()`.
     pub(crate) fn get_mut(&mut self) -> Result<&mut T, Failure> {
         let is_here = self.is_here();
         self.value.as_mut().filter(|_| is_here).ok_or_else(stayed_behind)
@@ -49,7 +49,8 @@ fn stayed_behind() -> Failure {
 
 impl<T> Drop for OfProcess<T> {
     fn drop(&mut self) {
-        // A lock that a thread of the parent held would never be freed in a child: there the memory stays until it ends.
+        // In a child, a lock that a thread of the parent held is never released. So the child leaks the memory until it
+        // ends.
         if !self.is_here() {
             std::mem::forget(self.value.take());
         }
@@ -59,11 +60,11 @@ impl<T> Drop for OfProcess<T> {
 /// Thread pool of the package, separate from torch's and other libraries'.
 pub(crate) struct Threads(OfProcess<ThreadPool>);
 
-/// The threads that arrays and engines without a number of their own share.
+/// The threads for arrays and for engines without a thread count.
 static SHARED: Mutex<Option<(u32, Arc<Threads>)>> = Mutex::new(None);
 
 impl Threads {
-    /// So many threads; every core for 0.
+    /// A pool of this many threads; 0 means every core.
     pub(crate) fn new(count: usize) -> Result<Arc<Self>, Failure> {
         if count > max_threads() {
             return Err(Failure::option(format!(
@@ -80,7 +81,7 @@ impl Threads {
         Ok(Arc::new(Self(OfProcess::new(pool))))
     }
 
-    /// The threads of this process that calls on arrays share, and engines without a number of their own.
+    /// The process's threads for arrays and for engines without a thread count.
     pub(crate) fn shared() -> Result<Arc<Self>, Failure> {
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((process, threads)) = &*shared
@@ -93,7 +94,7 @@ impl Threads {
         Ok(threads)
     }
 
-    /// Replaces the shared threads; engines that were loaded before keep theirs.
+    /// Replaces the shared threads; engines loaded before keep theirs.
     pub(crate) fn set_shared(count: usize) -> Result<(), Failure> {
         if count == 0 {
             return Err(Failure::option("threads is 0, but it must be at least 1"));

@@ -11,10 +11,10 @@ use riffle_policy::{KeyUse, ParameterInfo, PolicyError, PolicyInfo, SelectContex
 use crate::failure::Failure;
 use crate::selection::PySelection;
 
-/// The hidden parameter that says which object a policy is.
+/// The hidden parameter that identifies a policy's object.
 const NUMBER: &str = "object";
 
-/// The source of policies that were registered.
+/// The source of registered policies.
 pub(crate) const SOURCE: &str = "Python";
 
 static REGISTRY: Mutex<Registry> = Mutex::new(Registry {
@@ -23,9 +23,9 @@ static REGISTRY: Mutex<Registry> = Mutex::new(Registry {
     error: None,
 });
 
-/// The policies that were registered.
+/// The registered policies.
 struct Registry {
-    /// With whether each reads keys.
+    /// The Python object of each policy. The flag is true if the policy reads keys.
     objects: Vec<(Py<PyAny>, bool)>,
     /// One for each name. Specs keep references to them, so they are never freed.
     infos: &'static [PolicyInfo],
@@ -48,7 +48,7 @@ pub(crate) fn known() -> &'static [PolicyInfo] {
     registry().infos
 }
 
-/// Takes the exception that a policy in Python has raised since the last call.
+/// Takes the exception that a Python policy raised since the last call.
 pub(crate) fn take_error() -> Option<PyErr> {
     registry().error.take()
 }
@@ -57,8 +57,8 @@ fn registry() -> std::sync::MutexGuard<'static, Registry> {
     REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Registers an object with a method `select(queries, context)` under a name. A name that is taken by another such object is given
-/// to this one; engines that were loaded before keep the other.
+/// Registers an object with a method `select(queries, context)` under a name. If the name is taken, it now means this
+/// object; engines loaded before keep the old one.
 #[pyfunction]
 pub(crate) fn register_policy(name: &str, policy: Py<PyAny>, traits: GivenTraits) -> Result<(), Failure> {
     let is_word = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '_';
@@ -95,7 +95,7 @@ pub(crate) fn register_policy(name: &str, policy: Py<PyAny>, traits: GivenTraits
     info.traits.prefill = traits.prefill;
     info.traits.decode = traits.decode;
     info.traits.follows_from_keys = traits.follows_from_keys;
-    // Its object is told where chunks begin.
+    // The object is told the starts of chunks.
     info.traits.depends_on_chunks = true;
     info.traits.keys = if traits.reads_keys {
         KeyUse::Scanned
@@ -128,7 +128,7 @@ impl SparsePolicy for PythonPolicy {
                 .map(|(object, reads)| (object.clone_ref(py), *reads));
             let selected = match object {
                 Some((object, true)) => ask(py, &object, tile, context),
-                // Some pages may be there for others.
+                // Some pages may exist for other policies.
                 Some((object, false)) => ask(py, &object, tile, &SelectContext { pages: &[], ..*context }),
                 None => Err(Failure::from(PolicyError::BadState).into()),
             };

@@ -11,10 +11,10 @@ use riffle_attention::{Selection, Span};
 use crate::failure::Failure;
 use crate::items::Items;
 
-/// The most elements of a mask.
+/// Most elements of a mask.
 const MOST_MASK_ELEMENTS: usize = 1 << 30;
 
-/// The largest position that Python may name.
+/// Largest position from Python.
 const MOST_TOKENS: usize = u32::MAX as usize;
 
 /// Keys of one KV head that some queries read; `riffle.Selection`.
@@ -22,7 +22,7 @@ const MOST_TOKENS: usize = u32::MAX as usize;
 #[derive(PartialEq)]
 pub(crate) struct PySelection(Selection);
 
-/// The parts that a selection is made of.
+/// The parts of a selection.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 struct Parts {
@@ -46,7 +46,7 @@ impl From<Selection> for PySelection {
     }
 }
 
-/// Spans of positions that Python gave.
+/// Spans of positions from Python.
 pub(crate) fn spans(given: &[(usize, usize)]) -> Result<Vec<Span>, Failure> {
     let span = |(start, end): &(usize, usize)| {
         if start <= end && *end <= MOST_TOKENS {
@@ -123,7 +123,7 @@ impl PySelection {
         Ok(pairs(&self.0.reads(start, rows)))
     }
 
-    /// `[rows, tokens]`: whether the query at `start + r` reads key `j`.
+    /// `[rows, tokens]`: true if the query at `start + r` reads key `j`.
     fn mask<'py>(
         &self,
         py: Python<'py>,
@@ -141,7 +141,7 @@ impl PySelection {
         Ok(mask.into_pyarray(py).reshape([rows, tokens])?)
     }
 
-    /// Its parts, from which the same selection is made.
+    /// Its parts; the same selection can be made from them.
     fn parts<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyDict>, Failure> {
         let rows = self.0.extra_rows();
         let parts = PyDict::new(py);
@@ -197,7 +197,7 @@ impl PySelection {
     }
 }
 
-/// Refuses rows that no text has.
+/// Refuses rows beyond the largest position.
 pub(crate) fn check_rows(start: usize, rows: usize) -> Result<(), Failure> {
     if start <= MOST_TOKENS && rows <= MOST_TOKENS {
         Ok(())

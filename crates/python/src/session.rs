@@ -19,13 +19,13 @@ use crate::process::OfProcess;
 use crate::stream::PyStream;
 use crate::watch::{Watch, run};
 
-/// The most bytes of logits that one call hands out.
+/// Most bytes of logits per call.
 const MOST_LOGIT_BYTES: u64 = 4 << 30;
 
 /// A session, until it is closed; one call at a time uses it.
 pub(crate) type Held = Mutex<Option<OfProcess<Session>>>;
 
-/// A session of an engine; `riffle.Session` is its face.
+/// A session of an engine, wrapped by `riffle.Session`.
 #[pyclass(frozen, module = "riffle._riffle", name = "Session")]
 pub(crate) struct PySession {
     loaded: Arc<Loaded>,
@@ -36,7 +36,7 @@ pub(crate) struct PySession {
 pub(crate) struct Begun {
     pub(crate) tokens: Vec<u32>,
     pub(crate) generate: GenerateOptions,
-    /// True if what the session and the tokens do not share is forgotten first.
+    /// True if the session first forgets everything that differs from the tokens.
     pub(crate) replaces: bool,
 }
 
@@ -61,7 +61,7 @@ impl PySession {
         run(py, &self.loaded.threads, progress, |watch| work(session, watch))
     }
 
-    /// Looks at the session.
+    /// Reads from the session without long work.
     fn look<T>(&self, look: impl FnOnce(&Session) -> T) -> Result<T, Failure> {
         self.loaded.engine()?;
         let mut held = lock(&self.held)?;
@@ -100,7 +100,7 @@ impl PySession {
     }
 }
 
-/// The session for one call; an error when another call uses it.
+/// The session for one call; an error if another call uses it.
 pub(crate) fn lock(held: &Held) -> Result<MutexGuard<'_, Option<OfProcess<Session>>>, Failure> {
     match held.try_lock() {
         Ok(guard) => Ok(guard),
@@ -116,7 +116,7 @@ pub(crate) fn open(held: &mut Option<OfProcess<Session>>) -> Result<&mut Session
     held.as_mut().ok_or_else(|| closed("session"))?.get_mut()
 }
 
-/// Reads what comes before an answer and generates it; `show` is given its text.
+/// Reads the tokens before an answer and generates it; `show` receives its text.
 pub(crate) fn answer(
     session: &mut Session,
     begun: &Begun,
@@ -227,7 +227,7 @@ impl PySession {
         })
     }
 
-    /// Reads a prompt and returns the logits after its tokens from number `first` on, `[tokens, vocabulary]`.
+    /// Reads a prompt and returns the logits after its tokens from index `first` on, `[tokens, vocabulary]`.
     #[pyo3(signature = (prompt, first=0, progress=None))]
     fn prefill_logits<'py>(
         &self,
@@ -273,8 +273,8 @@ impl PySession {
         Ok(logits.into_pyarray(py).reshape([rows, vocabulary])?)
     }
 
-    /// The logarithms of the probabilities of `tokens[first..]`, each given everything before it, and whether each was the likeliest
-    /// token. The session then holds `tokens`; what it shares with them is not read again.
+    /// The log probabilities of `tokens[first..]`, each given everything before it, and true for each that is the
+    /// likeliest token. The session then holds `tokens`; the shared beginning is not read again.
     #[pyo3(signature = (tokens, first, progress=None))]
     #[expect(clippy::type_complexity, reason = "a pair of arrays")]
     fn log_probabilities<'py>(
@@ -301,7 +301,7 @@ impl PySession {
         Ok((found.into_pyarray(py), likeliest.into_pyarray(py)))
     }
 
-    /// Reads a prompt, or forgets what differs from it, and answers: the fields of `riffle.Generation`.
+    /// Reads a prompt, or forgets the differing tokens, and answers: the fields of `riffle.Generation`.
     #[pyo3(signature = (prompt, options, replaces=false, progress=None))]
     fn generate<'py>(
         &self,
@@ -318,7 +318,7 @@ impl PySession {
         answered.to_python(py)
     }
 
-    /// As [`generate`](Self::generate), piece by piece.
+    /// Like [`generate`](Self::generate), piece by piece.
     #[pyo3(signature = (prompt, options, replaces=false, progress=None))]
     fn stream(
         &self,
@@ -352,7 +352,7 @@ impl PySession {
         self.work(py, None, |session, _| Ok(session.sequence().save(path)?.len()))
     }
 
-    /// Evicts the pairs that later questions need least; what was kept, as JSON.
+    /// Evicts the pairs that later questions need least; returns the kept amount, as JSON.
     #[pyo3(signature = (options, progress=None))]
     fn compress(&self, py: Python<'_>, options: &str, progress: Option<Py<PyAny>>) -> Result<String, Failure> {
         let options: CompressOptions = options.parse()?;
@@ -376,7 +376,7 @@ fn log_probabilities(
     watch: &Watch,
 ) -> Result<(Vec<f32>, Vec<bool>), Failure> {
     let vocabulary = session.engine().model().config().vocab_size;
-    // The logits that predict the first of them follow the token before it, which is read anew.
+    // The logits that predict the first of them follow the token before it, which is read again.
     let kept = session.keep_shared(&tokens[..first - 1])?;
     let (mut found, mut likeliest) = (Vec::new(), Vec::new());
     let mut take = |position: usize, logits: &[f32]| {

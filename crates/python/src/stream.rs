@@ -14,16 +14,16 @@ use crate::process::OfProcess;
 use crate::session::{Begun, Held, answer, lock, open};
 use crate::watch::{ReportedProgress, Shown, Watch, guarded};
 
-/// How often who waits looks for signals.
+/// Interval between polls for signals.
 const POLL: Duration = Duration::from_millis(50);
 
-/// A message of the thread that writes an answer.
+/// A message of the answering thread.
 enum StreamMessage {
     Text(String),
     End(Box<Result<Answered, Failure>>),
 }
 
-/// An answer that another thread writes; `riffle.Stream` is its face. Dropped, it stops the answer at its next token.
+/// An answer from another thread, wrapped by `riffle.Stream`. Dropping it stops the answer at its next token.
 #[pyclass(frozen, module = "riffle._riffle", name = "Stream")]
 pub(crate) struct PyStream {
     pieces: OfProcess<Mutex<Receiver<StreamMessage>>>,
@@ -34,7 +34,7 @@ pub(crate) struct PyStream {
 }
 
 impl PyStream {
-    /// Begins to read and to answer.
+    /// Starts reading and answering.
     pub(crate) fn begin(
         loaded: &Arc<Loaded>,
         held: &Arc<Held>,
@@ -66,7 +66,7 @@ impl PyStream {
             .name("riffle-stream".to_owned())
             .spawn(write);
         thread.map_err(|error| Failure::new(Class::Riffle, format!("cannot start a thread: {error}")))?;
-        // An error says that the sender is gone, which is all that is waited for.
+        // An error means that the sending thread has ended. The wait ends too.
         let _: Result<(), _> = is_ready.recv();
         Ok(Self {
             pieces: OfProcess::new(Mutex::new(receive)),
@@ -104,7 +104,7 @@ impl PyStream {
         }
     }
 
-    /// Looks for signals and tells how far the prompt is.
+    /// Polls for signals and reports the progress of the prompt.
     fn poll(&self, py: Python<'_>) -> PyResult<()> {
         let told = *self.told.lock().unwrap_or_else(PoisonError::into_inner);
         let mut shown = Shown::resumed(self.progress.as_ref(), told);
@@ -129,7 +129,7 @@ impl PyStream {
         self.watch.stop();
     }
 
-    /// The fields of `riffle.Generation`, when the answer has ended.
+    /// The fields of `riffle.Generation`, after the answer has ended.
     fn generation<'py>(&self, py: Python<'py>) -> Result<Option<Bound<'py, PyDict>>, Failure> {
         let answered = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
         answered.as_ref().map(|answered| answered.to_python(py)).transpose()

@@ -1,5 +1,5 @@
-//! Long calls: they run on Riffle's threads without the interpreter's lock, while the caller looks for signals and tells how far they
-//! are.
+//! Long calls: they run on Riffle's threads without the interpreter's lock, while the caller polls for signals and
+//! reports progress.
 
 use std::any::Any;
 use std::ops::ControlFlow;
@@ -15,7 +15,7 @@ use crate::failure::{Class, Failure};
 use crate::process::Threads;
 use crate::python_policy;
 
-/// How often the caller looks for signals.
+/// Interval between the caller's polls for signals.
 const POLL: Duration = Duration::from_millis(50);
 
 /// State that a running call shares with its caller: progress, and the request to stop.
@@ -49,12 +49,12 @@ impl Watch {
         self.flow()
     }
 
-    /// As [`note`](Self::note), of a prompt that is read.
+    /// Like [`note`](Self::note), for a prompt that is being read.
     pub(crate) fn note_prefill(&self, progress: PrefillProgress) -> ControlFlow<()> {
         self.note(progress.tokens_done, progress.tokens)
     }
 
-    /// Looks for signals and shows the progress, on the caller's thread.
+    /// Polls for signals and shows the progress, on the caller's thread.
     pub(crate) fn poll(&self, py: Python<'_>, progress: &mut Shown<'_>) -> PyResult<()> {
         py.check_signals()?;
         if let Some(error) = python_policy::take_error() {
@@ -96,8 +96,8 @@ impl<'a> Shown<'a> {
     }
 }
 
-/// Runs `work` on the threads, without the interpreter's lock. A signal, or an exception of `progress`, stops it and is raised when it
-/// has ended.
+/// Runs `work` on the threads, without the interpreter's lock. A signal, or an exception of `progress`, stops it, and
+/// is raised after it has ended.
 pub(crate) fn run<T: Send>(
     py: Python<'_>,
     threads: &Threads,
@@ -105,7 +105,7 @@ pub(crate) fn run<T: Send>(
     work: impl FnOnce(&Watch) -> Result<T, Failure> + Send,
 ) -> Result<T, Failure> {
     let pool = threads.pool()?;
-    // Another thread may have raised it after the call that it belonged to had failed.
+    // Another thread may have raised it after its own call failed.
     drop(python_policy::take_error());
     let (watch, (send, receive)) = (Watch::default(), sync_channel::<()>(1));
     let (mut outcome, mut raised) = (None, None);
@@ -153,7 +153,7 @@ pub(crate) fn run_short<T: Send>(
     }
 }
 
-/// A fault of Riffle's own is an exception like others.
+/// A fault of Riffle is an exception like others.
 pub(crate) fn guarded<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(internal(&*panic)))
 }

@@ -4,7 +4,7 @@ use riffle_kv::OutputError;
 use riffle_linear::WeightFormat;
 use riffle_model::ModelError;
 
-/// Why a model cannot be quantised.
+/// The reason why a model cannot be quantised.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum QuantizeError {

@@ -25,7 +25,7 @@ pub struct QuantizeOptions {
     pub embedding_type: Option<WeightFormat>,
     /// Mean squares of inputs.
     pub importance: Option<ImportanceMatrix>,
-    /// Memory budget for the rows in work.
+    /// Memory budget for the rows in progress.
     pub memory_bytes: Option<u64>,
     /// Replace an existing file.
     pub overwrite: bool,
@@ -83,7 +83,7 @@ impl PlannedTensor {
     }
 }
 
-/// A run of quantisation, decided and not yet done.
+/// A planned quantisation.
 pub struct QuantizePlan {
     pub(crate) input: PathBuf,
     pub(crate) source: WeightSource,

@@ -69,7 +69,7 @@ fn no_encoder_is_worse_than_that_of_ggml() {
             let shown: Vec<String> = ratios.iter().map(|ratio| format!("{ratio:.3}")).collect();
             println!("{:<8} {kind:<10} {}", format.name(), shown.join(" "));
             let mean = ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / ratios.len() as f64;
-            // Errors are weighed by the size of weights too: a row of another kind may lose a little.
+            // Errors are also weighted by the size of weights, so a row of another kind may lose a little.
             if mean > 1e-3 || ratios.iter().any(|ratio| *ratio > 1.05) {
                 worse.push(format!("{} {kind}: {}", format.name(), shown.join(" ")));
             }

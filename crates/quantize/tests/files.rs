@@ -1,4 +1,4 @@
-//! Files of quantised models: what they hold, how runs go on, what is refused.
+//! Files of quantised models: contents, continued runs, and refusals.
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -28,7 +28,7 @@ fn values(source: &WeightSource, name: &str) -> Vec<f32> {
     values
 }
 
-/// A GGUF file of a made-up model: two layers' worth of matrices with rows of 256 weights.
+/// A generated GGUF model: matrices of two layers with rows of 256 weights.
 fn made(path: &Path, bend: impl Fn(&mut Vec<f32>)) {
     let mut tensors = vec![("token_embd.weight".to_owned(), vec![64, 256])];
     for layer in 0..2 {
@@ -84,7 +84,7 @@ fn a_folder_becomes_a_file_with_its_weights_settings_and_tokens() {
     assert_eq!(count("general.file_type"), Some(0));
     assert_eq!(count("general.quantization_version"), Some(2));
     assert_eq!(text("tokenizer.ggml.model").as_deref(), Some("gpt2"));
-    // The file loads, and is the same model: no tensor is left over, and tokens are the same.
+    // The file loads as the same model: every tensor is used, and the tokens are the same.
     let (folder_model, file_model) = (
         riffle_model::load(shipped()).unwrap(),
         riffle_model::load(&output).unwrap(),
@@ -195,7 +195,7 @@ fn an_interrupted_run_goes_on_where_it_stopped_and_leaves_no_half_file() {
     };
     assert!(matches!(stop_at(9), Err(QuantizeError::Interrupted)));
     assert!(!output.exists());
-    // Bytes of a tensor that are damaged meanwhile are written again, with all behind them.
+    // Tensors with damaged bytes are written again, and so are all later ones.
     let mut files = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
     let partial = files.find(|path| path.to_string_lossy().ends_with(".partial")).unwrap();
     let mut bytes = fs::read(&partial).unwrap();

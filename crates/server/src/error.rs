@@ -9,7 +9,7 @@ use crate::ListenAddress;
 /// Error of starting or running a server.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// The address cannot be listened on.
+    /// The server cannot listen on the address.
     #[error("cannot listen on {address}: {source}; choose another `port`, or another `host`")]
     Listen {
         /// The address.
@@ -23,7 +23,7 @@ pub enum ServerError {
     /// KV events cannot be published.
     #[error("`kv_events`: {0}")]
     Events(#[from] riffle_events::EventsError),
-    /// A thread could not be started.
+    /// A thread failed to start.
     #[error("a thread of the server could not be started: {0}")]
     Thread(std::io::Error),
     /// The folder of sessions cannot be used.

@@ -14,7 +14,7 @@ const MOST_WARNINGS: usize = 32;
 #[derive(Debug)]
 pub(crate) struct Fields {
     fields: Map<String, Value>,
-    /// Path of the object in the request, with a dot at the end; empty for the request itself.
+    /// Path of the object within the request, with a dot at the end; empty for the request itself.
     place: String,
     warnings: Warnings,
 }
@@ -221,7 +221,7 @@ impl Fields {
             .transpose()
     }
 
-    /// Adds fields of another object that this one does not have.
+    /// Adds the fields of another object. A field that exists already keeps its value.
     pub(crate) fn add_missing(&mut self, others: Map<String, Value>) {
         for (field, value) in others {
             if self.peek(&field).is_none() {

@@ -6,8 +6,8 @@ use std::ops::Range;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
-/// The value that a text spells. Integers of more than 64 bits among the arguments of earlier calls become texts of their digits: a model
-/// wrote them, and its client sends them back.
+/// Parses JSON. Integers of more than 64 bits in arguments of earlier calls become texts of their digits: a model wrote
+/// them, and its client sends them back.
 ///
 /// # Errors
 /// The fault of the text, and its line and column.

@@ -12,17 +12,17 @@ use crate::ServerError;
 pub struct ApiKey {
     /// The secret in requests.
     pub key: String,
-    /// Name of its owner or use, for the log.
+    /// Name of the key's owner or use, for the log.
     pub name: String,
 }
 
-/// The keys of a server, which may be replaced while it runs. Copies share one list.
+/// The keys of a server, which may be replaced while it runs. Clones share one list.
 #[derive(Debug, Clone)]
 pub struct Keys(Arc<RwLock<Vec<ApiKey>>>);
 
 impl ApiKey {
-    /// The keys of a file's text, one a line as `KEY # NAME`. Lines that begin with `#` are comments. A key without a name is called
-    /// by its line, such as `line 3`.
+    /// Parses a file of keys, one per line as `KEY # NAME`. Lines that begin with `#` are comments. A key without a
+    /// name is called by its line, such as `line 3`.
     pub fn parse_lines(text: &str) -> Vec<Self> {
         let lines = text.lines().enumerate();
         lines.filter_map(|(at, line)| Self::parse_line(line, at + 1)).collect()
@@ -71,10 +71,11 @@ impl Keys {
         Ok(Self(Arc::new(RwLock::new(keys))))
     }
 
-    /// Replaces the keys for requests to come. Answers under way go on.
+    /// Replaces the keys for new requests. Current answers continue.
     ///
     /// # Errors
-    /// [`ServerError::Option`] for an empty key, and for no keys where there were some: the server would let everybody in.
+    /// [`ServerError::Option`] for an empty key, and for an empty list after a list with keys, which would admit
+    /// everybody.
     pub fn replace(&self, keys: Vec<ApiKey>) -> Result<(), ServerError> {
         check(&keys)?;
         let mut own = self.0.write().unwrap_or_else(PoisonError::into_inner);

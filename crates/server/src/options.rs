@@ -79,15 +79,15 @@ pub struct Limits {
     pub requests: usize,
     /// Connections; further ones wait.
     pub connections: usize,
-    /// Answers to one request, over its prompts and choices.
+    /// Number of answers to one request, over its prompts and choices.
     pub answers_per_request: usize,
-    /// Time from the arrival of a request to its end.
+    /// Time limit from the arrival of a request to its end.
     pub request_time: Duration,
     /// Time for the head of a request to arrive, and longest pause in its body.
     pub arrival_time: Duration,
     /// Longest wait for a model to begin loading, while models in use have the memory.
     pub room_wait: Duration,
-    /// Bytes of a schema, a pattern or a grammar.
+    /// Most bytes of a schema, a pattern or a grammar.
     pub form_bytes: usize,
     /// Time for the preparation of a schema, a pattern or a grammar.
     pub form_time: Duration,

@@ -35,11 +35,11 @@ impl RequestsBytes {
     }
 }
 
-/// The options of an engine that serves `parallel` requests at a time, whose bodies take `bodies_bytes` together.
+/// The options of an engine that serves `parallel` requests at a time, with `bodies_bytes` for all their bodies.
 ///
-/// Without [`pool_tokens`](riffle_engine::CacheOptions::pool_tokens) requests get room for as many whole contexts as memory allows, one for each at
-/// most. A context that nobody chose, and room for further ones, leave memory to the requests unless there is none for a single context
-/// then. Memory is taken as pages are used, not before.
+/// Without [`pool_tokens`](riffle_engine::CacheOptions::pool_tokens) requests get as many whole contexts as fit in
+/// memory, at most one each. The default context and further contexts leave memory for requests, unless a single
+/// context then would not fit. Memory is taken as pages are used.
 ///
 /// # Errors
 /// As [`plan`].

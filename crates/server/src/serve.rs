@@ -54,12 +54,12 @@ impl Server {
         Self::listen(options, |options| Models::of_engine(engine, options))
     }
 
-    /// Listens, for models that are loaded when they are asked for, as long as they fit in memory together. Of the options, `model_name` and
-    /// `aliases` have no effect. Each model has a folder of its own for sessions, and all share the prefix cache.
+    /// Listens, for models that are loaded on request, as far as they fit in memory together. The options `model_name`
+    /// and `aliases` have no effect. Each model has its own folder of sessions, and all share the prefix cache.
     ///
     /// # Errors
-    /// [`ServerError::Listen`] for an address that is taken; [`ServerError::Option`] for no model, for two of one name, for KV events of several
-    /// models, and for options that make no sense.
+    /// [`ServerError::Listen`] for an address in use; [`ServerError::Option`] for no model, two models with one name,
+    /// KV events of several models, and invalid options.
     pub fn bind_models(plan: &ModelsPlan, options: ServerOptions) -> Result<Self, ServerError> {
         if options.kv_events.is_some() {
             return Err(ServerError::Option {
@@ -116,7 +116,8 @@ impl Server {
         self.site.keys.clone()
     }
 
-    /// The certificate that encrypts connections, which may be replaced while the server runs; `None` for a server without TLS.
+    /// The certificate for encrypted connections, which may be replaced while the server runs; `None` for a server
+    /// without TLS.
     pub fn tls(&self) -> Option<Tls> {
         self.tls.clone()
     }

@@ -25,7 +25,7 @@ pub(crate) struct Site {
     pub(crate) is_ending: AtomicBool,
     /// Free memory for bodies, in steps of [`BODY_STEP`].
     pub(crate) bodies: Arc<Semaphore>,
-    /// The turn of a file that is read.
+    /// Lock for reading files, one at a time.
     pub(crate) reader: Arc<Semaphore>,
 }
 

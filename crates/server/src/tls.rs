@@ -7,24 +7,24 @@ use rustls::pki_types::pem::{Error as PemError, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{Error, ServerConfig};
 
-/// A certificate with the certificates that vouch for it, and its private key.
+/// A certificate with its intermediate certificates, and its private key.
 #[derive(Clone)]
 pub struct TlsIdentity(Arc<ServerConfig>);
 
-/// The identity of a server, which may be replaced while it runs. Copies share one.
+/// The identity of a server, which may be replaced while it runs. Clones share one identity.
 #[derive(Debug, Clone)]
 pub struct Tls(Arc<RwLock<TlsIdentity>>);
 
-/// Why a certificate and a key cannot be used.
+/// The fault of a certificate or a key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TlsError {
-    /// The text of certificates.
+    /// The certificates' text is invalid.
     #[error("{0}")]
     Certificate(String),
-    /// The text of the key.
+    /// The key's text is invalid.
     #[error("{0}")]
     Key(String),
-    /// The key is not the certificate's.
+    /// The key belongs to another certificate.
     #[error(
         "it is not the key of the certificate: give the two that were made together, the server's own certificate first"
     )]
@@ -32,11 +32,11 @@ pub enum TlsError {
 }
 
 impl TlsIdentity {
-    /// Reads PEM: the server's certificate first, those that vouch for it behind it; and the private key, as PKCS #8, PKCS #1 or SEC1.
+    /// Reads PEM: the server's certificate, then its intermediates; and the private key, as PKCS #8, PKCS #1 or SEC1.
     ///
     /// # Errors
-    /// [`TlsError`] for a text without a certificate or a key, for a key with a password or of a kind that is not known, and for a key that is not the
-    /// certificate's.
+    /// [`TlsError`] for a text without a certificate or a key, a key with a password or of an unknown kind, and a key
+    /// of another certificate.
     pub fn from_pem(certificates: &str, key: &str) -> Result<Self, TlsError> {
         let chain = certificates_of(certificates)?;
         let key = key_of(key)?;
@@ -68,7 +68,7 @@ impl Tls {
         Self(Arc::new(RwLock::new(identity)))
     }
 
-    /// Replaces the identity for connections to come. Open ones go on.
+    /// Replaces the identity for new connections. Open ones are unaffected.
     pub fn replace(&self, identity: TlsIdentity) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = identity;
     }

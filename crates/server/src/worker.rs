@@ -42,16 +42,16 @@ pub enum AnswerEvent {
 }
 
 impl Worker {
-    /// Starts the thread. `sink` is told which blocks of text are held, where it is given.
+    /// Starts the thread. If there is a `sink`, it is told the held blocks of text.
     ///
     /// # Errors
-    /// [`ServerError::Engine`] for an engine that cannot serve requests, [`ServerError::Events`] for an address of KV events that
-    /// cannot be listened on, [`ServerError::Thread`].
+    /// [`ServerError::Engine`] for an engine that cannot serve requests, [`ServerError::Events`] for an address that KV
+    /// events cannot use, [`ServerError::Thread`].
     pub fn start(engine: &Arc<Engine>, options: &ServerOptions, sink: Option<EventSink>) -> Result<Self, ServerError> {
         Self::counted(engine, options, sink, Arc::new(Metrics::new(None)))
     }
 
-    /// As [`start`](Self::start), with counters that were there before.
+    /// Like [`start`](Self::start), with existing counters.
     pub(crate) fn counted(
         engine: &Arc<Engine>,
         options: &ServerOptions,

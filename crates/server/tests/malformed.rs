@@ -14,7 +14,7 @@ use riffle_engine::{Engine, EngineOptions};
 use riffle_server::{Limits, Server, ServerOptions, Stopper};
 use serde_json::{Value, json};
 
-/// Longest arrival of a head, and longest pause of a body.
+/// Time limit for a head to arrive, and for a pause within a body.
 const ARRIVAL: Duration = Duration::from_millis(600);
 
 /// Longest time of an answer.

@@ -5,7 +5,7 @@ pub enum OpenError {
     /// An unknown kind of store.
     #[error("{0}:// is no store of blocks: use s3://BUCKET/PREFIX, valkey://HOST or redis://HOST")]
     Scheme(String),
-    /// Something in the address is wrong.
+    /// An invalid address.
     #[error("{address}: {problem}")]
     Address {
         /// The address without passwords.

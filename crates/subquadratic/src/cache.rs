@@ -330,7 +330,7 @@ macro_rules! cache {
                 self.0.len() == 0
             }
 
-            /// Tokens it can hold.
+            /// Number of tokens it can hold.
             pub fn capacity(&self) -> usize {
                 self.0.capacity
             }
@@ -340,7 +340,7 @@ macro_rules! cache {
                 self.0.len() == self.0.capacity
             }
 
-            /// The absolute position the next token will have: tokens appended since the last reset.
+            /// The absolute position of the next token: tokens appended since the last reset.
             pub fn next_position(&self) -> usize {
                 self.0.next_position
             }

@@ -15,7 +15,7 @@ pub enum SubquadraticError {
         /// The size it received.
         found: usize,
     },
-    /// A shape whose element count does not fit in memory's address space.
+    /// A shape with more elements than memory can address.
     TooLarge {
         /// Name of the shape.
         what: &'static str,

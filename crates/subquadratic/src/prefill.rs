@@ -53,7 +53,7 @@ pub struct SubquadraticSparseAttention {
 }
 
 impl SubquadraticSparseAttention {
-    /// Attention with this pattern.
+    /// Makes attention with this pattern.
     ///
     /// # Errors
     /// [`SubquadraticError::Setting`] when `block_size` is zero.

@@ -1,4 +1,4 @@
-//! Counts allocations with an allocator of the test's own.
+//! Counts allocations with the test's own allocator.
 
 mod testing;
 
@@ -34,7 +34,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// Bytes allocated at the peak of `work`, above what was there before.
+/// Peak of the bytes allocated by `work`.
 fn peak(work: impl FnOnce()) -> isize {
     let before = NOW.get();
     PEAK.set(before);
@@ -42,7 +42,7 @@ fn peak(work: impl FnOnce()) -> isize {
     PEAK.get() - before
 }
 
-/// Runs `work` where other threads take no part, so that this thread's counters see all of it.
+/// Runs `work` without other threads, so that this thread's counters see all of it.
 fn alone(work: impl FnOnce() + Send) {
     #[cfg(feature = "parallel")]
     rayon::ThreadPoolBuilder::new()

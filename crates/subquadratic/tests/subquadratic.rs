@@ -9,7 +9,7 @@ use riffle_attention::{f16_to_f32, f32_to_f16};
 use riffle_subquadratic::*;
 use testing::Noise;
 
-/// Tokens and landmark blocks of one query, straight from the definition.
+/// Tokens and landmark blocks of one query by their definition.
 fn edges(config: &SparseAttentionConfig, i: usize, seq: usize) -> (BTreeSet<usize>, BTreeSet<usize>) {
     let visible = |j: usize| j < seq && (!config.causal || j <= i);
     let mut tokens: BTreeSet<usize> = (0..seq)
@@ -243,7 +243,7 @@ proptest! {
     }
 }
 
-/// A cache whose queries all point at one token.
+/// A cache in which all queries attend to one token.
 fn cache_with_a_favourite(favourite: usize) -> (KvCache, SubquadraticSparseAttention, Tensor3) {
     let config = SparseAttentionConfig {
         window: 1000,

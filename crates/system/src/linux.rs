@@ -79,7 +79,7 @@ pub(crate) fn prefer_huge_pages_in(mapping: &MmapRaw, part: Range<usize>) {
 }
 
 pub(crate) fn gather_huge_page(mapping: &MmapRaw, part: Range<usize>) {
-    // Of Linux 6.1, for every C library.
+    // The constant of Linux 6.1, for every C library.
     const MADV_COLLAPSE: i32 = 25;
     // SAFETY: the caller checks that the part lies in the mapping, which is borrowed. The call moves its bytes to other pages of
     // main memory; none of them changes, at no time is one missing.

@@ -73,7 +73,7 @@ pub(crate) fn keep_permissions(file: &File, old: &Metadata) -> io::Result<()> {
     let mut mode = old.mode() & 0o777;
     let new = file.metadata()?;
     if (new.uid(), new.gid()) != (old.uid(), old.gid()) && fchown(file, Some(old.uid()), Some(old.gid())).is_err() {
-        // Another group than the old file's gets no more than everybody has.
+        // If the group is not the old file's, it gets the permissions of everybody.
         let of_others = mode & 0o007;
         mode = mode & 0o707 | mode & (of_others << 3);
     }

@@ -134,7 +134,7 @@ pub(crate) fn without_waiting(options: &mut OpenOptions, links: Links) -> &mut O
     }
 }
 
-/// Pipes of Windows have no names in folders.
+/// Pipes on Windows have no names in folders.
 pub(crate) fn is_pipe(_file_type: FileType) -> bool {
     false
 }

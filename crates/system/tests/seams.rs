@@ -1,9 +1,9 @@
-//! Library code asks the operating system through this crate alone.
+//! Library code calls the operating system only through this crate.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Code that belongs to one system.
+/// Markers of code for a single system.
 const OF_SYSTEMS: [&str; 9] = [
     "cfg(unix",
     "cfg(windows",
@@ -16,7 +16,7 @@ const OF_SYSTEMS: [&str; 9] = [
     "windows_sys::",
 ];
 
-/// Files that name a system all the same: sockets of UNIX are types of tokio, and the server reads its keys again at a hang-up.
+/// The exceptions: UNIX sockets are types of tokio, and the server reads its keys again at a hang-up signal.
 const EXCEPTIONS: [&str; 2] = ["server/src/listening.rs", "cli/src/commands/serve/signals.rs"];
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {

@@ -77,7 +77,7 @@ pub fn archive(parts: &[(&str, &[u8])]) -> Vec<u8> {
     zip.finish().expect("an archive").into_inner()
 }
 
-/// The part of an EPUB book that names the others.
+/// The part of an EPUB book that lists the others.
 pub const CONTAINER: &[u8] = b"<?xml version=\"1.0\"?><container version=\"1.0\" xmlns=\"urn:oasis:names:tc:opendocument:xmlns:container\">\
     <rootfiles><rootfile full-path=\"OEBPS/content.opf\" media-type=\"application/oebps-package+xml\"/></rootfiles></container>";
 

@@ -20,7 +20,7 @@ const LARGE: usize = 1000;
 pub struct HubRequest {
     /// Path of the request, with the query.
     pub path: String,
-    /// With names in small letters.
+    /// Headers, with names in lower case.
     pub headers: BTreeMap<String, String>,
 }
 

@@ -32,7 +32,7 @@ pub enum Operation {
     Contains,
     /// Reads the bytes of a name.
     Get,
-    /// Keep bytes under a name.
+    /// Stores bytes under a name.
     Put,
     /// List everything.
     List,

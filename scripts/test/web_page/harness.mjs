@@ -119,6 +119,7 @@ export class Tab {
             const isOwn = request.url().startsWith(url) || /^(data|blob):/.test(request.url());
             isOwn || tab.troubles.push(`asked for ${request.url()}`);
         });
+        await serveFolder(page, url);
         await page.setViewport({ width, height });
         await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: dark ? "dark" : "light" }]);
         await page.evaluateOnNewDocument(watchShifts);
@@ -244,6 +245,25 @@ export class Tab {
         });
         expect(wide.length === 0, `${where}: too wide is\n${wide.join("\n")}`);
     }
+}
+
+/** Serves the files of the folder RIFFLE_WEB_FOLDER in place of those compiled into the program, with the program's headers. */
+async function serveFolder(page, url) {
+    const folder = process.env.RIFFLE_WEB_FOLDER;
+    if (!folder) {
+        return;
+    }
+    await page.setRequestInterception(true);
+    page.on("request", async (request) => {
+        const path = new URL(request.url()).pathname;
+        const name = path === "/" ? "index.html" : /^\/web\/([\w.-]+)$/.exec(path)?.[1];
+        if (request.method() !== "GET" || !name || !request.url().startsWith(url)) {
+            await request.continue();
+            return;
+        }
+        const { headers } = await fetch(request.url(), { headers: { accept: "text/html" } });
+        await request.respond({ headers: Object.fromEntries(headers), body: readFileSync(join(folder, name)) });
+    });
 }
 
 function watchShifts() {

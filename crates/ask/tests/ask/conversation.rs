@@ -79,7 +79,7 @@ fn memory_chooses_the_format() {
         };
         Conversation::open(fixture("model"), vec![book()], options).map(|conversation| conversation.choice().clone())
     };
-    // The largest memory with which f16 does not fit any more, to a few KiB.
+    // The largest memory, to a few KiB, for which f16 no longer fits.
     let (mut less, mut more) = (16u64 << 20, 1u64 << 30);
     assert_eq!(open(more).unwrap().kv_format, "f16");
     while more - less > 4096 {

@@ -39,7 +39,7 @@ fn document(name: &str, text: String) -> Document {
     }
 }
 
-/// A part of the shipped book with all facts in it, apart from one another.
+/// A part of the shipped book with all facts in it, far from each other.
 fn book() -> Document {
     let book = fs::read_to_string(fixture("text/zechariah.txt")).unwrap();
     let mut lines: Vec<String> = book.lines().take(64).map(str::to_owned).collect();

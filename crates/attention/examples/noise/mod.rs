@@ -1,4 +1,4 @@
-/// Values in −1..1 that look random, the same in every run.
+/// Pseudo-random values in −1..1, the same in every run.
 pub(crate) fn noise(len: usize) -> Vec<f32> {
     let mut state = 0x2545_f491_4f6c_dd1du64;
     let mut next = || {

@@ -176,7 +176,7 @@ impl Kernel for Maxima<'_> {
     }
 }
 
-/// Of `P` queries from `first` on.
+/// The products of `P` queries from `first` on.
 #[inline(always)]
 fn maxima<S: Simd, const P: usize>(simd: S, task: &mut Maxima<'_>, first: usize) {
     let (head_dim, blocks) = (task.head_dim, task.head_dim.div_ceil(QUANT_BLOCK));

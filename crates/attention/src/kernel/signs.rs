@@ -6,19 +6,19 @@ use crate::simd::{Kernel, Simd};
 /// Keys whose signs lie in one stripe.
 pub(crate) const STRIPE: usize = 256;
 
-/// Keys of a unit; a stripe has a unit in every lane.
+/// Keys per unit; a stripe has one unit per lane.
 pub(crate) const UNIT: usize = 16;
 
-/// Keys with a common mean.
+/// Keys per segment; the keys of a segment share a mean.
 pub(crate) const SEGMENT: usize = 64;
 
-/// Keys whose means lie together, a segment in every lane.
+/// Keys whose means are stored together, one segment per lane.
 pub(crate) const MEAN_STRIPE: usize = 16 * SEGMENT;
 
-/// Magnitude of a query's integers. Four tables of four elements then sum to a byte.
+/// Largest magnitude of a query's integers. The sum of four tables of four elements then fits a byte.
 pub(crate) const LARGEST: i32 = 7;
 
-/// Added to every entry of a table, so that none is negative.
+/// Bias of every table entry, so that none is negative.
 pub(crate) const TABLE_BIAS: i32 = 4 * LARGEST;
 
 /// Queries that share each load of signs.
@@ -30,13 +30,13 @@ pub(crate) struct SignStripes<'a> {
     /// `[stripes, 4, head_dim / 8, 64]`. A byte holds eight signs of one key. The key with number `n` in the unit of
     /// lane `l` is in part `n / 4`, at the byte that [`byte_of`] gives.
     pub(crate) signs: &'a [[u8; 64]],
-    /// `[stripes, 16, 16]` in f16: number in the unit, then unit.
+    /// `[stripes, 16, 16]` in f16: index in the unit, then unit.
     pub(crate) scales: &'a [[u16; 16]],
     /// `[mean stripes, head_dim, 16]` in f16: element, then segment.
     pub(crate) means: &'a [[u16; 16]],
 }
 
-/// The byte of a key in its part of a stripe. Sums of even bytes are the units in order, as are those of odd bytes.
+/// The byte of a key in its part of a stripe. Sums of even bytes are the units in order, and so are sums of odd bytes.
 pub(crate) fn byte_of(number: usize, unit: usize) -> usize {
     let number = number % 4;
     2 * (16 * (number % 2) + unit) + number / 2
@@ -52,9 +52,9 @@ pub(crate) struct ScoreSigns<'a> {
     pub(crate) rotated: &'a [f32],
     /// For each query, the value of one unit of its integers.
     pub(crate) steps: &'a [f32],
-    /// Units to score, from the first on.
+    /// Number of units to score, from the first on.
     pub(crate) units: usize,
-    /// Elements from one query's row of `out` to the next: a multiple of 16, and `units` or more.
+    /// Elements between two queries' rows of `out`: a multiple of 16, and at least `units`.
     pub(crate) width: usize,
     /// `[queries, width]`
     pub(crate) out: &'a mut [f32],
@@ -77,7 +77,7 @@ impl Kernel for ScoreSigns<'_> {
     }
 }
 
-/// Of `P` queries from `first` on.
+/// The products of `P` queries from `first` on.
 #[inline(always)]
 fn score<S: Simd, const P: usize>(simd: S, task: &mut ScoreSigns<'_>, first: usize) {
     let head_dim = task.head_dim;

@@ -408,8 +408,8 @@ fn lanes(x: [__m256i; 2]) -> [i32; 16] {
     lanes
 }
 
-/// Half of eight rows, transposed. A function and no closure, since closures of this size are compiled apart, without
-/// the instructions of the caller.
+/// Half of eight rows, transposed. A function instead of a closure: the compiler compiles large closures separately,
+/// without the caller's instructions.
 #[inline(always)]
 fn quarter(rows: &[[__m256; 2]; 16], first: usize, half: usize) -> [__m256; 8] {
     let mut own = [rows[first][half]; 8];

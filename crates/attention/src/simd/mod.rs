@@ -108,8 +108,8 @@ pub(crate) trait Simd: Copy {
     fn store_words(self, x: Self::I, out: &mut [i32; 16]);
     /// The low halves of 16 integers, two neighbours to a word.
     fn narrow(self, x: Self::I, out: &mut [i32; 8]);
-    /// The vectors of `0..N`. In place of `core::array::from_fn`, which is compiled apart where `of` is large, without
-    /// the instructions of its caller.
+    /// The vectors `of(0)` to `of(N - 1)`. Replaces `core::array::from_fn`, which is compiled separately if `of` is
+    /// large, without the caller's instructions.
     #[inline(always)]
     fn each<const N: usize>(self, of: impl Fn(usize) -> Self::V) -> [Self::V; N] {
         let mut vectors = [self.splat(0.0); N];
@@ -148,7 +148,7 @@ pub(crate) trait Kernel {
     fn run<S: Simd>(self, simd: S) -> Self::Output;
 }
 
-/// An instruction set that this machine has.
+/// An instruction set of this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Level(Instructions);
 
@@ -166,8 +166,8 @@ enum Instructions {
     NeonDotprod,
 }
 
-/// The instructions that kernels use here: `scalar`, `avx2`, `avx512` or `neon`. Results of two sets differ in their last bits, since
-/// sums are added in another order.
+/// The instructions of the kernels here: `scalar`, `avx2`, `avx512` or `neon`. Two sets add in different orders, so
+/// their results differ in the last bits.
 #[cfg(feature = "std")]
 pub fn instruction_set() -> &'static str {
     Level::best().name()

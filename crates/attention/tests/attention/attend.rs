@@ -5,7 +5,7 @@ use crate::testing::*;
 use proptest::prelude::*;
 use riffle_attention::*;
 
-/// Single precision; where quantised planes meet small tiles, queries and weights carry 15 bits instead of 24.
+/// Single precision; for quantised planes in small tiles, queries and weights have 15 bits instead of 24.
 pub(crate) fn tolerance(shape: &Shape) -> f64 {
     let quantised = Format::is_quantised;
     if quantised(shape.formats.0) || quantised(shape.formats.1) {
@@ -79,7 +79,7 @@ proptest! {
             Format::F16 => 5e-4,
             Format::Bf16 => 4e-3,
             Format::Q8_0 => 0.5 / 127.0 + 5e-4,
-            // That of 4 bits, as nothing is coarser.
+            // The tolerance of 4 bits, the coarsest format.
             _ => 0.125 + 1e-3,
         };
         for keys in [true, false] {
@@ -97,7 +97,7 @@ proptest! {
     }
 }
 
-/// Changes of a tile of two rows over a page of 16 tokens, each of which is refused.
+/// Changes of a tile of two rows over a page of 16 tokens; each is refused.
 fn refused(
     change: impl FnOnce(&mut QueryTile, &mut PageView, &mut AttendOptions),
     head_dim: usize,
@@ -170,7 +170,7 @@ fn tokens_beyond_a_plane_or_a_slice_are_not_copied() {
 
 #[test]
 fn a_long_tail_beside_one_heavy_key_keeps_its_mass() {
-    // 127 weights below half a unit of the heavy one's integer scale: all would round to nothing.
+    // 127 weights, each below half a unit of the heavy one's integer scale: all would round to zero.
     let (head_dim, tokens) = (32, 128);
     for format in [Format::Q8_0, Format::Q4_0] {
         let mut page = Page {
@@ -235,7 +235,7 @@ fn sinks_match_the_reference() {
         start: 16,
     };
     let options = AttendOptions::new(0.5);
-    // The last selection leaves the first two rows without a key.
+    // The last selection gives the first two rows no key.
     let late = Selection::none().with_row_extras(16, [vec![], vec![], vec![2, 18]]);
     let infinite = [f32::NEG_INFINITY, f32::INFINITY];
     for selection in &[Selection::full(19), Selection::none(), late] {
@@ -342,7 +342,7 @@ proptest! {
         let exact = exact.attend(&options).unwrap();
         assert_matches(&partial, &exact, 3e-5);
         if causal {
-            // Summaries that end after a row's position may hold anything.
+            // Summaries that end after a row's position may have any content.
             let seen = blocks.partition_point(|block| block.end <= start);
             let mut changed = (keys.clone(), values.clone());
             for (number, summary) in summaries.iter().enumerate().skip(seen) {

@@ -1,4 +1,4 @@
-//! Laws of every arithmetic: each test names the options that it runs a law with.
+//! Laws of every arithmetic; each test lists the options under which it checks a law.
 
 use crate::testing::*;
 use riffle_attention::*;
@@ -58,7 +58,7 @@ pub(crate) fn later_tokens_change_no_earlier_row(shape: &Shape, options: &Attend
     }
 }
 
-/// The pages of a shape with other tokens from `from` on, whose keys are far larger.
+/// The pages of a shape with other, far larger keys from `from` on.
 fn written_anew(shape: &Shape, from: usize) -> Vec<Page> {
     let (mut pages, head_dim, value_dim) = (shape.pages(), shape.head_dim, shape.value_dim);
     let mut noise = Noise::new(shape.seed ^ 77);
@@ -73,7 +73,7 @@ fn written_anew(shape: &Shape, from: usize) -> Vec<Page> {
     pages
 }
 
-/// The pages of a shape as a prompt sees them that ends before `from`.
+/// The pages of a shape for a prompt that ends before `from`.
 fn cut(shape: &Shape, from: usize) -> Vec<Page> {
     let pages = shape.pages().into_iter().filter(|page| page.start < from);
     let pages = pages.map(|page| Page {

@@ -1,4 +1,4 @@
-//! `Arithmetic::Rounded`: how far it is off, and on what the bits of a row depend.
+//! `Arithmetic::Rounded`: its error, and the dependencies of a row's bits.
 
 use crate::laws;
 use crate::testing::*;
@@ -9,11 +9,11 @@ fn rounded(shape: &Shape) -> AttendOptions<'static> {
     shape.options().with_arithmetic(Arithmetic::Rounded)
 }
 
-/// How far an output of a random [`Shape`] may be off, from the bounds in the documentation of [`Arithmetic::Rounded`].
-///
-/// There, elements of queries lie in −3..3, of keys in −2..2, less the block's first key in −4..4, and of values in −1..1.
-/// The error of an element is even between its bounds, so that of a logit has a deviation of √6/L. An output is off most
-/// where two keys share the weight and have opposite values: then by √3/L. The bounds of values and weights are below 1/1000.
+/// Largest error of an output of a random [`Shape`], from the bounds in the documentation of [`Arithmetic::Rounded`].
+/// Elements of queries lie in −3..3, of keys in −2..2 (less the block's first key in −4..4), of values in −1..1. An
+/// element's error is uniform between its bounds, so a logit's error has a deviation of √6/L. The output error is
+/// largest, √3/L, if two keys share the weight and have opposite values. The bounds of values and weights are below
+/// 1/1000.
 pub(crate) fn six_deviations(head_dim: usize) -> f64 {
     let levels = (2f64.powi(31) / head_dim as f64).sqrt();
     6.0 * 3f64.sqrt() / levels + 1e-3
@@ -63,7 +63,7 @@ proptest! {
     }
 }
 
-/// One head, `tokens` keys in pages of 256, and what two rows at the end read of them, rounded and exact.
+/// One head with `tokens` keys in pages of 256, and the outputs of two rows at the end, rounded and exact.
 fn outputs(keys: &[f32], values: &[f32], queries: &[f32], head_dim: usize) -> (Vec<f32>, Vec<f64>) {
     let tokens = keys.len() / head_dim;
     let pages = keys
@@ -131,7 +131,7 @@ fn outputs_are_off_by_a_thousandth_of_their_length_where_logits_spread_by_two() 
 
 #[test]
 fn what_all_keys_have_in_common_costs_no_bits() {
-    // One channel of every key is hundreds of times as large as the others, as in models whose keys have a bias.
+    // One channel of every key is hundreds of times larger than the others, as in models with biased keys.
     let (head_dim, tokens) = (64, 1000);
     let mut noise = Noise::new(3);
     let mut keys = noise.values(tokens * head_dim);
@@ -144,7 +144,7 @@ fn what_all_keys_have_in_common_costs_no_bits() {
 
 #[test]
 fn a_long_tail_beside_one_heavy_key_keeps_its_mass() {
-    // 1023 weights, each below half a unit of the heavy one's integer: in its own block all would round to nothing.
+    // 1023 weights, each below half a unit of the heavy one's integer: in its block all would round to zero.
     let (head_dim, tokens) = (32, 1024);
     let mut keys = vec![0.0; tokens * head_dim];
     keys[5 * head_dim] = 11.0 * (head_dim as f32).sqrt();
@@ -160,7 +160,7 @@ fn a_long_tail_beside_one_heavy_key_keeps_its_mass() {
 
 #[test]
 fn values_of_any_size_and_of_none_are_weighed_right() {
-    // The heavy key has no value at all, others have values from 10⁻⁶ to 10⁶.
+    // The heavy key's value is zero; other values range from 10⁻⁶ to 10⁶.
     let (head_dim, tokens) = (32, 300);
     let mut noise = Noise::new(9);
     let keys = noise.values(tokens * head_dim);

@@ -1,4 +1,4 @@
-//! The result of a row does not depend on its neighbours: rows alone, rows together, prompts cut anywhere.
+//! The result of a row does not depend on its neighbours: single rows, joined rows, prompts cut anywhere.
 
 use crate::testing::*;
 use proptest::prelude::*;
@@ -27,7 +27,7 @@ fn rows_of<'a>(tile: &QueryTile<'a>, first: usize, rows: usize) -> QueryTile<'a>
     }
 }
 
-/// The pages as they were when the cache held `tokens`.
+/// The pages at the time when the cache held `tokens`.
 fn until<'a>(views: &[PageView<'a>], tokens: usize) -> Vec<PageView<'a>> {
     let held = views.iter().filter(|page| page.start < tokens);
     held.map(|page| PageView {
@@ -68,7 +68,7 @@ fn every_way(
     [one, batch, streamed]
 }
 
-/// Runs on as many threads as there may be, each number in turn.
+/// Runs with every number of threads up to the machine's.
 pub(crate) fn on_threads(work: impl Fn() + Sync) {
     #[cfg(feature = "parallel")]
     for threads in [1, 2] {
@@ -79,7 +79,7 @@ pub(crate) fn on_threads(work: impl Fn() + Sync) {
     work();
 }
 
-/// Rows at the end of a cache of `lengths`, in shapes that models have.
+/// Rows at the end of a cache of `lengths`, in shapes of real models.
 fn rows_at_the_end(
     rows: impl Strategy<Value = usize>,
     page_tokens: impl Strategy<Value = usize>,
@@ -153,7 +153,7 @@ fn rows_together_equal_rows_alone(shape: &Shape) {
     }
 }
 
-/// Formats of short caches are drawn; long ones go through all of them, lest a rare one never meets two parts.
+/// Formats of short caches are random; long caches test every format, so that rare ones meet two parts too.
 fn long_shape(format: Format, rows: usize, group: usize, selection: Selection) -> Shape {
     let page_tokens = 1024;
     Shape {

@@ -1,10 +1,10 @@
-//! Jobs that hold the same pages are attended to together over them, and each keeps the bits that it has alone.
+//! Jobs that hold the same pages are attended together, and each keeps its own bits.
 
 use crate::testing::*;
 use proptest::prelude::*;
 use riffle_attention::*;
 
-/// Several sequences with the beginning of one document in common.
+/// Several sequences that share the beginning of one document.
 #[derive(Debug, Clone)]
 struct Sequences {
     seed: u64,
@@ -23,13 +23,13 @@ struct Sequences {
 
 #[derive(Debug, Clone)]
 struct Sequence {
-    /// Pages that it has of the document, as far as there are so many.
+    /// Number of the document's pages in it, at most all.
     shared: usize,
     /// Tokens of its own pages after them.
     own: Vec<usize>,
     rows: usize,
     selection: Selection,
-    /// True if its partial holds something before.
+    /// True if its partial already has content.
     begun: bool,
 }
 
@@ -65,7 +65,8 @@ impl Sequences {
         partial
     }
 
-    /// Runs the sequences together, all pages at once and `together` at a time, and compares each with itself alone.
+    /// Runs the sequences together, all pages at once and `together` at a time, and compares each with its result
+    /// alone.
     fn check(&self, together: usize) {
         let document = self.pages(1, 0, &self.document);
         let own: Vec<Vec<Page>> = self
@@ -138,7 +139,7 @@ impl Sequences {
         jobs.collect()
     }
 
-    /// The partials of the jobs where `together` pages of each arrive at a time.
+    /// The partials of the jobs if `together` pages of each arrive at a time.
     fn streamed(&self, jobs: &[AttendJob], together: usize) -> Vec<Partial> {
         let (options, mut partials) = (self.options(), self.partials());
         let mut stream = BatchStream::new(jobs.iter().map(|job| &job.queries), &options);
@@ -170,7 +171,7 @@ fn bits(partial: &Partial) -> Vec<u32> {
     all.map(|x| x.to_bits()).collect()
 }
 
-/// Runs on as many threads as there may be, each number in turn.
+/// Runs with every number of threads up to the machine's.
 fn on_threads(work: impl Fn() + Sync) {
     #[cfg(feature = "parallel")]
     for threads in [1, 3] {
@@ -181,7 +182,7 @@ fn on_threads(work: impl Fn() + Sync) {
     work();
 }
 
-/// Selections of sequences: mostly alike, now and then each its own.
+/// Selections of sequences: mostly equal, sometimes different.
 fn selections(tokens: usize, count: usize) -> impl Strategy<Value = Vec<Selection>> {
     let own = proptest::collection::vec(selection(tokens, tokens, 4), count);
     let spans = proptest::collection::vec((0..tokens + 8, 0..tokens / 2 + 2), 1..5);
@@ -256,7 +257,7 @@ proptest! {
 #[test]
 fn questions_about_one_long_document_have_the_bits_they_have_alone() {
     for format in Format::ALL {
-        // Three parts of a cache and a bit, whose last page is not full.
+        // A little more than three parts of a cache; its last page is not full.
         let question = |n: usize| Sequence {
             shared: 13,
             own: vec![40 + 7 * n],

@@ -1,4 +1,4 @@
-//! Keys and values of different widths, read every way there is, against the reference in f64.
+//! Keys and values of different widths, through every entry point, against the reference in f64.
 
 use crate::attend::tolerance;
 use crate::rounded::six_deviations;
@@ -6,12 +6,12 @@ use crate::rows::on_threads;
 use crate::testing::*;
 use riffle_attention::*;
 
-/// Of keys and of values.
+/// Widths of keys and of values.
 const WIDTHS: [(usize, usize); 4] = [(16, 48), (64, 32), (192, 128), (576, 512)];
 
 const ARITHMETICS: [Arithmetic; 3] = [Arithmetic::Expanded, Arithmetic::Rounded, Arithmetic::Fused];
 
-/// Five rows at the end of pages that are not full and have a gap between them.
+/// Five rows at the end of partial pages with a gap between them.
 fn shape((head_dim, value_dim): (usize, usize), formats: (Format, Format), selection: Selection) -> Shape {
     Shape {
         seed: 21,
@@ -29,7 +29,7 @@ fn shape((head_dim, value_dim): (usize, usize), formats: (Format, Format), selec
     }
 }
 
-/// How far the shape's outputs may be off.
+/// Tolerance for the shape's outputs.
 fn allowed(shape: &Shape, arithmetic: Arithmetic) -> f64 {
     match arithmetic {
         Arithmetic::Rounded => six_deviations(shape.head_dim),
@@ -181,7 +181,7 @@ fn rows_of_other_engines_equal_the_reference_at_their_own_widths() {
             check_rows(&cache.pages(1, table, 200).unwrap(), widths);
         }
     }
-    // Values that are the beginning of their keys.
+    // Values that are prefixes of their keys.
     let latent = noise.values(200 * 576);
     let page = RowPage {
         start: 0,
@@ -194,7 +194,7 @@ fn rows_of_other_engines_equal_the_reference_at_their_own_widths() {
     check_rows(&[page], (576, 512));
 }
 
-/// The values in the selection's spans as a scan weighs them.
+/// The values in the selection's spans, weighted by a scan.
 fn scanned(shape: &Shape, pages: &[PageView]) -> Partial {
     let (queries, kv) = (
         shape.queries(),

@@ -47,8 +47,8 @@ impl Page {
     }
 }
 
-/// A cache of one KV head in pages of `page_tokens`, of keys and values of these widths; `lengths` are the valid tokens of each page, and
-/// a length of zero leaves a gap of one page.
+/// A cache of one KV head in pages of `page_tokens`, with these widths of keys and values. `lengths` are the valid
+/// tokens of each page; a zero leaves a gap of one page.
 pub fn pages(
     noise: &mut Noise,
     (key_dim, value_dim): (usize, usize),
@@ -76,7 +76,7 @@ pub fn pages(
     pages
 }
 
-/// A whole problem, described by plain numbers so that proptest can shrink it.
+/// A whole problem as plain numbers, so that proptest can shrink it.
 #[derive(Debug, Clone)]
 pub struct Shape {
     pub seed: u64,
@@ -164,7 +164,7 @@ impl Shape {
     }
 }
 
-/// Widths of values for keys of `head_dim`: mostly the same, sometimes narrower or wider.
+/// Widths of values for keys of `head_dim`: mostly equal, sometimes narrower or wider.
 pub fn value_dim(head_dim: usize) -> impl Strategy<Value = usize> {
     prop_oneof![3 => Just(head_dim), 1 => Just(16usize), 1 => Just(48), 1 => Just(128)]
 }
@@ -180,7 +180,7 @@ pub fn selection(tokens: usize, start: usize, rows: usize) -> impl Strategy<Valu
     prop_oneof![
         2 => Just(Selection::full(tokens)),
         1 => Just(Selection::none()),
-        // Tokens here and there.
+        // Scattered tokens.
         2 => (0..40usize, 1..40usize).prop_map(move |(first, step)| {
             Selection::from_spans((first..end).step_by(step).map(|token| Span::new(token, token + 1)))
         }),

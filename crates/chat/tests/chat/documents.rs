@@ -1,4 +1,4 @@
-//! Texts that stand before a message.
+//! Documents before a message.
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -37,7 +37,7 @@ fn a_document_is_read_once_and_asked_about() {
     assert!(report.read_tokens < 40, "{report:?}");
     assert!(conversation.attached().is_empty());
 
-    // Taken back, the document waits for the next message, and its pages are still there.
+    // After undo, the document waits for the next message, and its pages still exist.
     let undone = conversation.undo().expect("a turn");
     assert!(matches!(undone, Undone::Turn { again_tokens: 0, .. }));
     assert_eq!(conversation.attached().len(), 1);
@@ -93,7 +93,7 @@ fn a_document_that_another_conversation_read_comes_from_disk_and_changes_no_answ
             let (alone, first, second) = (talk(None), talk(Some(&keep)), talk(Some(&keep)));
             assert_eq!((alone.0.found_tokens, first.0.found_tokens), (0, 0), "{model}");
             let (found, read) = (second.0.found_tokens, first.0.read_tokens);
-            // Recurrent layers go on from whole pages.
+            // Recurrent layers continue from whole pages.
             assert!(
                 found + 512 > read && found + second.0.read_tokens == read,
                 "{model}: {found} of {read}"

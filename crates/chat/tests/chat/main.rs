@@ -1,4 +1,4 @@
-//! Conversations on the shipped models: what each turn reads, and what going back, branching and saving keep.
+//! Conversations on the shipped models: the tokens that each turn reads, and the state after undo, branches and saving.
 
 mod documents;
 mod refusals;

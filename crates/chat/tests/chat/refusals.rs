@@ -27,7 +27,7 @@ fn a_message_that_does_not_fit_is_refused_with_what_to_do_and_nothing_changes() 
     }
     assert_eq!((conversation.turns().len(), conversation.report().tokens), (1, held));
 
-    // An answer that fills the context says so.
+    // An answer that fills the context reports it.
     let mut generate = conversation.generate_options().clone();
     generate.max_tokens = 1000;
     generate.ignores_end = true;
@@ -113,7 +113,7 @@ fn another_decode_policy_reads_nothing_again_and_another_prefill_policy_does() {
     let (_, report) = ask(&mut conversation, "And then?");
     assert_eq!(report.reused_tokens, 0);
     assert!(conversation.report().prefill_policy.starts_with("streaming"));
-    // A policy that needs to have seen the text reads it again, and one that does not decode is refused.
+    // A policy that must see the text reads it again; a policy without decode support is refused.
     assert!(
         conversation
             .set_policies(None, rules("snapkv"))

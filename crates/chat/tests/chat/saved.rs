@@ -41,7 +41,7 @@ fn a_saved_conversation_goes_on_without_reading_again() {
     assert_eq!(answer_after, answer);
     assert_eq!(report_after.reused_tokens, report.reused_tokens);
 
-    // Under other options the text is there, and the pages are not.
+    // Under other options the text is restored, and the pages are not.
     let other = options().with_key_format(Format::Q8_0).with_value_format(Format::Q8_0);
     let engine = engine.with_options(other).expect("another format");
     let mut other = conversation(&engine, 12);
@@ -100,7 +100,7 @@ fn whatever_a_damaged_file_holds_the_conversation_goes_on() {
     ask(&mut before, FIRST);
     before.save(&path).expect("saved");
     let text = fs::read_to_string(&path).expect("JSON");
-    // Every number is another one in turn: lengths, marks, tokens.
+    // Changes every number in turn: lengths, marks, tokens.
     let numbers: Vec<(usize, &str)> = text.match_indices(|c: char| c.is_ascii_digit()).collect();
     for (at, _) in numbers.into_iter().step_by(3) {
         for digits in ["", "9", "99999999"] {

@@ -1,4 +1,4 @@
-//! Engines for conversations, and ways to hold them.
+//! Engines and helpers for tests of conversations.
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -9,13 +9,13 @@ use riffle_engine::{Engine, EngineOptions, GenerateOptions, RunEvent, SamplingOp
 pub(crate) use riffle_testing::fixture;
 use tempfile::TempDir;
 
-/// A template as models have it: roles in marks, and a line for the answer.
+/// A typical template: roles in marks, and a line for the answer.
 pub(crate) const TEMPLATE: &str = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}";
 
-/// One that shows earlier answers otherwise than they were written, as models that think do.
+/// A template that shows earlier answers in another form than they were written, as for thinking models.
 pub(crate) const CHANGING_TEMPLATE: &str = "{% for m in messages %}[{{ m.role }}] {% if m.role == 'assistant' %}({{ m.content }}){% else %}{{ m.content }}{% endif %}\n{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}";
 
-/// The options that conversations take, with a short context.
+/// The options of conversations, with a short context.
 pub(crate) fn options() -> EngineOptions {
     EngineOptions::default()
         .with_context_tokens(Some(4096))
@@ -57,12 +57,12 @@ pub(crate) fn conversation(engine: &Arc<Engine>, max_tokens: usize) -> Conversat
     Conversation::new(Arc::clone(engine), chat_options(max_tokens, 0.0)).expect("a conversation")
 }
 
-/// For what runs to the end.
+/// An observer for conversations that run to the end.
 pub(crate) fn go_on(_: RunEvent<'_>) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
-/// Asks, and returns the answer with what the turn took.
+/// Asks, and returns the answer with the turn's report.
 pub(crate) fn ask(conversation: &mut Conversation, message: &str) -> (String, TurnReport) {
     let report = conversation.ask(message, &mut go_on).expect("an answer");
     (last_answer(conversation), report)

@@ -21,7 +21,7 @@ fn a_turn_reads_its_message_alone_where_the_template_leaves_earlier_turns_as_the
         let (_, first) = ask(&mut conversation, FIRST);
         assert_eq!((first.reused_tokens, first.again_tokens), (0, 0));
         let (_, second) = ask(&mut conversation, SECOND);
-        // The last token of an answer that was cut has not been read.
+        // The last token of a cut answer has not been read.
         assert_eq!(second.reused_tokens, first.prompt_tokens + first.generated_tokens - 1);
         assert_eq!(second.again_tokens, 0);
         assert_eq!(second.read_tokens, second.prompt_tokens - second.reused_tokens);
@@ -61,7 +61,7 @@ fn where_the_template_changes_earlier_turns_they_are_read_again_from_there() {
     let (_, first) = ask(&mut conversation, FIRST);
     let (_, second) = ask(&mut conversation, SECOND);
     assert!(second.again_tokens > 0, "{second:?}");
-    // The question before the changed answer stays; the last of its tokens may be another before a bracket.
+    // The question before the changed answer stays; its last token may differ before a bracket.
     assert!(second.reused_tokens + 2 >= first.prompt_tokens, "{second:?}");
     assert!(second.reused_tokens <= first.prompt_tokens);
 }
@@ -99,7 +99,7 @@ fn a_retry_reads_nothing_and_draws_otherwise() {
     assert_eq!((report.read_tokens, report.prompt_tokens), (0, first.prompt_tokens));
     assert_ne!(last_answer(&conversation), answer);
     assert_eq!(conversation.turns().len(), 2);
-    // The seed decides: the first answer comes back with it.
+    // The seed decides: with it the first answer returns.
     conversation.undo().expect("a turn");
     assert_eq!(ask(&mut conversation, SECOND).0, answer);
 }
@@ -157,7 +157,7 @@ fn branches_share_what_was_read_and_go_different_ways() {
         .map(|branch| branch.name)
         .collect();
     assert_eq!(names, ["1", "3", "third"]);
-    // A branch that is cleared reads anew, in the same pool of pages.
+    // A cleared branch reads again, in the same pool of pages.
     conversation.clear();
     assert_eq!(ask(&mut conversation, FIRST).1.reused_tokens, 0);
 }

@@ -1,4 +1,4 @@
-//! `riffle launch`: a coding agent with the settings that it needs for a server.
+//! `riffle launch`: starts a coding agent with the settings for a server.
 
 mod agents;
 mod offered;
@@ -25,13 +25,13 @@ use crate::console::{self, print};
 use crate::failure::Failure;
 use crate::launch_args::LaunchArguments;
 
-/// Variable with the key that the server asks for.
+/// Variable with the server's key.
 const KEY: &str = "RIFFLE_API_KEY";
 
 /// Endings of programs on Windows that can be started.
 const SCRIPT_ENDINGS: [&str; 3] = [".exe", ".cmd", ".bat"];
 
-/// Arguments of a server that is started for one agent: agents ask for titles and run sub-agents beside the main conversation.
+/// Arguments of a server for a single agent: agents ask for titles and run sub-agents beside the main conversation.
 const SERVER: [&str; 7] = ["riffle", "serve", "--quiet", "--port", "0", "--host", "localhost"];
 
 pub(crate) fn launch(arguments: &LaunchArguments) -> Result<(), Failure> {
@@ -76,7 +76,7 @@ fn chosen<'o>(offered: &'o [Offered], name: Option<&str>, url: &str) -> Result<&
 
 /// Runs an agent until it ends.
 fn start(settings: &Settings, more: &[OsString]) -> Result<(), Failure> {
-    // An interrupt is for the agent, which may go on after it.
+    // An interrupt is for the agent, which may continue after it.
     let interrupted = flag::register(SIGINT, Arc::new(AtomicBool::new(false)));
     interrupted.map_err(|error| Failure::new(format!("cannot listen for signals: {error}")))?;
     let status = Command::new(program_file(settings.program, &|name| env::var_os(name)))
@@ -114,7 +114,7 @@ fn outcome(settings: &Settings, status: ExitStatus) -> Result<(), Failure> {
     }
 }
 
-/// A server in this process. It ends when it is dropped.
+/// A server in this process; dropping it ends the server.
 struct OwnServer {
     url: String,
     stopper: Stopper,

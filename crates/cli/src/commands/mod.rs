@@ -178,7 +178,7 @@ pub(crate) fn note_template(engine: &Engine) {
     }
 }
 
-/// The warning about such a model.
+/// The warning about a model that was not trained to answer.
 pub(crate) fn template_note(engine: &Engine) -> Option<&'static str> {
     engine.chat_template().is_none().then_some(
         "this model has no chat template: it continues text, and its answers may make no sense; take one made for conversation, \

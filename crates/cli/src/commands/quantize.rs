@@ -101,7 +101,7 @@ fn check_text(arguments: &QuantizeArguments) -> Result<Option<String>, Failure> 
     Ok(Some(text))
 }
 
-/// Compares the file with the original. The file stays whatever the result.
+/// Compares the file with the original. The file stays for any result.
 fn check(arguments: &QuantizeArguments, text: &str, interrupt: &Interrupt) -> Option<WeightDivergence> {
     let options = WeightDivergenceOptions {
         window_tokens: arguments

@@ -19,7 +19,7 @@ use crate::failure::Failure;
 use crate::serve_args::{EventEncoding, Host, LogForm, NamedAdapter, ServeArguments};
 use crate::serving_args::{ServingArguments, name_of_path};
 
-/// A server that listens, and what is told of it.
+/// A listening server, and facts about it for notes.
 pub(crate) struct Bound {
     pub(crate) server: Server,
     introduction: String,
@@ -80,7 +80,7 @@ fn run(bound: Bound, arguments: &ServeArguments) -> Result<(), Failure> {
     Ok(server.run()?)
 }
 
-/// Notes of the command about the server: plain lines, or lines of its log for programs that read JSON.
+/// The command's notes about the server: plain lines, or lines of its log for programs that read JSON.
 #[derive(Clone, Copy)]
 struct Notes {
     form: LogForm,
@@ -129,7 +129,7 @@ fn bodies_bytes(arguments: &ServeArguments) -> u64 {
     arguments.max_body.saturating_mul(8)
 }
 
-/// The options of the server, of which `shared` are not of HTTP.
+/// The options of the server; `shared` are independent of HTTP.
 fn server_options(arguments: &ServeArguments, shared: ServerOptions) -> Result<ServerOptions, Failure> {
     Ok(ServerOptions {
         address: match &arguments.host {
@@ -168,7 +168,8 @@ fn server_options(arguments: &ServeArguments, shared: ServerOptions) -> Result<S
     })
 }
 
-/// The options of the model with all adapters beside it; those with a name of their own are off until a request names them.
+/// The options of the model with all adapters beside it. Adapters with their own names are off until a request names
+/// them.
 fn with_named_adapters(arguments: &ServeArguments) -> ServingArguments {
     let mut serving = arguments.serving.clone();
     let named = arguments.lora_modules.iter().map(|adapter| AdapterSpec {
@@ -179,7 +180,7 @@ fn with_named_adapters(arguments: &ServeArguments) -> ServingArguments {
     serving
 }
 
-/// Names of all adapters, in the order in which they are loaded.
+/// Names of all adapters, in their load order.
 fn adapter_names(arguments: &ServeArguments) -> Result<Vec<String>, Failure> {
     let serving = &arguments.serving;
     let model = serving.model_name()?;

@@ -86,7 +86,7 @@ fn policies_say_whether_their_answers_depend_on_chunks() {
             }
             let found = difference(folder.path(), [&format!("--{phase}"), &spec]);
             assert!(depends || found.is_none(), "{name} in {phase}: {found:?}");
-            // snapkv seldom changes an answer as short as this one, and signs cuts prompts alone into blocks of queries.
+            // snapkv seldom changes an answer this short, and signs cuts prompts only into blocks of queries.
             let same = name == "snapkv" || (name, phase) == ("signs", "decode");
             assert!(!depends || found.is_some() || same, "{name} in {phase}");
         }

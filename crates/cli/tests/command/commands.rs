@@ -1,4 +1,4 @@
-//! Tests of each command's output without errors.
+//! Tests of each command's output in successful runs.
 
 use std::fs;
 

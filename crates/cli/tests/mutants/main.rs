@@ -1,4 +1,4 @@
-//! Damaged files given to the real command, hundreds of them and the same in every run.
+//! Hundreds of damaged files given to the real command, the same in every run.
 //!
 //! Each mutant is one damaged file beside intact ones. The command must end within ten seconds, with a documented exit
 //! status, without a signal or a panic, with one line of error where it refuses, and within its `--memory` and 64 MiB.

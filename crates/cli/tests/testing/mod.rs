@@ -99,7 +99,7 @@ pub fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).expect("UTF-8 errors")
 }
 
-/// A failed run says one line that holds every one of `parts`, exits with `status` and writes no answer.
+/// A failed run prints one line with all of `parts`, exits with `status` and writes no answer.
 #[track_caller]
 pub fn assert_refused(output: &Output, status: i32, parts: &[&str]) {
     let message = stderr(output);

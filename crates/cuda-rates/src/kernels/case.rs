@@ -1,4 +1,4 @@
-//! One case on a device: its pages and rows there, the kernels that read them, and the reference they are compared with.
+//! One case on a device: its pages and rows, the kernels that read them, and their reference.
 
 use riffle_attention::{AttendOptions, KvView, PageView, QueryTile, Selection, reference};
 use riffle_cuda::ops::{

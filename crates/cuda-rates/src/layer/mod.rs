@@ -44,8 +44,8 @@ struct MadeLayer {
 }
 
 impl MadeLayer {
-    /// A prompt's chunk is read again each time, an answer goes on: the last of `repeats` tokens after a first one is that at the end of
-    /// the case's.
+    /// A chunk of a prompt is read again each time. An answer continues: the last of `repeats` tokens after a first one
+    /// is the token at the end of the case.
     fn new(stream: &Arc<Stream>, case: &AttentionCase, repeats: usize) -> Result<Self, EvalError> {
         const FILL_TOKENS: usize = 4096;
         let tiers = KvTiers {

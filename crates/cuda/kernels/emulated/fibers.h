@@ -1,8 +1,8 @@
 // The threads of one block as fibers of one CPU thread.
 //
 // A fiber runs until it must meet others (a barrier, a shuffle, an mma) and then yields. Every round visits the fibers
-// from a random place in a random direction, so that a missing barrier gives a wrong result sooner or later. A
-// round in which nothing can run is a deadlock and ends the launch with an error.
+// from a random place in a random direction; so a missing barrier gives a wrong result sooner or later. A round in which
+// no fiber can run is a deadlock and ends the launch with an error.
 #pragma once
 #include <csetjmp>
 #include <cstddef>
@@ -36,7 +36,7 @@ struct Thread {
     // Blocked while the counter still has this value.
     const unsigned *waits_on = nullptr;
     unsigned waits_while = 0;
-    // Asynchronous copies by group that have not taken place.
+    // Asynchronous copies that are not carried out, by group.
     std::vector<std::vector<Copy>> groups;
     std::vector<Copy> open_group;
 };
@@ -69,7 +69,8 @@ struct Machine {
     const char *fault = nullptr;
 };
 
-// The machine of this CPU thread, behind a pointer that needs no constructor: every use of a `thread_local` that has one asks for it.
+// The machine of this CPU thread, behind a pointer: a `thread_local` with a constructor would check on every use whether it
+// has run.
 static thread_local Machine *machine_here = nullptr;
 
 [[gnu::noinline]] static Machine &make_machine() {
@@ -81,7 +82,7 @@ static thread_local Machine *machine_here = nullptr;
 inline Machine &this_machine() { return machine_here ? *machine_here : make_machine(); }
 #define machine this_machine()
 
-// Callbacks of a block, for kernels that use more than its threads.
+// Callbacks of a block, for kernels with asynchronous products (warpgroup.h).
 struct Hooks {
     void (*begin_block)(), (*end_block)();
     void (*wrote_shared)(const void *to, unsigned bytes);
@@ -142,8 +143,8 @@ inline void barrier(unsigned number, unsigned count) {
     }
 }
 
-// Every lane of the warp gives a value and then sees those of all: the slots of this meeting. Two sets of slots take
-// turns, so that a lane may be one meeting ahead of the others.
+// Every lane of the warp gives a value; the returned slots hold the values of all lanes. Two sets of slots take turns, so a
+// lane may be one meeting ahead of the others.
 template <class T> const unsigned char (*meet(const T &value))[64] {
     static_assert(sizeof(T) <= 64);
     Thread *self = machine.current;
@@ -236,7 +237,7 @@ void call(void (*kernel)(A...), void **arguments, std::index_sequence<I...>) {
     kernel(*static_cast<A *>(arguments[I])...);
 }
 
-// Runs all blocks one after another; null, or what went wrong.
+// Runs all blocks one after another; returns null or the error.
 template <class... A> const char *launch(void (*kernel)(A...), const Launch *l, void **arguments) {
     struct Call {
         void (*kernel)(A...);
@@ -246,7 +247,7 @@ template <class... A> const char *launch(void (*kernel)(A...), const Launch *l, 
     machine.count = l->block.x * l->block.y * l->block.z;
     if (machine.count == 0 || machine.count % 32 != 0 || machine.count > 1024)
         return "a block must have a multiple of 32 threads, at most 1024";
-    // Fibers that a fault left in the middle of a kernel start afresh.
+    // After a fault, fibers in the middle of a kernel start again.
     if (machine.fault)
         for (auto &thread : machine.threads)
             thread->started = false;
@@ -269,7 +270,7 @@ template <class... A> const char *launch(void (*kernel)(A...), const Launch *l, 
     return nullptr;
 }
 
-// The sizes of a kernel's parameters, zero behind the last.
+// The sizes of a kernel's parameters, then a zero.
 template <class... A> const unsigned *parameter_bytes(void (*)(A...)) {
     static const unsigned bytes[] = {unsigned(sizeof(A))..., 0};
     return bytes;

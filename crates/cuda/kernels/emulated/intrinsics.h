@@ -112,7 +112,7 @@ inline int max(int a, int b) { return a > b ? a : b; }
 inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
 inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
 
-// --- What the real header gives as PTX --------------------------------------------------------------------------
+// --- Functions that are PTX in intrinsics.cuh -------------------------------------------------------------------
 
 inline float exp2_fast(float x) { return std::exp2(x); }
 
@@ -163,8 +163,7 @@ inline void carry_out(const Copy &copy) {
 }
 } // namespace emulated
 
-// A copy takes place at once or when it is waited for, at random. Kernels must no longer read the bytes that it
-// overwrites, and must not yet read the bytes that it brings.
+// A copy is carried out at once or at its wait, at random. Until the wait, kernels must not read the bytes of its target.
 inline void copy_async_16(void *to, const void *from, unsigned bytes) {
     emulated::Copy copy{to, from, bytes, 16 - bytes};
     if (emulated::random_number() & 1)

@@ -1,9 +1,9 @@
-// Products of warpgroups, which run on beside their threads.
+// Products of warpgroups, which run beside their threads.
 //
-// A product runs at any time between its issue and the wait for its group, in order: here at once or as late as may be, at
-// random, so that operands which are not there yet or not there any more show, as do sums that are read or written in
-// between (they are NaN until the wait). It reads shared memory through a view of its own, which ordinary writes reach when their
-// thread publishes them, or sooner at random.
+// On a device a product runs at some time between its issue and the wait for its group, in order. Here it runs at once or
+// as late as possible, at random. So tests find operands that are written too late or overwritten too early. Sums are NaN
+// until the wait, so tests also find sums that are read or written before it. Products read shared memory through a view
+// of their own: a thread's writes reach it when the thread publishes them, or sooner at random.
 #pragma once
 #include <algorithm>
 #include <map>
@@ -27,36 +27,37 @@ struct Product {
 
 // State of a thread's asynchronous products.
 struct Products {
-    // Products that are not waited for, and the count of those that have run. Groups are numbered by the commits before
-    // them.
+    // Products before their wait, and the number of these that have run. The number of a group is the number of commits
+    // before it.
     std::vector<Product> pending;
     std::size_t run = 0, issued = 0;
     unsigned commits = 0, arrivals = 0;
     // Sums of the pending products.
     std::map<float *, std::vector<float>> sums;
-    // Registers as products last left or read them, and the number of arrivals by then.
+    // Registers as a product last wrote or read them, and the number of arrivals at that time.
     struct Registers {
         std::vector<std::uint32_t> bits;
         unsigned arrivals;
     };
     std::map<const void *, Registers> registers;
-    // Written to shared memory and not published: offsets and bytes.
+    // Writes to shared memory that are not published: offsets and bytes.
     std::vector<std::pair<std::size_t, std::size_t>> written;
 };
 
 struct Asynchrony {
     std::vector<Products> threads;
-    // For each warp, whether its products run at once; for each warpgroup, what the first of its warps issued.
+    // `at_once`: for each warp, whether each product runs at once. `issued`: for each warpgroup, the products that the first
+    // of its warps issued.
     std::vector<std::vector<bool>> at_once;
     std::vector<std::vector<Product>> issued;
-    // The second operand of the product that each warp runs, [16, columns], and the product's number and 1.
+    // For each warp, the number + 1 of the product that it runs and the product's second operand [16, columns].
     std::vector<std::pair<std::size_t, std::vector<float>>> second;
     // Shared memory as products see it.
     std::vector<unsigned char> view;
 };
 static thread_local Asynchrony asynchrony;
 
-// First address of shared memory in its address space, aligned no better than a kernel may rely on.
+// First address of shared memory in its address space. Its alignment is the least that a kernel may assume.
 constexpr unsigned SHARED_BASE = 1040;
 
 inline void fault(const char *message) {
@@ -97,7 +98,7 @@ static void wrote_shared(const void *to, unsigned bytes) {
 
 static const bool follows_blocks = (hooks = {begin_block, end_block, wrote_shared}, true);
 
-// PTX ISA, 128-byte swizzle: bits 4 to 6 of the address of each byte become their exclusive or with bits 7 to 9.
+// The 128-byte swizzle of the PTX ISA: bits 4 to 6 of a byte's address become their exclusive or with bits 7 to 9.
 inline unsigned short operand(std::uint64_t address) {
     address ^= (address >> 7 & 7) << 4;
     if (address < SHARED_BASE || address + 2 > SHARED_BASE + machine.shared_bytes) {
@@ -109,8 +110,8 @@ inline unsigned short operand(std::uint64_t address) {
     return bits;
 }
 
-// Row k, column n of the second operand. Its canonical layouts, in elements, offsets in bytes:
-// columns one after the other ((8, n), 64): ((128, stride), 2); rows ((64, n), (8, k)): ((2, leading), (128, stride)).
+// Row k, column n of the second operand. The canonical layouts, shape in elements : offsets in bytes, are
+// ((8, n), 64) : ((128, stride), 2) column by column and ((64, n), (8, k)) : ((2, leading), (128, stride)) row by row.
 inline unsigned short second_operand(const Product &product, unsigned k, unsigned n) {
     std::uint64_t start = (product.b & 0x3fff) << 4, leading = (product.b >> 16 & 0x3fff) << 4;
     std::uint64_t stride = (product.b >> 32 & 0x3fff) << 4;
@@ -119,8 +120,8 @@ inline unsigned short second_operand(const Product &product, unsigned k, unsigne
     return operand(start + n / 8 * stride + n % 8 * 128 + k * 2);
 }
 
-// Runs what this thread holds of the first pending product that has not run: the fragments are those of stacked mma.m16n8k16.
-// All lanes of the warp do so together.
+// Runs this thread's part of the first pending product that has not run, with the fragments of mma.m16n8k16. All lanes of
+// the warp call it together.
 static void run_next(Products &own) {
     const Product product = own.pending[own.run++];
     struct First {
@@ -163,7 +164,7 @@ inline void note_registers(Products &own, const void *at, std::size_t count) {
     own.registers[at] = {bits_of(at, count), own.arrivals};
 }
 
-// Registers that others than products have written since products knew them need an arrival in between.
+// Reports registers that the thread has written since a product last used them, if no arrival followed.
 inline void check_registers(Products &own, const void *at, std::size_t count) {
     auto known = own.registers.find(at);
     bool is_new = known == own.registers.end();
@@ -203,7 +204,7 @@ static void issue(const Product &product) {
             run_next(own);
 }
 
-// Waits for all groups but the last `pending`.
+// Waits for all groups except the last `pending`.
 static void wait_for_groups(unsigned pending) {
     Products &own = own_products();
     std::size_t count = 0;

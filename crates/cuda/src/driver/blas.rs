@@ -45,7 +45,7 @@ impl Blas {
         })
     }
 
-    /// Queues a product; false where the library has no algorithm for the shape.
+    /// Queues a product; false if the library has no algorithm for the shape.
     ///
     /// # Safety
     /// The regions hold the product's matrices until it has run, the stream is live in the current context.
@@ -146,7 +146,7 @@ impl Description {
             Type::CUDA_R_16F
         };
         let (rows, outputs, inputs) = (product.rows as u64, product.outputs as u64, product.inputs as u64);
-        // Null marks a descriptor that is not made yet; dropping skips it.
+        // Null marks a descriptor that does not exist yet; dropping skips it.
         let mut made = Self {
             product: std::ptr::null_mut(),
             weights: std::ptr::null_mut(),

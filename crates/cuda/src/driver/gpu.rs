@@ -47,7 +47,8 @@ impl Gpu {
         })
     }
 
-    /// A device emulated on the CPU: the same kernels, compiled by g++. Slow; for tests of what surrounds kernels.
+    /// A device emulated on the CPU: the same kernels, compiled by g++. It is slow; tests use it for the code around
+    /// kernels.
     ///
     /// # Errors
     /// No compiler, a compute capability below 8.0.
@@ -163,7 +164,7 @@ impl Gpu {
         Event::new(self.clone())
     }
 
-    /// A kernel of a module, compiled at first use and kept.
+    /// A kernel of a module, compiled on first use and kept.
     ///
     /// # Errors
     /// No compiler, a source that does not compile.

@@ -73,9 +73,9 @@ pub(crate) enum Direction {
     Within,
 }
 
-/// Raw calls, in handles; [`Gpu`] and what it makes own the handles.
+/// Raw calls on handles. [`Gpu`] and the objects it creates own the handles.
 ///
-/// Device addresses are numbers. Calls that take one, or a handle, are unsafe in that it must be live.
+/// Device addresses are numbers. Calls with an address or a handle are unsafe, because it must be live.
 pub(crate) trait Driver: Debug + Send + Sync {
     fn info(&self) -> &DeviceInfo;
     /// Free bytes of device memory.
@@ -133,7 +133,7 @@ pub(crate) trait Driver: Debug + Send + Sync {
 
     /// The name of a library for products of 16-bit matrices. The error gives the reason if it is missing.
     fn blas(&self) -> Result<&'static str, &str>;
-    /// Queues a product by that library; false where it has none for the shape.
+    /// Queues a product in that library; false if it has none for the shape.
     ///
     /// # Safety
     /// The matrices are live until the product has run.
@@ -146,7 +146,7 @@ pub(crate) trait Driver: Debug + Send + Sync {
         input: u64,
     ) -> Result<bool, CudaError>;
 
-    /// Compiles (or finds compiled) and loads; the module stays for the driver's life.
+    /// Compiles the module, or finds it compiled, and loads it. The module stays as long as the driver.
     fn load(&self, source: &ModuleSource) -> Result<u64, CudaError>;
     /// A function of a loaded module, which may use all shared memory of a block.
     fn function(&self, module: u64, name: &'static str) -> Result<u64, CudaError>;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-/// A source file with the constants it is compiled for.
+/// A source file with the constants of its compilation.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ModuleSource {
     file: &'static str,
@@ -37,14 +37,15 @@ impl ModuleSource {
         name
     }
 
-    /// The architecture it is compiled for on a device of this compute capability: products of warpgroups are not in the
-    /// instructions that later devices have as well.
+    /// The architecture for a device of this compute capability. Later devices lack the warpgroup products of 9.0, so
+    /// those are compiled for that architecture alone.
     pub fn architecture(&self, capability: (u32, u32)) -> String {
         let own = if self.file.starts_with("warpgroup_") { "a" } else { "" };
         format!("sm_{}{}{own}", capability.0, capability.1)
     }
 
-    /// One text without quoted includes: `head`, the definitions, the file and what it includes, each file once.
+    /// The source as one text without quoted includes: `head`, the definitions, the file and its includes, each file
+    /// once.
     pub fn text(&self, head: &str) -> String {
         let mut text = format!("{head}\n");
         for (key, value) in &self.defines {
@@ -55,7 +56,7 @@ impl ModuleSource {
     }
 }
 
-/// Every variant that is compiled ahead to check registers and spills, by [`ModuleSource::name`].
+/// Every variant that is compiled in advance to check registers and spills, by [`ModuleSource::name`].
 pub fn variants() -> impl Iterator<Item = &'static str> {
     include_str!("../../kernels/variants.txt")
         .lines()

@@ -84,9 +84,9 @@ impl Stream {
         queued.and(run)
     }
 
-    /// Queues copies of slices of main memory to regions of their size and `done` behind them, and returns at once: the memory
-    /// is a [`GuardedBuffer`](super::GuardedBuffer)'s, whose owner waits for `done` before it changes or goes. False, with nothing
-    /// queued, where a slice lies elsewhere.
+    /// Queues copies of slices of main memory to regions of their size and then `done`, and returns at once. A
+    /// [`GuardedBuffer`](super::GuardedBuffer) owns the memory and waits for `done` before it changes or frees it.
+    /// Returns false and queues nothing if a slice has another owner.
     pub(crate) fn upload_behind(&self, copies: &[(Region<'_>, &[u8])], done: &Arc<Event>) -> Result<bool, CudaError> {
         for (to, from) in copies {
             check_bytes(to.bytes(), from.len())?;
@@ -111,7 +111,7 @@ impl Stream {
         marked.map(|()| true)
     }
 
-    /// Queues a copy of `from` to `to[offset..]`, which holds it when the stream has been waited for.
+    /// Queues a copy of `from` to `to[offset..]`; the bytes are valid after the stream was waited for.
     ///
     /// # Errors
     /// A buffer that is too short, a lost device.
@@ -144,8 +144,8 @@ impl Stream {
         unsafe { self.gpu.driver().fill(self.handle, to.address(), byte, to.bytes()) }
     }
 
-    /// Queues a product of 16-bit matrices by the library there is; false where it has none for the shape. Wrappers in
-    /// `ops` have checked that the regions hold the matrices.
+    /// Queues a product of 16-bit matrices in the library; false if there is no library or it has none for the shape.
+    /// Wrappers in `ops` have checked that the regions hold the matrices.
     pub(crate) fn multiply_16_bit(
         &self,
         product: &Product16,
@@ -162,8 +162,8 @@ impl Stream {
         }
     }
 
-    /// Queues a kernel; a grid without blocks is nothing. Wrappers in `ops` have checked that the kernel stays within
-    /// the regions whose addresses it is given.
+    /// Queues a kernel; a grid without blocks does nothing. Wrappers in `ops` have checked that the kernel stays within
+    /// the regions of its arguments.
     pub(crate) fn launch(&self, kernel: &Kernel, grid: Grid, arguments: &[Argument]) -> Result<(), CudaError> {
         if grid.blocks.contains(&0) {
             return Ok(());

@@ -15,8 +15,8 @@ use super::weights::{DeviceAttention, DeviceLayer, DeviceMlp, DeviceModel, Devic
 use crate::ops::{self, HeadRows};
 use crate::{CudaError, Region, Stream};
 
-/// Blocks are counted from a segment's first row. The delta rule's kernels compute the rows that are left at the end of a
-/// call in another order of sums, so a block that ended elsewhere would change bits.
+/// Blocks are counted from a segment's first row. The delta rule's kernels sum the remaining rows of a call in another
+/// order, so a block with another end would change bits.
 const CUT_GRID: CutGrid = CutGrid::Rows(ROW_BLOCK);
 
 /// A batch on a device: hidden states stay there. [`Forward`] copies queries, keys and values to main memory and the

@@ -9,8 +9,8 @@ use riffle_model::ModelConfig;
 use crate::ops::{self, HeadRows, Queries};
 use crate::{CallRows, CudaError, DeviceBuffer, Gpu, Stream};
 
-/// Queries, keys and values of a batch of one layer, f32 `[tokens, heads or kv_heads, head_dim]`, where the decoder computed them,
-/// and room for what attention makes of them: see [`DeviceForward`](crate::DeviceForward).
+/// Queries, keys and values of a layer's batch on the device, f32 `[tokens, heads or kv_heads, head_dim]`, and the
+/// memory for the attention output: see [`DeviceForward`](crate::DeviceForward).
 pub struct DeviceRows {
     pub(crate) queries: DeviceBuffer,
     pub(crate) keys: DeviceBuffer,

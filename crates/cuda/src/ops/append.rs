@@ -8,11 +8,11 @@ use super::rows::HeadRows;
 use super::{check_bytes, positive, small};
 use crate::{CudaError, Grid, ModuleSource, Region, Stream};
 
-/// Multiplies every head by the normalised Walsh–Hadamard matrix, as `riffle_attention::rotate_heads` to the bit. Its own
-/// inverse.
+/// Multiplies every head by the normalised Walsh–Hadamard matrix, with the same bits as
+/// `riffle_attention::rotate_heads`. The matrix is its own inverse.
 ///
 /// # Errors
-/// A region that is too short, a width no kernel is written for.
+/// A region that is too short, a width without a kernel.
 pub fn rotate_heads(stream: &Stream, heads: &HeadRows<'_>) -> Result<(), CudaError> {
     heads.check("heads")?;
     check_head_dim(heads.head_dim)?;
@@ -43,8 +43,8 @@ pub struct NewTokens<'a> {
 /// Pages that take the new tokens of each KV head.
 #[derive(Debug, Clone, Copy)]
 pub struct AppendTargets<'a> {
-    /// u64 `[kv_heads, 1 + 2 · pages]`: the place of the head's first new token; from the page on that it falls into the
-    /// addresses of planes of keys, then of those of values, multiples of 16, zero where a page is not here.
+    /// u64 `[kv_heads, 1 + 2 · pages]`: the slot of the head's first new token, then addresses of planes of keys and of
+    /// values, from this token's page on. Addresses are multiples of 16, or zero for absent pages.
     pub list: Region<'a>,
     /// Pages per head in the list.
     pub pages: usize,

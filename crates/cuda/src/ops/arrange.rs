@@ -37,10 +37,10 @@ struct Move {
     tokens: u32,
 }
 
-/// Arranges planes as [`plane_to_device`](super::plane_to_device) does, all in one launch.
+/// Arranges planes like [`plane_to_device`](super::plane_to_device), all in one launch.
 ///
 /// # Errors
-/// f32, stripes that are not whole or lie outside of their page, a lost device.
+/// f32, partial stripes, stripes outside of their page, a lost device.
 pub(crate) fn arrange_planes(
     stream: &Stream,
     list: &mut DeviceList,

@@ -91,7 +91,7 @@ pub(super) fn format_number(format: Format) -> Result<u32, CudaError> {
     }
 }
 
-/// A file of `kernels/` for keys and values of this width; those of quantised formats are f16 in the products.
+/// A file of `kernels/` for keys and values of this width; products convert quantised formats to f16.
 pub(super) fn module(file: &'static str, head_dim: usize, key_format: Format, value_format: Format) -> ModuleSource {
     let is_bf16 = |format| u32::from(format == Format::Bf16);
     ModuleSource::new(
@@ -158,8 +158,8 @@ pub fn decode_workspace_bytes(reads: &Reads) -> usize {
     reads.parts() * chunks(reads) * 16 * (reads.head_dim() + 2) * 4
 }
 
-/// Attends few queries (up to 16 with all heads of a group together in one block) to `parts` of the keys in `reads`.
-/// Pages of other parts may be absent. Partials go to the workspace.
+/// Attends few queries (up to 16, with all heads of a group in one block) to `parts` of the keys in `reads`. Pages of
+/// other parts may be absent. Partials go to the workspace.
 ///
 /// # Errors
 /// Shapes that disagree, regions that are too short.

@@ -19,7 +19,8 @@ pub struct DeltaShape {
     pub key_dim: usize,
     /// Width of a value.
     pub value_dim: usize,
-    /// Value heads that share a key head are as many key heads apart, instead of side by side.
+    /// True if value heads that share a key head are as many heads apart as there are key heads; false if they are
+    /// adjacent.
     pub heads_tiled: bool,
 }
 
@@ -84,8 +85,8 @@ fn launch(
     stream.launch(&kernel, grid, arguments)
 }
 
-/// `output[row, c] = silu(Σ taps[tap, c] · input[row + tap − (kernel − 1), c])`, both `[rows, channels]`; `before`,
-/// `[kernel − 1, channels]`, stands for the rows before the first and becomes the last rows of the input.
+/// `output[row, c] = silu(Σ taps[tap, c] · input[row + tap − (kernel − 1), c])`, both `[rows, channels]`. `before`,
+/// `[kernel − 1, channels]`, holds the rows before the first, and receives the last rows of the input.
 ///
 /// # Errors
 /// Regions that are too short.
@@ -187,7 +188,7 @@ pub fn delta_gates(
     )
 }
 
-/// Bytes of scratch that [`delta_rule`] takes for `rows`.
+/// Bytes of scratch of [`delta_rule`] for `rows` rows.
 pub fn delta_scratch_bytes(shape: &DeltaShape, rows: usize) -> usize {
     let relations = if rows < FEW {
         0
@@ -197,11 +198,11 @@ pub fn delta_scratch_bytes(shape: &DeltaShape, rows: usize) -> usize {
     4 * (rows * shape.key_heads * 2 * shape.key_dim + relations)
 }
 
-/// Reads tokens by the gated delta rule. `read` becomes f32 `[rows, value_heads, value_dim]`; `memory`, f32
-/// `[value_heads, key_dim, value_dim]`, becomes the state after the tokens. Queries and keys are normalised on the way.
+/// Reads tokens by the gated delta rule. `read` receives f32 `[rows, value_heads, value_dim]`; `memory`, f32
+/// `[value_heads, key_dim, value_dim]`, receives the state after the tokens. Queries and keys are normalised first.
 ///
 /// # Errors
-/// Sizes no kernel is written for, regions that are too short.
+/// Sizes without a kernel, regions that are too short.
 pub fn delta_rule(
     stream: &Stream,
     shape: &DeltaShape,

@@ -10,18 +10,18 @@ pub enum Activation {
     Silu,
     /// The tanh form of x · Φ(x).
     GeluTanh,
-    /// 1 / (1 + e^−x), as a gate alone.
+    /// 1 / (1 + e^−x), only for gates.
     Sigmoid,
 }
 
-/// Columns of a strided array: `pieces` runs of columns in each row, `piece_stride` apart from the first on.
+/// Columns of a strided array: each row has `pieces` runs of columns, `piece_stride` apart.
 #[derive(Debug, Clone, Copy)]
 pub struct Columns<'a> {
     /// The array, from the first column of the first row on.
     pub data: Region<'a>,
     /// Elements from row to row.
     pub row_stride: usize,
-    /// Elements from piece to piece.
+    /// Elements between the starts of two pieces.
     pub piece_stride: usize,
 }
 
@@ -76,7 +76,7 @@ pub fn multiply(stream: &Stream, values: Region<'_>, factor: f32, count: usize) 
 /// `values[i] = activation(values[i])`.
 ///
 /// # Errors
-/// A region that is too short, [`Activation::Sigmoid`] (it gates only).
+/// A region that is too short, [`Activation::Sigmoid`] (only for gates).
 pub fn activate(stream: &Stream, values: Region<'_>, activation: Activation, count: usize) -> Result<(), CudaError> {
     check_bytes("values", values, count, 4)?;
     if activation == Activation::Sigmoid {
@@ -126,7 +126,7 @@ pub fn soft_cap(stream: &Stream, logits: Region<'_>, cap: f32, count: usize) -> 
     )
 }
 
-/// Copies `pieces` runs of `width` columns of each of `rows`.
+/// Copies `pieces` runs of `width` columns from each of `rows` rows.
 ///
 /// # Errors
 /// Arrays that are too short.

@@ -36,7 +36,7 @@ pub fn plane_to_device(
     Ok(())
 }
 
-/// The way back of [`plane_to_device`].
+/// The inverse of [`plane_to_device`].
 ///
 /// # Errors
 /// As [`plane_to_device`].
@@ -121,7 +121,8 @@ fn check(format: Format, head_dim: usize, bytes: usize, other: usize) -> Result<
     Ok(bytes / stripe * LANES)
 }
 
-/// Calls `each` with the CPU's byte and the device's byte of every element, and how its bits lie there (not for floats).
+/// Calls `each` with the CPU's byte and the device's byte of every element, and with the position of its bits in the
+/// device's byte (not for floats).
 fn for_places(
     kind: PlaneKind,
     format: Format,

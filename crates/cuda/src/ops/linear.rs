@@ -17,9 +17,9 @@ const FLOAT_TILE_BYTES: usize = 2 * 2 * 40 * (TILE_ROWS + TILE_OUTPUTS);
 
 /// A matrix of weights on the device, `[outputs, inputs]`, in the format of its file.
 ///
-/// Products with block formats round activations to 8 bits, a scale for each 32, as `riffle-linear` does on the CPU;
-/// those with f16 and bf16 round them to that type when there are more than eight rows, and are exact to f32 otherwise.
-/// Products of f16 and bf16 with many rows go to a library where the device has one ([`Gpu::products`]).
+/// Products with block formats round activations to 8 bits, with a scale for each 32, like `riffle-linear` on the CPU.
+/// Products with f16 and bf16 round activations to that type if there are more than eight rows, and are exact to f32
+/// otherwise. Products of f16 and bf16 with many rows use a library if the device has one ([`Gpu::products`]).
 #[derive(Debug)]
 pub struct DeviceMatrix {
     format: WeightFormat,
@@ -29,10 +29,10 @@ pub struct DeviceMatrix {
 }
 
 impl DeviceMatrix {
-    /// Brings weights to the device: `bytes` are `[outputs, inputs]` as safetensors or GGUF files hold them.
+    /// Uploads weights: `bytes` are `[outputs, inputs]` in the form of safetensors or GGUF files.
     ///
     /// # Errors
-    /// Bytes that are not the matrix, a format that devices do not compute with, too little memory.
+    /// Bytes of another size than the matrix, a format without a kernel, too little memory.
     pub fn upload(
         gpu: &Gpu,
         format: WeightFormat,
@@ -54,12 +54,12 @@ impl DeviceMatrix {
         })
     }
 
-    /// True if devices compute with the format. The others are refused by [`upload`](Self::upload).
+    /// True if devices have a kernel for the format. [`upload`](Self::upload) refuses others.
     pub fn supports(format: WeightFormat) -> bool {
         is_known(format)
     }
 
-    /// Bytes a matrix of this shape takes on the device.
+    /// Bytes of a matrix of this shape on the device.
     pub fn bytes_for(format: WeightFormat, outputs: usize, inputs: usize) -> usize {
         device_bytes(format, outputs * (inputs / format.block_weights()))
     }
@@ -84,7 +84,7 @@ impl DeviceMatrix {
         self.data.bytes()
     }
 
-    /// Bytes of scratch that [`multiply`](Self::multiply) takes for `rows`.
+    /// Bytes of scratch of [`multiply`](Self::multiply) for `rows` rows.
     pub fn scratch_bytes(&self, rows: usize) -> usize {
         if self.is_quantised() {
             rows * (self.inputs + self.inputs / 32 * 8)
@@ -159,8 +159,8 @@ impl DeviceMatrix {
         stream.launch(&self.kernel(stream, name)?, grid, &arguments)
     }
 
-    /// `output[row]`, `[inputs]`, becomes the weights of output `ids[row]` (u32, all below `outputs`), as exact as the
-    /// file holds them.
+    /// Writes the weights of output `ids[row]` (u32, all below `outputs`) to `output[row]`, `[inputs]`, with the file's
+    /// precision.
     ///
     /// # Errors
     /// Regions that are too short.

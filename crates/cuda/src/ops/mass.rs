@@ -13,18 +13,18 @@ use crate::{CudaError, Grid, ModuleSource, Region, Stream};
 /// Target of the mass of neighbouring keys.
 #[derive(Debug, Clone)]
 pub struct KeyMass<'a> {
-    /// f32, the keys of a KV head side by side, from the first key on.
+    /// f32, the keys of a KV head in order, from the first key on.
     pub data: Region<'a>,
     /// Elements from head to head.
     pub stride: usize,
-    /// The keys, from a multiple of 64 on.
+    /// Range of the keys; it begins at a multiple of 64.
     pub keys: Range<usize>,
 }
 
-/// The softmax weight that each key of `mass` receives from the rows of the call, summed over rows and the heads of the
-/// group.
+/// Adds the softmax weight that each key of `mass` receives from the rows of the call, summed over rows and the heads
+/// of the group.
 ///
-/// `log_sum_exp`, f32 `[rows, heads]`, is that of the whole attention, so that parts of a cache may be visited in any order.
+/// `log_sum_exp`, f32 `[rows, heads]`, covers the whole attention, so parts of a cache may be visited in any order.
 ///
 /// # Errors
 /// Shapes that disagree, regions that are too short.

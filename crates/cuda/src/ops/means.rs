@@ -19,8 +19,8 @@ pub struct MeanReads<'a> {
     pub kv_heads: usize,
     /// Format to which keys and values are rounded: bf16 for bf16, else f16, as in pages.
     pub formats: [Format; 2],
-    /// u64 `[tiles, words]`: a bit for each block that the tile's selection names and reads no token of by a span. Blocks behind the
-    /// tile's rows may be named; others must be whole.
+    /// u64 `[tiles, words]`: a bit for each block whose mean the tile's selection names and of which its spans read no
+    /// token. Blocks after the tile's rows may be named; all others must be complete.
     pub named: Region<'a>,
     /// Blocks / 64.
     pub words: usize,
@@ -34,8 +34,8 @@ pub fn means_workspace_bytes(rows: usize, heads: usize, head_dim: usize, splits:
     (each * 2 * 4, each * head_dim * 4)
 }
 
-/// Adds the means that tiles read to `outputs`. These hold attention over keys, normalised and without sinks, with its
-/// log-sum-exp. A row sees a mean when its block ends before the row and the row reads no token of it.
+/// Adds the means that tiles read to `outputs`. These hold normalised attention over keys, without sinks, with its
+/// log-sum-exp. A row reads a mean if its block ends before the row and the row reads no token of the block.
 ///
 /// # Errors
 /// Shapes that disagree, regions that are too short.

@@ -43,10 +43,11 @@ pub fn prefill(
     prefill_by(stream, choice.instructions, outputs, call, state)
 }
 
-/// [`prefill`] by these instructions.
+/// Like [`prefill`], with these instructions.
 ///
 /// # Errors
-/// Shapes that disagree, regions that are too short, instructions that are not [`there`](PrefillInstructions::are_on).
+/// Shapes that disagree, regions that are too short, instructions that [this device
+/// lacks](PrefillInstructions::are_on).
 pub fn prefill_by(
     stream: &Stream,
     instructions: PrefillInstructions,
@@ -111,10 +112,10 @@ fn grid(instructions: PrefillInstructions, reads: &Reads) -> Grid {
     // Queries pass through shared memory, one row per packed row.
     let query_bytes = |warps: usize| 2 * 16 * warps * (head_dim + 8);
     let (warps, shared_bytes) = match instructions {
-        // Keys and values twice; queries share their place where they go into registers.
+        // Two buffers of keys and of values; queries share this memory if they move to registers.
         PrefillInstructions::Mma if head_dim <= 128 => (8, (2 * 4 * 64 * (head_dim + 8)).max(query_bytes(8))),
         PrefillInstructions::Mma => (4, 2 * 4 * 32 * (head_dim + 8) + query_bytes(4)),
-        // Three tiles of 64 keys and four of values, from a multiple of 1024 bytes on; queries share their place.
+        // Three tiles of 64 keys and four of values, from a multiple of 1024 bytes on; queries share this memory.
         PrefillInstructions::Wgmma => (8, (2 * 7 * 64 * head_dim).max(query_bytes(8)) + 1024),
     };
     Grid::line(reads.work_items(), 32 * warps).with_shared(shared_bytes)

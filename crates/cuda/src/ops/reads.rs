@@ -64,8 +64,8 @@ struct DecodePart {
     slot: u32,
 }
 
-/// Reads of many tiles, on the device. They are set once for each layer and chunk (or token), and the attention kernels
-/// read them. Their memory is kept from one setting to the next.
+/// Reads of many tiles, on the device. They are set once per layer and chunk (or token) for the attention kernels.
+/// Their memory is reused.
 #[derive(Debug)]
 pub struct Reads {
     gpu: Gpu,
@@ -129,9 +129,8 @@ impl Reads {
         })
     }
 
-    /// Flattens the tiles' selections, causally, and queues the upload on the stream of the kernels that read it.
-    /// `within` limits the reads to these keys, from a multiple of [`KEY_BLOCK`] to another, for pages that arrive in
-    /// groups.
+    /// Flattens the tiles' selections, causally, and queues the upload on the kernels' stream. `within` limits the
+    /// reads to these keys, between two multiples of [`KEY_BLOCK`], for pages that arrive in groups.
     ///
     /// # Errors
     /// Positions above 2^31, bounds of `within` that are not multiples, too little memory.
@@ -215,13 +214,13 @@ impl Reads {
         &self.tile_parts
     }
 
-    /// The span of a part's keys, rounded out to blocks: their pages must be on the device when it runs.
+    /// The span of a part's keys, rounded outward to whole blocks. Their pages must be on the device when it runs.
     pub fn part_keys(&self, part: usize) -> Span {
         self.part_spans[part]
     }
 
-    /// (Query, key) pairs that kernels compute for each query head, masked ones included: rows times keys of the blocks
-    /// that are read.
+    /// (Query, key) pairs that kernels compute for each query head, including masked ones: rows times the keys of the
+    /// read blocks.
     pub fn computed_pairs(&self) -> usize {
         self.shapes.iter().map(|tile| tile.rows * tile.blocks * KEY_BLOCK).sum()
     }

@@ -14,7 +14,7 @@ pub struct Rows<'a> {
     pub width: usize,
 }
 
-/// Heads side by side in rows: head `h` of row `r` begins at `data[r · stride + h · head_dim]`.
+/// Heads of rows: head `h` of row `r` begins at `data[r · stride + h · head_dim]`.
 #[derive(Debug, Clone, Copy)]
 pub struct HeadRows<'a> {
     /// f32 data from the first head of the first row on.
@@ -48,7 +48,7 @@ fn launch(stream: &Stream, name: &'static str, grid: Grid, arguments: &[Argument
     stream.launch(&kernel, grid, arguments)
 }
 
-/// `output[row] = input[row] / rms(input[row]) · weight`; they may be the same.
+/// `output[row] = input[row] / rms(input[row]) · weight`; both may be the same rows.
 ///
 /// # Errors
 /// Regions that are too short.
@@ -75,7 +75,7 @@ pub fn rms_norm(
     launch(stream, "rms_norm", Grid::line(rows, MAP_THREADS), &arguments)
 }
 
-/// `output[row] = (input[row] − mean) / deviation · weight + bias`; they may be the same.
+/// `output[row] = (input[row] − mean) / deviation · weight + bias`; both may be the same rows.
 ///
 /// # Errors
 /// Regions that are too short.
@@ -105,7 +105,7 @@ pub fn layer_norm(
     launch(stream, "layer_norm", Grid::line(rows, MAP_THREADS), &arguments)
 }
 
-/// Each head becomes head / rms(head) · weight, times silu(gate) where there is a gate of the same shape; `weight` is
+/// `head / rms(head) · weight` for each head, times silu(gate) if there is a gate of the same shape; `weight` is
 /// `[head_dim]`.
 ///
 /// # Errors
@@ -147,7 +147,7 @@ pub fn head_norm(
     launch(stream, "head_norm", Grid::line(count.div_ceil(4), 128), &arguments)
 }
 
-/// Turns pairs (i, i + turned / 2) of the first `turned` dimensions of every head by the angles of its row.
+/// Rotates pairs (i, i + turned / 2) of the first `turned` dimensions of every head by the angles of its row.
 ///
 /// `turns` is `[rows, turned / 2, 2]`: cosine and sine of each pair.
 ///
@@ -176,7 +176,7 @@ pub fn rotary(stream: &Stream, heads: &HeadRows<'_>, turns: Region<'_>, turned: 
     launch(stream, "rotary", Grid::line(map_blocks(count), MAP_THREADS), &arguments)
 }
 
-/// `index[row]`, u32, of the largest of `input[row]`, the lowest of equals.
+/// `index[row]`, u32: the index of the largest of `input[row]`; ties go to the lowest.
 ///
 /// # Errors
 /// Regions that are too short.

@@ -9,7 +9,8 @@ use crate::{Argument, CudaError, Grid, ModuleSource, Region, Stream};
 /// A pair of vectors for each block of tokens of each KV head.
 #[derive(Debug, Clone, Copy)]
 pub struct BlockSummaries<'a> {
-    /// f32 `[kv_heads, capacity, 2, head_dim]`: the smallest, then the largest of keys, or the mean of keys, then that of values.
+    /// f32 `[kv_heads, capacity, 2, head_dim]`: the smallest and the largest of keys, or the means of keys and of
+    /// values.
     pub data: Region<'a>,
     /// Blocks of memory per head.
     pub capacity: usize,
@@ -134,7 +135,7 @@ pub fn block_means(
     launch(stream, pages.head_dim, "block_means", grid, &arguments)
 }
 
-/// Checks the ranges that are added to summaries; gives the blocks of a grid and the KV heads.
+/// Checks the ranges to be added to summaries; returns the blocks of a grid and the KV heads.
 fn check_ranges(
     summaries: &BlockSummaries<'_>,
     pages: &Pages<'_>,
@@ -196,7 +197,7 @@ pub fn bound_scores(
     )
 }
 
-/// Bytes of scratch that [`xattention_scores`] takes: the weights of all long queries on all long keys.
+/// Bytes of scratch of [`xattention_scores`]: the weights of all long queries on all long keys.
 pub fn xattention_scratch_bytes(start: usize, rows: usize, tokens: usize, group: usize, stride: usize) -> usize {
     let (first, end) = (start / stride, (start + rows).div_ceil(stride));
     (end - first) * group * logit_stride(tokens.div_ceil(stride)) * 4
@@ -255,7 +256,7 @@ pub fn xattention_scores(
     launch(stream, estimate.pages.head_dim, "antidiagonal_scores", grid, &arguments)
 }
 
-/// Bytes of scratch that [`line_mass`] takes.
+/// Bytes of scratch of [`line_mass`].
 pub fn line_mass_scratch_bytes(rows: usize, tokens: usize, group: usize) -> usize {
     rows * group * logit_stride(tokens) * 4
 }
@@ -300,7 +301,7 @@ pub fn line_mass(
     launch(stream, estimate.pages.head_dim, "line_mass", grid, &arguments)
 }
 
-/// Queries and keys in groups of `stride` neighbours, each joined to one long vector.
+/// Queries and keys in groups of `stride` neighbours, each group joined to one long vector.
 struct LongVectors {
     stride: usize,
     /// Index of the first long query, and the number per head.
@@ -344,8 +345,8 @@ impl Estimate<'_> {
         Ok(())
     }
 
-    /// The weights exp(logit − largest) of long queries on long keys, and in the last place of each row the factor that makes a
-    /// softmax of them: `[group × per_head, logit_stride]`.
+    /// The weights exp(logit − largest) of long queries on long keys, `[group × per_head, logit_stride]`. The last
+    /// element of each row is the factor that turns the row into a softmax.
     fn weights(&self, stream: &Stream, scratch: Region<'_>, long: &LongVectors) -> Result<(), CudaError> {
         let LongVectors {
             stride,
@@ -399,7 +400,7 @@ impl Estimate<'_> {
     }
 }
 
-/// Elements from row to row of logits, their factor included.
+/// Elements from row to row of logits, including their factor.
 fn logit_stride(groups: usize) -> usize {
     (groups + 1).next_multiple_of(32)
 }

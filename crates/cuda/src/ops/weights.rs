@@ -64,7 +64,7 @@ pub(super) fn blocks(format: WeightFormat, outputs: usize, inputs: usize, bytes:
     Ok(blocks)
 }
 
-/// Bytes the matrix takes on the device.
+/// Bytes of the matrix on the device.
 pub(super) fn device_bytes(format: WeightFormat, blocks: usize) -> usize {
     match planes(format) {
         [] => blocks * format.block_bytes(),

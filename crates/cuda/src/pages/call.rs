@@ -282,7 +282,7 @@ impl<'p> PagedCall<'p> {
         })
     }
 
-    /// The call will also read the block means that selections name. Means of the layer's tokens must be known
+    /// Makes the call read the block means in the selections too. Means of the layer's tokens must be known
     /// ([`DeviceRoom::extend_summaries`](super::DeviceRoom::extend_summaries)).
     pub fn include_means(&mut self) {
         self.reads_means = true;
@@ -414,7 +414,7 @@ impl<'p> PagedCall<'p> {
         means.attend(traffic.compute, &traffic.of, &read, &self.options)
     }
 
-    /// Queues the reading of the rest: what the call returns lies in its rows when that has run.
+    /// Queues the remaining reads. After they have run, the call's rows hold the output.
     ///
     /// # Errors
     /// A lost device.

@@ -124,10 +124,10 @@ impl<'p> PagedMass<'p> {
         })
     }
 
-    /// Takes pages in, by KV head, after the pages of earlier calls in the order of (page, KV head).
+    /// Adds pages, by KV head, after the pages of earlier calls in the order of (page, KV head).
     ///
     /// # Errors
-    /// A lost device, too little memory, a page without a version: every page is forgotten then.
+    /// A lost device, too little memory, a page without a version: all pages are then forgotten.
     pub fn add(&mut self, shown: &[Vec<PageView<'_>>]) -> Result<(), CudaError> {
         let taken = self.take_in(shown);
         if taken.is_err() {
@@ -142,7 +142,7 @@ impl<'p> PagedMass<'p> {
         let mut waiting = Vec::new();
         for shown in self.parts.traffic.in_order(shown)? {
             let page = shown.page;
-            // One page of every head has a temporary place at a time; none is freed before all of them were read.
+            // One page of every head has a temporary place at a time; none is freed before all were read.
             let full = self.visitors + heads_of(&shape).kv_heads > self.parts.traffic.residence.visitors();
             if page > self.last_page && full {
                 self.parts.traffic.transfer(&mut waiting)?;

@@ -46,13 +46,13 @@ pub(super) struct MeansCall<'a> {
     pub(super) queries: Queries<'a>,
     /// Reads of the tiles.
     pub(super) reads: &'a Reads,
-    /// For so many parts.
+    /// Number of parts.
     pub(super) workspace: [Region<'a>; 2],
     pub(super) parts: usize,
 }
 
 impl BlockMeans {
-    /// Number of parts into which a call of few rows cuts the means of a layer; one block of the device computes each.
+    /// Number of parts of the means for a call of few rows; one block of the device computes each part.
     pub(super) fn parts(&self, of: &LayerPages<'_>, tiles: &[PagedTile<'_>]) -> usize {
         let block = self.summaries.of_layer(of).map_or(0, |means| means.block_tokens);
         words_of(tiles, block).div_ceil(PART_WORDS).clamp(1, MOST_PARTS)
@@ -106,7 +106,8 @@ impl BlockMeans {
     }
 }
 
-/// The first 64 · `words` blocks of `block` tokens, a bit for each that a selection names and reads no token of by a span.
+/// The first 64 · `words` blocks of `block` tokens: a bit for each block whose mean a selection names and of which its
+/// spans read no token.
 fn named_blocks(selection: &Selection, block: usize, words: usize, bits: &mut Vec<u64>) {
     let first = bits.len();
     bits.resize(first + words, 0);

@@ -43,7 +43,7 @@ pub(super) enum PagePlace {
     Visitor(usize),
 }
 
-/// Memory of pages that stay, in slabs that are allocated when they are first needed, and of pages that visit.
+/// Memory of resident pages, in slabs allocated on first use, and of pages in transit.
 pub(super) struct PageMemory {
     gpu: Gpu,
     slabs: Vec<DeviceBuffer>,

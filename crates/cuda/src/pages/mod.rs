@@ -1,14 +1,14 @@
 //! Pages of a KV cache on a device.
 //!
-//! The cache lies in main memory whole, as on a CPU, in pinned memory ([`PinnedMemory`]); a [`DeviceRoom`] keeps on the device
-//! what a hard budget has room for, of all sequences, and brings the rest through a ring when it is read. So nothing is written back when a
-//! page leaves the device, sessions are saved from main memory, policies choose by the keys the CPU would choose by, and
-//! a lost device takes no token with it.
+//! The whole cache lies in pinned main memory ([`PinnedMemory`]), as on a CPU. A [`DeviceRoom`] keeps pages of all
+//! sequences on the device within a hard budget, and loads others through a ring when they are read. So no page is
+//! written back when it leaves the device, sessions are saved from main memory, policies read the same keys as on a
+//! CPU, and a lost device loses no token.
 //!
-//! - `Residence`: which pages lie on the device, and where, by the versions that say what they hold.
-//! - `Staging`: the ring through which pages come, some ahead of the call that asks for them.
+//! - `Residence`: the pages on the device and their places, found by version.
+//! - `Staging`: the ring for pages in transit, some of them read ahead.
 //! - `Summaries`: means and bounds of blocks of whole sequences.
-//! - Calls ([`PagedCall`], [`PagedMass`], [`KeyScan`]) take the parts that they work with; none knows the room that owns them.
+//! - Calls ([`PagedCall`], [`PagedMass`], [`KeyScan`]) take the parts as arguments; none knows the room.
 
 mod ahead;
 mod append;

@@ -271,8 +271,8 @@ impl DeviceRoom {
         self.masses.set_log_sum_exp(&self.compute, rows, log_sum_exp)
     }
 
-    /// Begins to sum the mass that keys before `end` receive from tiles of a layer's rows, whose log-sum-exp lies with them. The
-    /// pages come to the call in order.
+    /// Starts to sum the mass that keys before `end` receive from tiles of a layer's rows. The rows hold their
+    /// log-sum-exp. The call gets the pages in order.
     ///
     /// # Errors
     /// A lost device, too little memory.
@@ -372,16 +372,16 @@ impl DeviceRoom {
         self.or_clear(scored)
     }
 
-    /// The first pages, as (KV head, page) in the order of reading, that the next call on a layer is expected to bring: what its
-    /// latest call read and what has no place here. As many as may be on their way at a time.
+    /// The first pages that the next call on a layer is expected to load, as (KV head, page) in reading order: pages
+    /// that its latest call read and that have no slot. At most the pages in transit at a time.
     pub fn expected(&self, of: LayerPages<'_>) -> Vec<(usize, usize)> {
         self.staging.expected(&self.residence, &of)
     }
 
-    /// Starts to copy pages, of a KV head each, that the next call of any sequence is expected to read. It returns at
-    /// once. Copies run after the queued work. Memory of [`PinnedMemory`](super::PinnedMemory) waits for them before
-    /// it changes; pages in other memory are skipped. Only whole pages are read ahead, because others will grow.
-    /// Unused pages of earlier calls are forgotten, and these too unless the next call reads them.
+    /// Starts to copy pages, each of a KV head, that the next call of any sequence is expected to read. It returns at
+    /// once. Copies run after the queued work. Memory of [`PinnedMemory`](super::PinnedMemory) waits for them before it
+    /// changes; pages in other memory are skipped. Only full pages are read ahead, because others will grow. Unused
+    /// pages of earlier calls are dropped, and the next call drops these too unless it reads them.
     ///
     /// # Errors
     /// A lost device, a page without a version: all pages are then forgotten.
@@ -424,7 +424,7 @@ fn traffic<'p>(
     }
 }
 
-/// A tile in the form of the kernels.
+/// A tile in the kernels' form.
 pub(super) fn tile_reads<'a>(tile: &PagedTile<'a>) -> TileReads<'a> {
     TileReads {
         kv_head: tile.kv_head,

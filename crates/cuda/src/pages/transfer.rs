@@ -83,8 +83,8 @@ impl Staging {
         ]
     }
 
-    /// Copies what waits to the device and arranges it there, behind what is queued on `compute`. The copies run while kernels
-    /// queued before read other pages. `reading` is the page that a call in order has come to.
+    /// Copies the waiting pages to the device and converts them there, after the work queued on `compute`. The copies
+    /// run while earlier kernels read other pages. `reading` is the page that an ordered call has reached.
     pub(super) fn transfer(
         &mut self,
         residence: &Residence,

@@ -61,7 +61,7 @@ pub(super) struct Paragraphs<'l> {
     /// Text of boxes that ended within the paragraph.
     ended_boxes: Vec<String>,
     formula: Option<Formula>,
-    /// The reading of the base that follows it in the file.
+    /// The reading (ruby text) that precedes its base in the file.
     reading: Option<String>,
     in_reading: bool,
     choices: Choices,
@@ -310,7 +310,7 @@ impl<'l> Paragraphs<'l> {
         self.builder.prefix(format!("{}{mark} ", "  ".repeat(indent)));
     }
 
-    /// A sign of a font of signs.
+    /// A character of a symbol font.
     fn symbol(&mut self, element: &BytesStart<'_>) {
         let font = attribute(element, "font").unwrap_or_default();
         let code = attribute(element, "char").and_then(|code| u32::from_str_radix(&code, 16).ok());

@@ -2,7 +2,7 @@
 
 use super::content::Glyph;
 
-/// True for letters of scripts that run to the left.
+/// True for letters of right-to-left scripts.
 pub(super) fn is_rtl(c: char) -> bool {
     matches!(c,
         '\u{590}'..='\u{5ff}' | '\u{600}'..='\u{65f}' | '\u{66a}'..='\u{6ef}' | '\u{6fa}'..='\u{8ff}'

@@ -15,7 +15,7 @@ const ONE_SIDED: usize = 4;
 /// Letters of a usual line of a column, including blanks; cells of tables have fewer.
 const COLUMN_LETTERS: usize = 12;
 
-/// Letters of a page's number at most.
+/// Most digits of a page number.
 const NUMBER_LETTERS: usize = 5;
 
 /// Rows of the shortest columns with aligned lines.
@@ -30,11 +30,11 @@ pub(super) struct Line {
     pub(super) row: Row,
     /// The index of its column on the page.
     pub(super) region: usize,
-    /// True if its segments are cells of a table.
+    /// True if the row's segments are cells of a table.
     pub(super) is_table: bool,
 }
 
-/// Puts the rows of a page in their order.
+/// Arranges the rows of a page in reading order.
 #[derive(Debug)]
 pub(super) struct Order {
     is_rtl: bool,
@@ -190,7 +190,7 @@ fn subtracted(free: &[Gutter], row: &Row) -> Vec<Gutter> {
     out
 }
 
-/// Columns of prose have long lines that reach their ends, or lines at other heights than their neighbours.
+/// Columns of prose have long lines that reach their ends, or lines at other heights than the next column's.
 fn beside(rows: &[Row], gutters: &[Gutter], widest: Gutter) -> Beside {
     let at = gutters.iter().position(|gutter| *gutter == widest).unwrap_or(0);
     // The column next to the gutter ends at the next gutter.

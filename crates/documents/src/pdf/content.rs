@@ -32,7 +32,7 @@ const SAVED: usize = 4096;
 /// Most operands of one operator.
 const OPERANDS: usize = 1 << 16;
 
-/// Parts between two looks at the clock.
+/// Operators between two checks of the clock.
 const CLOCK: u64 = 1 << 16;
 
 pub(super) type Matrix = [f64; 6];
@@ -78,7 +78,7 @@ pub(super) struct Drawn {
     text_bytes: usize,
     /// Letters that their fonts do not identify.
     pub(super) unknown: usize,
-    /// True if something of the page could not be read.
+    /// True if a part of the page is unreadable.
     pub(super) is_damaged: bool,
 }
 
@@ -116,7 +116,7 @@ pub(super) struct Interpreter<'a> {
     pub(super) drawn: Drawn,
 }
 
-/// A stream of operators with its names.
+/// A stream of operators with its named resources.
 struct Frame<'r> {
     resources: &'r Dict,
     /// Fonts of this frame by their names.
@@ -200,7 +200,7 @@ impl<'a> Interpreter<'a> {
         }
     }
 
-    /// Draws a form, and sees a picture.
+    /// Draws a form, or notes a picture.
     fn draw(&mut self, frame: &Frame<'_>, name: &str, open: &mut HashSet<usize>) -> Result<(), Refusal> {
         let objects = self.file.get_dict(frame.resources, "XObject").unwrap_or_default();
         let Some(Object::Stream(stream)) = self.file.get(&objects, name) else {

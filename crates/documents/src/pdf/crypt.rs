@@ -63,7 +63,7 @@ impl Crypt {
                 4 => 128,
                 _ => number("Length").unwrap_or(40.0) as usize,
             };
-            // Some programs write bytes for bits.
+            // Some programs write bytes instead of bits.
             let bytes = if bits < 40 { bits } else { bits / 8 };
             key_of_128(encrypt, id, revision, bytes.clamp(5, 16))?
         };

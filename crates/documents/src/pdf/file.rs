@@ -31,7 +31,7 @@ const WORK: usize = 60 << 20;
 /// Most filters of one stream.
 const FILTERS: usize = 8;
 
-/// Why a file is not read.
+/// The reason why a file is not read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Refusal {
     /// It needs a password.

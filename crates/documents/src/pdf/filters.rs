@@ -6,7 +6,7 @@ use flate2::read::{DeflateDecoder, ZlibDecoder};
 
 use super::object::{hex, is_space};
 
-/// Why a stream has no bytes.
+/// The reason why a stream has no bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FilterError {
     /// The result exceeds the limit.

@@ -12,7 +12,7 @@ use super::file::File;
 use super::object::{Dict, Object};
 use super::program::Program;
 
-/// Letters of the longest ligature of a living script.
+/// Most letters of a ligature in a living script.
 const LIGATURE: usize = 4;
 
 /// A letter of a string.

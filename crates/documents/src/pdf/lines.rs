@@ -56,7 +56,7 @@ pub(super) fn rows(glyphs: &[Glyph], chosen: &[u32]) -> Vec<Row> {
     let mut rows: Vec<Vec<Segment>> = Vec::new();
     for run in runs {
         let joins = rows.last().and_then(|row| row.first()).is_some_and(|first| {
-            // Rows of letters of both sizes are as far apart as the smaller ones are high.
+            // Rows of letters of both sizes are as far apart as the height of the smaller ones.
             first.base - run.base <= 0.3 * first.size.min(run.size).max(1.0)
         });
         match rows.last_mut().filter(|_| joins) {
@@ -177,7 +177,7 @@ fn merged(mut runs: Vec<Segment>, glyphs: &[Glyph]) -> Row {
     let mut segments: Vec<Segment> = Vec::new();
     for run in runs {
         if let Some(last) = segments.last_mut() {
-            // The same words drawn again make them bold.
+            // The same words drawn twice look bold.
             if is_shadow(last, &run, glyphs) {
                 continue;
             }

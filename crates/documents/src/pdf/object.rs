@@ -319,7 +319,7 @@ impl<'a> Parser<'a> {
             }
             self.at += 1;
         }
-        // A lone point is a nought to every reader.
+        // Every reader takes a lone point as zero.
         if digits == 0 && !has_point {
             return None;
         }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::paragraphs::TextLine;
 
-/// Fewest pages with a line for it to be a running one.
+/// A running line occurs on at least this many pages.
 const LEAST_PAGES: usize = 3;
 
 /// Share of a page's height that is its top or bottom.

@@ -18,9 +18,9 @@ const CATALOGS: usize = 64;
 /// The place of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Entry {
-    /// At a byte of the file.
+    /// The object begins at this byte of the file.
     At(usize),
-    /// In a stream of objects.
+    /// The object is in a stream of objects.
     Packed { stream: u32 },
 }
 

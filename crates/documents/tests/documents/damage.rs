@@ -1,4 +1,4 @@
-//! Damaged files end with a text or an error, within time and without a panic of the process.
+//! Damaged files give a text or an error, within the time limit and without a panic of the process.
 
 use riffle_testing::damage::{Damage, inputs};
 use riffle_testing::{NAMES, read_document};
@@ -34,7 +34,7 @@ fn damaged_files_of_every_kind_end_with_a_text_or_an_error() {
             }
         }
         let [errors, texts] = counts;
-        // Nearly every text is Markdown or HTML.
+        // Nearly every text is valid Markdown or HTML.
         assert!(
             texts > 0 && (errors > 0 || number > 2),
             "{name}: {texts} texts, {errors} errors"

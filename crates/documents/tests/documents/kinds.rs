@@ -1,4 +1,4 @@
-//! Every kind of file: its text, its places, and what is refused.
+//! Every kind of file: its text, its places, and its refusals.
 
 use std::io::Write;
 
@@ -218,7 +218,7 @@ fn an_archive_that_unpacks_to_too_much_is_refused() {
     let file = archive(&[("word/document.xml", &bomb)]);
     let error = read_within("a.docx", &file, &limits).unwrap_err();
     assert!(matches!(error, DocumentError::TooMuchInside { .. }), "{error}");
-    // Entities that stand for one another are not expanded.
+    // Entities that refer to each other are not expanded.
     let entities: String = (1..30)
         .map(|at| format!("<!ENTITY e{at} \"&e{};&e{};\">", at - 1, at - 1))
         .collect();

@@ -1,4 +1,4 @@
-//! Documents made here, whole and damaged, become texts with places or errors of one line.
+//! Generated documents, whole and damaged, become texts with places or errors of one line.
 
 mod damage;
 mod kinds;
@@ -31,7 +31,7 @@ impl Made {
     }
 }
 
-/// The document of bytes under a name.
+/// The document that `bytes` under a name give.
 fn read_one(name: &str, bytes: &[u8]) -> Result<Document, DocumentError> {
     read_within(name, bytes, &Limits::default())
 }
@@ -43,7 +43,7 @@ fn read_within(name: &str, bytes: &[u8], limits: &Limits) -> Result<Document, Do
     Ok(collection.documents.remove(0))
 }
 
-/// Describes the source of a piece of a document's text.
+/// Formats the kind and the place of a part of a document's text.
 fn place(document: &Document, piece: &str) -> String {
     let at = document
         .text

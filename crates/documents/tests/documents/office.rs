@@ -1,4 +1,4 @@
-//! Word documents and books: their parts, and what is said of those that are left out.
+//! Word documents and books: their parts, and the warnings about omitted parts.
 
 use riffle_documents::{DocumentError, Limits};
 use riffle_testing::documents::{archive, epub_with};

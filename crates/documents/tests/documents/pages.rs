@@ -1,4 +1,4 @@
-//! Pages of PDF files whose right words stand beside them, and hostile ones.
+//! PDF files with their expected words, and hostile ones.
 
 use std::time::Instant;
 
@@ -90,7 +90,7 @@ fn hostile_files_are_refused_or_read_in_little_time() {
             "{open}"
         );
     }
-    // Far from the limit of time, however busy the machine is.
+    // Far from the time limit, even on a busy machine.
     assert!(start.elapsed() < Limits::default().time);
 }
 
@@ -100,7 +100,7 @@ fn a_bomb_of_any_filter_is_refused() {
         expanded_bytes: 1 << 20,
         ..Limits::default()
     };
-    // Two bytes make 128 of run-length data.
+    // Two bytes of run-length data expand to 128.
     let run_length = [129u8, b' '].repeat(20_000);
     for (bomb, filter) in [
         (squeezed(&run_length), " /Filter [/FlateDecode /RunLengthDecode]"),

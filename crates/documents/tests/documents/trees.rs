@@ -1,4 +1,4 @@
-//! Folders, as their ignore rules leave them.
+//! Folders under their ignore rules.
 
 use riffle_documents::{Collection, DocumentError, Limits, read};
 
@@ -50,7 +50,7 @@ fn a_document_has_the_same_name_from_whatever_folder_it_is_named() {
     assert_eq!(names(&of(&["one"])), ["one/a.txt", "one/b/c.txt"]);
     assert_eq!(names(&of(&["one/"])), ["one/a.txt", "one/b/c.txt"]);
     assert_eq!(names(&of(&["one/b/.."])), ["a.txt", "b/c.txt"]);
-    // Names that would be the same are the paths that were given.
+    // Documents whose short names would be equal are named by their given paths.
     let both = of(&["one/a.txt", "two/a.txt", "one/b/c.txt"]);
     let typed = |path: &str| made.folder.path().join(path).display().to_string();
     assert_eq!(names(&both), [&*typed("one/a.txt"), &*typed("two/a.txt"), "c.txt"]);

@@ -19,7 +19,7 @@ fn prompts() -> Vec<Vec<u32>> {
         .collect()
 }
 
-/// Tokens that a session writes when no other request runs.
+/// The tokens of a session without other requests.
 fn alone(prompt: &[u32], max_tokens: usize) -> Vec<u32> {
     let options = EngineOptions::default().with_context_tokens(Some(1024));
     let engine = Engine::load(MODEL, options).unwrap();
@@ -45,7 +45,7 @@ async fn tokens_are_those_of_a_session_alone_whatever_else_runs() {
         let ends = matches!(reason, FinishReason::Length) == (tokens.len() == 24);
         assert!(ends, "{reason:?} after {} tokens", tokens.len());
     }
-    // The cache must find the prompt again, at least to its last whole page.
+    // The cache must find the prompt again, at least up to its last whole page.
     let (tokens, _, cached) = answer(&worker, request(&prompts[0], 24)).await;
     assert_eq!(tokens, together[0].0);
     assert!(cached >= 192, "{cached} tokens were found");
@@ -69,7 +69,8 @@ async fn answers_end_where_they_are_asked_to() {
     assert!(matches!(reason, FinishReason::Stop), "{reason:?}");
     let (tokens, _, _) = answer(&worker, stopped(Some(first as u32 + 3))).await;
     assert!(tokens.len() >= first + 3, "{tokens:?}");
-    // 1 ends a text of this model: it is drawn where nothing else may be, and then ends an answer or does not.
+    // Token 1 ends a text of this model. It is drawn if no other token is allowed, and then it either ends the answer
+    // or not.
     let ended = |ignores: bool| {
         changed(|request| {
             request.stop_conditions.max_tokens = Some(40);
@@ -88,7 +89,7 @@ async fn answers_end_where_they_are_asked_to() {
 async fn who_leaves_takes_the_request_back() {
     let worker = started(&["--parallel", "1"]).await;
     let long = || request(&[5, 6, 7], MANY);
-    // Told to stop after a while: it ends with what it has.
+    // A stopped answer ends with its tokens so far.
     let context = GenerateContext::new(cancelling_context(Duration::from_millis(300)), None);
     let mut stream = worker.generate(long(), context).await.unwrap();
     let mut written = 0;
@@ -103,7 +104,7 @@ async fn who_leaves_takes_the_request_back() {
     assert_eq!(last.completion_usage.unwrap().completion_tokens as usize, written);
     assert!(stream.next().await.is_none());
     drop(stream);
-    // Dropped without a word: the only place is free at once, or the next would wait for minutes.
+    // A dropped answer frees its place at once; otherwise the next would wait for minutes.
     let context = GenerateContext::new(mock_context(), None);
     let mut stream = worker.generate(long(), context).await.unwrap();
     stream.next().await.unwrap().unwrap();
@@ -145,7 +146,7 @@ async fn log_probabilities_are_told_with_the_likeliest_tokens() {
         };
         let (of_token, likeliest) = (chunk.log_probs.unwrap(), chunk.top_logprobs.unwrap());
         assert_eq!(likeliest[0].len(), 3);
-        // The likeliest token is the one that a greedy answer draws.
+        // The likeliest token is the one in a greedy answer.
         assert_eq!((likeliest[0][0].token_id, likeliest[0][0].rank), (token, 1));
         assert_eq!(likeliest[0][0].logprob, of_token[0]);
         assert!(of_token[0] <= 0.0 && likeliest[0][1].logprob <= of_token[0]);

@@ -1,4 +1,4 @@
-//! Dynamo's own kit for workers.
+//! Dynamo's own test kit for workers.
 
 use dynamo_backend_common::testing::run_conformance;
 

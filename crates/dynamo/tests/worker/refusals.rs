@@ -124,7 +124,7 @@ async fn what_it_does_not_do_is_refused_by_name() {
         let message = error.message();
         assert!(message.starts_with(name), "{name}: {message}");
         assert!(!message.contains('\n'), "{message:?}");
-        // Clients see the public message alone.
+        // Clients see only the public message.
         assert_eq!(error.public_message(), Some(message));
         assert_eq!(
             error.error_type(),
@@ -132,7 +132,7 @@ async fn what_it_does_not_do_is_refused_by_name() {
             "{message}"
         );
     }
-    // None of them has taken a place or left anything behind.
+    // None of them took a place or left a trace.
     assert_eq!(chunks(&worker, request(&[5, 6, 7], 4)).await.unwrap().len(), 5);
     worker.cleanup().await.unwrap();
 }

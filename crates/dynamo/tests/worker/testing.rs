@@ -1,4 +1,4 @@
-//! Shared by the tests: workers on the shipped model, requests, and helpers that read the chunks of an answer.
+//! Shared by the tests: workers on the shipped model, requests, and readers of an answer's chunks.
 
 use std::ffi::OsString;
 
@@ -12,7 +12,7 @@ use riffle_dynamo::{Arguments, RiffleWorker};
 
 pub(crate) const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/model");
 
-/// The options of all workers here.
+/// The options of all test workers.
 const OPTIONS: [&str; 11] = [
     "--model",
     MODEL,
@@ -27,10 +27,10 @@ const OPTIONS: [&str; 11] = [
     "--quiet",
 ];
 
-/// Tokens that take minutes to write.
+/// So many tokens that their answer takes minutes.
 pub(crate) const MANY: u32 = 120_000;
 
-/// The parsed arguments, or the line that refuses them. The program's name is put before them.
+/// The parsed arguments, or the line that refuses them. The program's name is added in front.
 pub(crate) fn parsed(arguments: &[&str]) -> Result<Arguments, String> {
     let words = ["riffle-dynamo"].iter().chain(arguments).map(OsString::from);
     riffle_cli::arguments_of(words).map_err(|failure| failure.message().to_owned())
@@ -49,7 +49,7 @@ pub(crate) async fn started(more: &[&str]) -> RiffleWorker {
     worker
 }
 
-/// Greedy, so many tokens.
+/// A greedy request for this many tokens.
 pub(crate) fn request(tokens: &[u32], max_tokens: u32) -> PreprocessedRequest {
     PreprocessedRequest::builder()
         .model("model".to_owned())
@@ -84,7 +84,7 @@ pub(crate) async fn chunks(
     stream.collect::<Vec<_>>().await.into_iter().collect()
 }
 
-/// Tokens of an answer, why it ended, and how many tokens of its prompt had been read before.
+/// Tokens of an answer, the reason for its end, and the number of cached prompt tokens.
 pub(crate) async fn answer(worker: &RiffleWorker, request: PreprocessedRequest) -> (Vec<u32>, FinishReason, u32) {
     let chunks = chunks(worker, request).await.unwrap();
     let tokens: Vec<u32> = chunks.iter().flat_map(|chunk| chunk.token_ids.clone()).collect();

@@ -39,7 +39,7 @@ impl AttentionState {
             return Ok(None);
         };
         let policies = self.policies.of_mut(input.step.phase).layer_mut(chunk.layer);
-        // Scores are of all queries of a tile together.
+        // Scores are sums over all queries of a tile.
         let is_one_tile = chunk.heads.tiles_of(chunk.tokens.len()) == 1;
         let Some(block) = bounds_block(policies, input, chunk).filter(|_| is_one_tile) else {
             return Ok(None);

@@ -16,7 +16,7 @@ pub(crate) struct LayerStep {
     pub(crate) phase: Phase,
     pub(crate) layers: usize,
     pub(crate) heads: Heads,
-    /// Tokens the layer will hold when the prompt has been read.
+    /// Number of tokens in the layer after the whole prompt.
     pub(crate) total_tokens: usize,
     pub(crate) page_tokens: usize,
     /// Tokens evicted from each KV head of the layer.

@@ -29,9 +29,9 @@ pub struct PairCount {
 #[derive(Default)]
 pub(crate) struct Counters {
     pub(crate) pairs: PairCount,
-    /// Of generated tokens from the slot of the latest checkpoint on, among `pairs`.
+    /// The part of `pairs` from generated tokens after the latest checkpoint.
     row_pairs: Option<(usize, Vec<PairCount>)>,
-    /// Of prefill, then of decode.
+    /// Time of prefill, then of decode.
     time: [AttentionTime; 2],
 }
 
@@ -77,7 +77,7 @@ impl Counters {
         }
     }
 
-    /// The time of attention in a phase.
+    /// The time spent in attention in a phase.
     pub(crate) fn time(&self, phase: Phase) -> AttentionTime {
         self.time[usize::from(phase == Phase::Decode)]
     }

@@ -345,7 +345,7 @@ fn device_rows(new_keys: NewKeys<'_>) -> &dyn DeviceRows {
 pub(crate) struct ShownKeys<'a> {
     /// Pages up to the chunk's end, by KV head.
     pub(crate) pages: &'a [Vec<PageView<'a>>],
-    /// Of all pages, by KV head.
+    /// Versions of all pages, by KV head.
     pub(crate) versions: &'a [Vec<PageVersion>],
 }
 

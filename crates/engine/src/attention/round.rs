@@ -30,7 +30,7 @@ struct PlacedChunk<'q> {
     /// The first part with pages from the same pool.
     pool: Option<usize>,
     chosen: Chosen<'q>,
-    /// Among the partials of the round, or in [`RoundRows::own`] if `goes_on`.
+    /// Index range into the partials of the round, or into [`RoundRows::own`] if `goes_on`.
     partials: Range<usize>,
     goes_on: bool,
 }
@@ -205,7 +205,7 @@ impl PlacedChunk<'_> {
         part.attention.complete(step, &self.chosen, partials, output)
     }
 
-    /// Its partials: in `own`, the sequence's, if it continues, otherwise in `of_round`.
+    /// Its partials: part of the sequence's `own` if it continues, otherwise part of `of_round`.
     fn partials_of<'p>(&self, own: &'p mut [Partial], of_round: &'p mut [Partial]) -> &'p mut [Partial] {
         let all = if self.goes_on { own } else { of_round };
         &mut all[self.partials.clone()]

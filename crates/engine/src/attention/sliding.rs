@@ -7,7 +7,7 @@
 /// Tokens kept before a window, so that a session can undo a short answer without reading its text again.
 pub(crate) const BACK_TOKENS: usize = 512;
 
-/// Windows longer than this are attended to in parts of [`PART_TOKENS`] places.
+/// Longer windows are attended in parts of [`PART_TOKENS`] slots.
 const LARGEST_WHOLE_WINDOW: usize = 8192;
 const PART_TOKENS: usize = 4096;
 

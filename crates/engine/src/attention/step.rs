@@ -236,8 +236,8 @@ impl AttentionState {
         Ok(())
     }
 
-    /// Compares sampled queries of a chunk with exact attention, and moves heads if this decides their policies.
-    /// `output` is the chunk's.
+    /// Compares sampled queries of a chunk with exact attention, and adapts the policies of heads if they are
+    /// automatic. `output` is the chunk's.
     fn compare(
         &mut self,
         phase: Phase,

@@ -15,7 +15,7 @@ use crate::{EngineError, Sequence};
 pub(super) struct Repeats {
     /// A chunk of the text, and the prompt for it.
     ahead: VecDeque<(Range<usize>, Vec<u32>)>,
-    /// With a scratch sequence while a chunk is repeated.
+    /// The scratch sequence, while a chunk is repeated.
     reconstruction: Option<Reconstruction>,
 }
 

@@ -41,7 +41,7 @@ pub struct Compressed {
     pub pairs_before: usize,
     /// Pairs now.
     pub pairs: usize,
-    /// Bytes of the sequence's pages before, in all tiers.
+    /// Bytes of the sequence's pages before the compression, in all tiers.
     pub bytes_before: u64,
     /// Bytes now.
     pub bytes: u64,

@@ -62,7 +62,7 @@ pub(super) fn costs(sequence: &Sequence, drafts: &Drafts<'_>, together: usize) -
         let linear_ns = weights_ns(engine, together + rows) - weights_ns(engine, together);
         layers * LAYER_ROW_NS * rows as f64 + linear_ns + of_answer.ns(1 + rows) - of_answer.ns(1)
     };
-    // A policy that learns from the verification reads the keys of a row once more.
+    // A policy that learns from the verification reads the keys of a row a second time.
     let look_ns = match drafts {
         Drafts::Own(rules) if !rules.follows_from_keys() => (of_answer.ns(1) + of_answer.share * disk_ns) * LOOK,
         _ => 0.0,

@@ -11,7 +11,7 @@
 
 use crate::draft_spec::MOST_TOKENS;
 
-/// Weight of earlier tokens when another token is judged.
+/// Weight of earlier tokens in the estimate, per token.
 const MEMORY: f64 = 0.97;
 /// A draft is made if it promises this many times the tokens of no draft, for the same cost.
 const WORTH: f64 = 1.1;
@@ -44,7 +44,7 @@ impl Costs {
 /// A possible draft.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Offer {
-    /// Its length; 0 for no draft.
+    /// Length of the draft; 0 for none.
     pub(super) tokens: usize,
     /// Expected tokens of the answer in the time of a pass over one token.
     pub(super) rate: f64,

@@ -99,9 +99,9 @@ struct GuessedDraft {
 enum Choice {
     /// No draft.
     Nothing,
-    /// These tokens of the text.
+    /// A draft of these tokens of the text.
     Text(Source, Vec<u32>),
-    /// This many tokens of another source, drafted one by one.
+    /// A draft of this many tokens of another source, one by one.
     Draft(Source, usize),
 }
 
@@ -267,7 +267,7 @@ impl Drafter {
         }
     }
 
-    /// Drafts from a source no more.
+    /// Disables a draft source.
     fn drop_source(&mut self, dropped: Source) {
         if let Some(place) = self.sources.iter().position(|(source, _)| *source == dropped) {
             self.sources.remove(place);

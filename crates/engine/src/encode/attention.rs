@@ -1,4 +1,4 @@
-//! Attention over the keys and values that a layer has just projected.
+//! Attention over freshly projected keys and values of a layer.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use crate::EngineError;
 /// Rows of query heads in one tile: enough to share the layout of a block of keys.
 const TILE_HEAD_ROWS: usize = 128;
 
-/// The queries of a tile, and where its result goes.
+/// The queries of a tile, and the target of its result.
 struct Place {
     /// Rows of the batch.
     rows: Range<usize>,
@@ -23,8 +23,8 @@ struct Place {
     text: Range<usize>,
 }
 
-/// Lets `rows` of a batch, whose texts all begin at position 0, attend in a layer whose rows are all projected. Each text attends to
-/// itself: to the tokens up to each row, or to all of its tokens where the model looks in both directions.
+/// Computes attention for `rows` of a batch in a layer with projected rows. All texts of the batch begin at position 0.
+/// Each row reads its own text: up to the row, or all of it if the model reads in both directions.
 pub(super) fn attend_rows_of(
     model: &Decoder,
     batch: &Batch,
@@ -93,7 +93,7 @@ pub(super) fn attend_rows_of(
     Ok(())
 }
 
-/// Tiles of up to `most` rows of each text that lies in `rows`, for each KV head.
+/// Tiles of up to `most` rows of each text in `rows`, for each KV head.
 fn places(batch: &Batch, rows: Range<usize>, kv_heads: usize, most: usize) -> Vec<Place> {
     let mut places = Vec::new();
     for part in batch.parts(rows) {

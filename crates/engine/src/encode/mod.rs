@@ -1,8 +1,8 @@
-//! Reads texts whole and keeps nothing of them: vectors for search, and scores of documents.
+//! Reads whole texts for vectors and scores, without a cache.
 //!
-//! A text goes through the layers in one batch, and each layer attends over the keys and values that the model has just projected. So
-//! there is no cache, no policy and no rounding of keys, and a token may see those behind it. Short texts go through the layers
-//! together; each attends to itself alone, so a text has the same bits alone and beside others.
+//! A text goes through the layers in one batch, and each layer attends over the keys and values that it has just
+//! projected. So there is no cache, no policy and no rounding of keys, and a token may see later ones. Short texts
+//! share a batch. Each attends only to itself, so its bits do not depend on the others.
 
 mod attention;
 
@@ -16,19 +16,19 @@ use crate::plan::available_memory_bytes;
 use crate::{Engine, EngineError};
 use attention::attend_rows_of;
 
-/// Rows that short texts fill together.
+/// Rows of a batch of short texts.
 const ROWS_TOGETHER: usize = 1024;
 
 /// Rows of a piece of work. A piece should take tens of milliseconds, so that others can take turns.
 const PIECE_ROWS: usize = 256;
 
-/// Texts on their way through a model, for a vector or a score of each.
+/// Texts in the layers of a model, each for a vector or a score.
 pub struct Encoding {
     engine: Arc<Engine>,
     model: Arc<Decoder>,
     wanted: Wanted,
     texts: Vec<Vec<u32>>,
-    /// Texts that go through the layers together, in order.
+    /// Texts that share a batch, in order.
     groups: Vec<Range<usize>>,
     /// Groups that are done.
     done: usize,
@@ -44,7 +44,7 @@ enum Wanted {
     Score(ScoreRule),
 }
 
-/// A group of texts in the layers.
+/// A batch of texts in the layers.
 struct Group {
     batch: Batch,
     states: Vec<RecurrentState>,
@@ -60,7 +60,7 @@ enum LayerStep {
     Finish(usize),
 }
 
-/// The vector of each text, in order. Texts are token ids with the special ones that the model expects around a text.
+/// The vector of each text, in order. Texts are token ids, including the special tokens that the model expects.
 ///
 /// # Errors
 /// As [`Encoding::vectors`] and [`Encoding::advance`].
@@ -71,7 +71,7 @@ pub fn embed(engine: &Arc<Engine>, texts: Vec<Vec<u32>>) -> Result<Vec<Vec<f32>>
 }
 
 impl Encoding {
-    /// Texts of which each gets a vector, as [`Engine::embedding`] says.
+    /// Starts to compute a vector for each text, as in [`Engine::embedding`].
     ///
     /// # Errors
     /// [`EngineError::NoVectors`], [`EngineError::EmptyPrompt`], [`EngineError::TextTooLong`], [`EngineError::OutOfMemory`] before
@@ -81,7 +81,8 @@ impl Encoding {
         Self::begin(engine, texts, Wanted::Vector, EngineError::NoVectors)
     }
 
-    /// Prompts of which each gets a score from 0 to 1, the only element of its result, as [`Engine::reranking`] says.
+    /// Starts to compute a score from 0 to 1 for each prompt, as in [`Engine::reranking`]. A score is the only element
+    /// of its result.
     ///
     /// # Errors
     /// As [`vectors`](Self::vectors), with [`EngineError::NoScores`].
@@ -90,7 +91,7 @@ impl Encoding {
         Self::begin(engine, prompts, Wanted::Score(rule), EngineError::NoScores)
     }
 
-    /// Most tokens of a text that a model reads whole.
+    /// Most tokens of a text.
     pub fn most_tokens(engine: &Engine) -> usize {
         let positions = engine.model().config().max_position;
         let stated = engine.embedding().ok().and_then(|embedding| embedding.most_tokens);
@@ -132,10 +133,11 @@ impl Encoding {
         })
     }
 
-    /// Does a piece of the work: a block of rows in a layer, or few rows in several. [`ControlFlow::Break`] once everything is done.
+    /// Computes the next piece: a block of rows in a layer, or few rows in several layers. [`ControlFlow::Break`] at
+    /// the end.
     ///
     /// # Errors
-    /// [`EngineError::NonFiniteLogits`] for damaged weights; experts that cannot be read. The encoding cannot go on then.
+    /// [`EngineError::NonFiniteLogits`] for damaged weights; unreadable experts. The encoding cannot continue then.
     pub fn advance(&mut self) -> Result<ControlFlow<()>, EngineError> {
         let mut rows = 0;
         while rows < PIECE_ROWS {
@@ -157,7 +159,7 @@ impl Encoding {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// The results of the texts that are done, in order.
+    /// The results of the finished texts, in order.
     pub fn into_results(self) -> Vec<Vec<f32>> {
         self.results
     }
@@ -177,7 +179,7 @@ impl Encoding {
         })
     }
 
-    /// Takes the results of texts that have been through all layers.
+    /// Takes the results of texts that have passed all layers.
     fn finish_group(&mut self, group: &Group, texts: Range<usize>) -> Result<(), EngineError> {
         let width = self.model.config.hidden_size;
         let mut normed = Vec::new();
@@ -202,7 +204,7 @@ impl Encoding {
         Ok(())
     }
 
-    /// The numbers that a score follows from, for a row of the batch with this state behind the final norm.
+    /// The inputs of a score: numbers of a row of the batch with this state after the final norm.
     fn outputs(&mut self, rule: ScoreRule, row: usize, normed: &[f32]) -> Result<Vec<f32>, EngineError> {
         if let (Some(head), ScoreRule::Logistic | ScoreRule::FirstOfSoftmax) = (&self.model.score_head, rule) {
             let mut outputs = vec![0.0; head.out_features()];
@@ -219,14 +221,14 @@ impl Encoding {
 }
 
 impl Group {
-    /// Does the next step, and returns its rows.
+    /// Computes the next step, and returns its rows.
     fn advance(&mut self, model: &Decoder, forward: &mut HostForward) -> Result<usize, EngineError> {
         let (LayerStep::Project(block) | LayerStep::Finish(block)) = self.step;
         let rows = self.blocks[block].clone();
         match self.step {
             LayerStep::Project(_) => {
                 let attends = forward.project(self.layer, rows.clone())?;
-                // A recurrent layer has nothing to attend to, and reads its rows in order.
+                // A recurrent layer has no attention, and reads its rows in order.
                 self.step = if attends && block + 1 < self.blocks.len() {
                     LayerStep::Project(block + 1)
                 } else if attends {
@@ -295,11 +297,11 @@ fn check_lengths(engine: &Engine, texts: &[Vec<u32>]) -> Result<(), EngineError>
     Ok(())
 }
 
-/// Refuses texts for which memory is short, before any is taken. `rows` go through the layers together at most.
+/// Refuses texts that need more than the free memory, before any is read. At most `rows` rows share a batch.
 fn check_memory(engine: &Engine, rows: usize, lengths: &[usize]) -> Result<(), EngineError> {
     let config = engine.model().config();
     let longest = lengths.iter().copied().max().unwrap_or(0);
-    // Hidden states of all rows, those of the longest text behind the final norm, the logits of a row.
+    // Hidden states of all rows, the longest text's states after the final norm, the logits of a row.
     let states = (rows + longest) * config.hidden_size + config.vocab_size;
     let results = lengths.len() * config.hidden_size.max(1);
     let needed = riffle_model::scratch_bytes(config, rows)

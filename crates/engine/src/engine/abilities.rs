@@ -6,10 +6,10 @@ use super::Engine;
 use crate::EngineError;
 
 impl Engine {
-    /// How the model makes one vector of a text.
+    /// The model's way to make a vector of a text.
     ///
     /// # Errors
-    /// [`EngineError::NoVectors`] where its files ask for what is not computed.
+    /// [`EngineError::NoVectors`] if its files require something unsupported.
     pub fn embedding(&self) -> Result<&TextEmbedding, EngineError> {
         match &self.loaded.embedding.refusal {
             None => Ok(&self.loaded.embedding),
@@ -17,10 +17,10 @@ impl Engine {
         }
     }
 
-    /// How the model judges a document by a query.
+    /// The model's way to score a document for a query.
     ///
     /// # Errors
-    /// [`EngineError::NoScores`] where it is no reranker.
+    /// [`EngineError::NoScores`] if it is no reranker.
     pub fn reranking(&self) -> Result<&Reranking, EngineError> {
         self.loaded
             .reranking

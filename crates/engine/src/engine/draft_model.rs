@@ -11,7 +11,7 @@ use crate::{Engine, EngineError, EngineOptions};
 /// Tokens of a text that it reads per step.
 pub(crate) const CHUNK_TOKENS: usize = 512;
 
-/// The small model of an engine.
+/// The drafting model of an engine.
 pub(crate) struct DraftModel {
     pub(crate) engine: Arc<Engine>,
     /// The pages of its sequences.
@@ -19,7 +19,7 @@ pub(crate) struct DraftModel {
 }
 
 impl DraftModel {
-    /// Loads the model at `path` beside a larger one, within the memory that the larger one's plan leaves.
+    /// Loads the model at `path` beside a larger one, within the memory that the larger model's plan leaves.
     pub(crate) fn load(path: &Path, large: &Engine) -> Result<Arc<Self>, EngineError> {
         let options = options_beside(large, &riffle_model::inspect(path)?.config);
         let engine = Engine::load(path, options).map_err(|error| no_room(path, error))?;

@@ -196,7 +196,7 @@ impl Engine {
         Ok(*self.fingerprint.get_or_init(|| fingerprint))
     }
 
-    /// The adapters that were loaded beside the weights, in the order of the options.
+    /// The adapters beside the weights, in the order of the options.
     pub fn adapters(&self) -> &[AdapterInfo] {
         &self.loaded.adapters
     }
@@ -258,7 +258,7 @@ impl Engine {
         &self.options
     }
 
-    /// The memory plan the engine keeps to.
+    /// The engine's memory plan.
     pub fn plan(&self) -> &MemoryPlan {
         &self.plan
     }
@@ -449,8 +449,8 @@ fn settled(info: &ModelInfo, options: &EngineOptions) -> Result<EngineOptions, E
 
 /// The most threads that [`with_threads`] starts: four for each core, and at least 64.
 ///
-/// Threads beyond the number of cores only wait for one another, and thousands of them take longer to start and to wake
-/// than the work takes. The lower limit lets scripts with a fixed number run on small machines.
+/// Further threads only wait for each other, and starting thousands takes longer than the work. The lower limit lets
+/// scripts with a fixed number run on small machines.
 pub fn max_threads() -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     (4 * cores).max(64)

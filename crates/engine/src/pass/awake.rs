@@ -11,7 +11,7 @@ use rayon::Yield;
 
 /// Time that a thread without work looks for some before it sleeps.
 const PATIENCE: Duration = Duration::from_micros(200);
-/// Pauses of the processor between two looks.
+/// Pauses of the processor between two checks.
 const PAUSES: usize = 8;
 
 /// Number of threads that were asked to stay awake and are still looking.
@@ -29,7 +29,7 @@ pub(crate) fn keep_threads_awake() {
     }
     let caller = rayon::current_thread_index();
     rayon::spawn_broadcast(move |thread| {
-        // The caller has the work that the others look for.
+        // The caller has the work that the other threads look for.
         if Some(thread.index()) != caller {
             look_for_work();
         }

@@ -22,7 +22,7 @@ pub(crate) struct Pass {
     segments: Vec<Segment>,
     /// Blocks of rows for one piece of linear work.
     blocks: Vec<Range<usize>>,
-    /// The parts of these that the last layer finishes.
+    /// The rows among these that the last layer finishes.
     last_blocks: Vec<Range<usize>>,
     layer: usize,
     /// The layer before which the pass ends.
@@ -154,7 +154,7 @@ impl Runner {
                 slot: work.sequence.attention().rolling.slot(start),
                 phase: work.phase,
                 goal: work.goal,
-                // The layer that predicts further tokens reads the hidden states of all.
+                // The layer that predicts further tokens reads all hidden states.
                 finished_rows: match self.engine.predictor_room {
                     Some(_) => FinishedRows::All,
                     None => work.finished_rows,
@@ -430,7 +430,7 @@ impl Runner {
     }
 }
 
-/// The rows of a block that the last layer finishes: runs of rows beside each other.
+/// The rows of a block that the last layer finishes, as runs of adjacent rows.
 fn finished_of(segments: &[Segment], block: &Range<usize>) -> Vec<Range<usize>> {
     let mut runs = Vec::<Range<usize>>::new();
     for segment in segments {

@@ -38,7 +38,7 @@ pub struct PrefillProgress {
 /// Progress of a logical batch of a prompt.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BatchProgress {
-    /// Tokens of the sequence before it.
+    /// Number of earlier tokens of the sequence.
     pub first: usize,
     /// Tokens of the batch.
     pub tokens: usize,
@@ -68,11 +68,11 @@ pub struct Work<'a> {
     pub phase: Phase,
     /// Tokens of the sequence after the complete prompt.
     pub goal: usize,
-    /// Rows of a prompt that the pass takes through the whole of the last layer. Generated and drafted tokens all go through it.
+    /// Rows of a prompt that the last layer computes completely. Generated and drafted tokens always pass it.
     pub finished_rows: FinishedRows,
 }
 
-/// Rows of a prompt that have logits and hidden states when their pass has ended.
+/// Rows of a prompt with logits and hidden states after the pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FinishedRows {
     /// At least the last row, from which the answer continues.

@@ -43,7 +43,7 @@ impl SelectedRows<'_> {
 struct LowerLayers {
     // [tokens, hidden_size]
     hidden: Vec<f32>,
-    /// Of the latest tokens in the last lower layer, `[observed, heads, head_dim]`.
+    /// Queries of the latest tokens in the last lower layer, `[observed, heads, head_dim]`.
     queries: Vec<f32>,
     /// Number of tokens whose queries these are.
     observed: usize,

@@ -7,7 +7,7 @@ use super::{MemoryPlan, Planner};
 use crate::EngineOptions;
 use crate::parse::typed_bytes;
 
-/// Contexts shorter than this are no answer to a lack of memory.
+/// Shorter contexts are useless as advice.
 const LEAST_CONTEXT_TOKENS: usize = 64;
 
 /// The suggested context if there is no room for any.

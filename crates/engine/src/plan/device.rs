@@ -20,7 +20,7 @@ pub struct DevicePlan {
     pub name: String,
     /// Source of the products of 16-bit weights with many rows: a library, or this program's kernels and the reason.
     pub products: String,
-    /// The matrix instructions of prefill, and why these.
+    /// The matrix instructions of prefill, and the reason for them.
     pub prefill: String,
     /// Bytes of weights.
     pub weights_bytes: u64,

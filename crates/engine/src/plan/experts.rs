@@ -8,8 +8,8 @@ use crate::EngineOptions;
 /// Length of the contexts for which weights in memory must leave room; otherwise experts stay in the files.
 const SHORT_CONTEXT_TOKENS: usize = 4096;
 
-/// Pages get at most one in this many bytes of the memory besides resident weights and scratch; separate values for a
-/// requested and a default context. `weights_budget_bytes` overrides it.
+/// Pages get at most one in this many bytes of the memory that resident weights and scratch leave: one value for a
+/// requested context, one for the default. `weights_budget_bytes` overrides both.
 const PAGES_SHARE: u64 = 2;
 const UNASKED_PAGES_SHARE: u64 = 8;
 
@@ -28,7 +28,7 @@ pub struct ExpertPlan {
     pub resident_bytes: u64,
     /// Bytes of the experts in memory, and of those being loaded.
     pub cache_bytes: u64,
-    /// Experts that are in memory at a time.
+    /// Number of experts in memory.
     pub held: usize,
     /// Number of experts of all layers whose experts stay in the files.
     pub experts: usize,

@@ -397,7 +397,7 @@ fn scratch_bytes(config: &ModelConfig, options: &EngineOptions, context: usize) 
         + index_block_bytes(config, context)
         + options.sequence.prefill.stored_bytes(&shapes, context)
         + options.sequence.decode.stored_bytes(&shapes, context);
-    // Answers of several sequences pass the layers beside a prompt.
+    // Memory for answers that pass the layers beside a prompt.
     let answers = match options.machine.sequences {
         1 => 0,
         rows => riffle_model::scratch_bytes(config, rows) + (rows * config.hidden_size * size_of::<f32>()) as u64,

@@ -12,7 +12,7 @@ use crate::attention::Rotation;
 
 /// Shapes, tiers and budgets for everything that runs on an engine.
 pub(crate) struct Resolved {
-    /// Of the caches of all sequences.
+    /// Shape of the caches of all sequences.
     pub(crate) cache: CacheShape,
     /// The shapes for policies.
     pub(crate) policy: Vec<PolicyShape>,

@@ -331,7 +331,7 @@ pub(crate) struct Finished {
 
 impl Finished {
     pub(crate) fn report(self, sequence: &Sequence) -> RunReport {
-        // The first token costs no forward pass beyond the prefill.
+        // The first token needs no forward pass after the prefill.
         let decoded = sequence.tokens().len() - self.prompt_tokens;
         let read = self.prompt_tokens - self.reused_tokens;
         let engine = sequence.engine();

@@ -135,7 +135,7 @@ fn run_each(
 struct AnsweredQuestions {
     scheduler: Scheduler,
     questions: Vec<Question>,
-    /// Why the prefix cache cannot be used any more.
+    /// The reason why the prefix cache failed.
     lost: Option<EngineError>,
     /// Lines of the shared store.
     notices: Vec<String>,

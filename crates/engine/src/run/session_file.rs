@@ -16,7 +16,7 @@ use crate::{Engine, EngineError, Session};
 pub struct SessionReport {
     /// Its path.
     pub path: String,
-    /// Tokens it held before the run.
+    /// Number of tokens in it before the run.
     pub restored_tokens: usize,
     /// Milliseconds to restore, without the model's fingerprint; 0 without a file.
     pub restore_ms: f64,

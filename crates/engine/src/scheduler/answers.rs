@@ -90,7 +90,7 @@ impl Scheduler {
         let answers = self.running.iter().enumerate();
         let answers = answers.filter(|(_, running)| matches!(running.stage, Stage::Answering { .. }));
         let mut places: Vec<usize> = answers.map(|(place, _)| place).collect();
-        // A device multiplies more rows in another way, with other bits than an answer has alone.
+        // A device multiplies more rows in another order, so an answer would have other bits than alone.
         let rows_alike = self.engine.compute().rows_alike();
         if places.len() > rows_alike {
             places.sort_by_key(|place| self.running[*place].turn);

@@ -75,7 +75,7 @@ pub struct SchedulerOptions {
 }
 
 impl SchedulerOptions {
-    /// As many requests at a time as the engine has sequences, half of the time for prompts, nothing on disk.
+    /// Serves as many requests at a time as the engine has sequences, gives prompts half of the time, and uses no disk.
     pub fn for_engine(options: &EngineOptions) -> Self {
         Self {
             most_running: options.machine.sequences,
@@ -92,7 +92,7 @@ pub struct Scheduler {
     engine: Arc<Engine>,
     options: SchedulerOptions,
     pool: PagePool,
-    /// By priority, then in order of arrival.
+    /// Waiting requests by priority, then in order of arrival.
     waiting: Vec<Waiting>,
     /// In order of admission.
     running: Vec<Running>,
@@ -151,7 +151,7 @@ struct Running {
     offered: Offered,
     /// Number of answer tokens at the end of its text, after the text was read again.
     resumed_tokens: usize,
-    /// Tokens that its sequence may hold for now.
+    /// Number of tokens that its sequence may hold at present.
     promised_tokens: usize,
     /// True if it was cancelled; it is removed when its current pass ends.
     is_cancelled: bool,
@@ -194,7 +194,7 @@ struct Clock {
 /// An unfinished prompt pass.
 struct PromptPass {
     pass: Pass,
-    /// In the order of the running requests.
+    /// Its parts, in the order of the running requests.
     parts: Vec<PromptPart>,
 }
 
@@ -408,7 +408,7 @@ impl Scheduler {
         true
     }
 
-    /// Gives a parked answer a place, without further room, so that it can end.
+    /// Gives a parked answer a place without further room, so that it can end.
     fn place_to_end(&mut self, id: RequestId) {
         let has_answer = |stage: &Stage| matches!(stage, Stage::Answering(_) | Stage::Reading { resumed: Some(_), .. });
         let is_answer = |waiting: &Waiting| {

@@ -67,7 +67,7 @@ impl Restoring {
     /// # Errors
     /// As [`Sequence::restore`].
     pub fn run(mut self) -> Result<LoanedSequence, EngineError> {
-        // A file that another writer replaces from here on is another session.
+        // If another writer replaces the file from here on, it is another session.
         let file = FileState::find(&self.path);
         let sequence = Sequence::restore(&self.engine, &self.pool, &self.path)?;
         self.room.release_bytes();

@@ -144,7 +144,7 @@ impl AnswerUnderWay {
         self.logits.extend_from_slice(logits);
     }
 
-    /// Ends the answer: the latest draw belongs to no answer any more.
+    /// Ends the answer: the latest draw no longer belongs to one.
     pub(crate) fn end(&mut self) {
         self.drawn = LatestDraw::default();
     }

@@ -11,9 +11,9 @@ pub(crate) struct PrefixSearch {
     identity: Vec<u8>,
     /// Number of tokens that the sequence will have.
     tokens: usize,
-    /// The recurrent layers' state after these.
+    /// The recurrent layers' state after these tokens.
     state: Option<Vec<u8>>,
-    /// Blocks and notes that had changed on disk and were removed.
+    /// Number of blocks and notes that were removed because their files had changed.
     pub(crate) damaged_blocks: usize,
 }
 

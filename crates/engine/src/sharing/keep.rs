@@ -22,7 +22,7 @@ pub struct KeepOptions {
 }
 
 impl KeepOptions {
-    /// The folder that this user's programs share, [`document_cache_folder`]; `None` if there is no such place.
+    /// The folder shared by this user's programs, [`document_cache_folder`]; `None` if there is no such place.
     pub fn of_user() -> Option<Self> {
         document_cache_folder().map(|folder| Self {
             folder,

@@ -293,7 +293,7 @@ fn add(rows: &mut [Vec<f64>], more: &[Vec<f64>]) {
     }
 }
 
-/// Elements of every token.
+/// The elements of each token.
 type RowsOf = Vec<Vec<f64>>;
 
 /// The logits of every token, `[tokens][vocabulary]`, in f64.

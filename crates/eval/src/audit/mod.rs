@@ -77,7 +77,7 @@ pub struct AuditTable {
 pub struct AuditedHead {
     /// Its layer, counted among layers with keys and values.
     pub layer: usize,
-    /// Its number among the layer's query heads.
+    /// Its index among the layer's query heads.
     pub head: usize,
     /// Its KV head.
     pub kv_head: usize,
@@ -128,7 +128,7 @@ pub struct AuditedRows {
 pub struct AttentionMap {
     /// Its layer.
     pub layer: usize,
-    /// Its number among the layer's query heads.
+    /// Its index among the layer's query heads.
     pub head: usize,
     /// Cells along each side.
     pub cells: usize,

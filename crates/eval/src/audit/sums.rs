@@ -7,7 +7,7 @@ use riffle_engine::{AuditedQuery, HeadAudit};
 
 use super::{AttentionMap, AuditOptions, AuditedHead, AuditedRows};
 
-/// Cells along each side of a map at most.
+/// Most cells along each side of a map.
 const CELLS: usize = 64;
 /// Stretches of queries at most.
 const STRETCHES: usize = 64;
@@ -30,7 +30,7 @@ impl Shape {
         runs.min(CELLS).min(self.tokens)
     }
 
-    /// Bytes that the sums of all heads take.
+    /// Bytes of the sums of all heads.
     pub(super) fn bytes(&self) -> u64 {
         let cells = self.cells();
         let each = 4 * self.tokens + 2 * 8 * cells * cells + 8 * cells;

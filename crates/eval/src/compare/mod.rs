@@ -50,7 +50,7 @@ pub struct CompareOptions {
 /// Result of a cell: the scores of its prompts and their cost.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Scored {
-    /// The policy as it was run.
+    /// The policy with all its parameters.
     settings: RunSettings,
     /// The fit to the budget; journals of earlier versions lack it.
     #[serde(default)]
@@ -71,7 +71,7 @@ struct Entry<'a> {
     context_tokens: usize,
 }
 
-/// Tasks that are asked at one length.
+/// Tasks of one length.
 struct Length<'a> {
     /// Tokens of the documents; for a file's prompts, tokens of the longest.
     context_tokens: usize,
@@ -196,7 +196,7 @@ impl CompareOptions {
         self.budgets.iter().map(|budget| (choice, Some(*budget))).collect()
     }
 
-    /// Name, length and hash of each file that tasks come from.
+    /// Name, length and hash of each file with tasks.
     pub fn files(&self) -> Vec<TextSummary> {
         let files = self.tasks.iter().filter_map(|task| match task {
             CompareTask::File(file) => Some(file.summary().clone()),

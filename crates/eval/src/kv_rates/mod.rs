@@ -109,7 +109,7 @@ impl KvRates {
     }
 }
 
-/// A row as it is measured.
+/// A measured row.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "row", rename_all = "snake_case")]
 pub enum KvRow {

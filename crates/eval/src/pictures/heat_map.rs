@@ -51,7 +51,7 @@ impl HeatMap {
         // A small table gets wide cells rather than an empty right half.
         let cell = ((width - left - MARGIN) / self.columns.len().max(1) as f64).max(cell);
         let top = head_height(&self.title, &self.subtitle, width);
-        // The table is at least as high as the name of its rows is long.
+        // The table is at least as high as the title of its rows is long.
         let rows = self.rows.len().max(1) as f64;
         let cell_height = ((text_width(&self.row_label) + 8.0) / rows).max(LEAST_CELL_HEIGHT);
         let bottom = top + cell_height * rows;
@@ -140,7 +140,7 @@ fn parameters(name: &str) -> impl Iterator<Item = &str> {
     name.split_inclusive([':', ','])
 }
 
-/// The class of text on a shade: pale shades keep the ink.
+/// The text class for a shade: pale shades keep the ink colour.
 pub(super) fn on(shade: usize) -> String {
     if shade < SHADES / 2 {
         String::new()

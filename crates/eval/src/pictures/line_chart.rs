@@ -10,7 +10,7 @@ const WIDTH: f64 = 680.0;
 const PLOT_HEIGHT: f64 = 300.0;
 const LEFT: f64 = 74.0;
 const RIGHT: f64 = 24.0;
-/// A logarithmic axis from this factor between the lowest and the highest value on.
+/// Smallest ratio of the highest to the lowest value for a logarithmic axis.
 const FAR_APART: f64 = 20.0;
 const LENGTHS_FAR_APART: f64 = 6.0;
 

@@ -81,11 +81,11 @@ pub struct PolicyRate {
     pub phase: String,
     /// Milliseconds of dense attention from f16.
     pub dense_ms: f64,
-    /// Milliseconds of looking at keys and choosing.
+    /// Milliseconds for reading keys and choosing.
     pub select_ms: f64,
     /// Milliseconds of attention over the selection.
     pub attend_ms: f64,
-    /// Share of the causal pairs that is read.
+    /// Share of the causal pairs that are read.
     pub density: f64,
     /// Layers of the model.
     pub layers: usize,

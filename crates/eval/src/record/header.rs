@@ -46,7 +46,7 @@ pub struct Header {
     pub seconds: f64,
 }
 
-/// Which model was measured.
+/// The measured model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ModelSummary {

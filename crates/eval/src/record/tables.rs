@@ -218,7 +218,7 @@ pub struct PerplexityPosition {
     /// Share of the pairs for the fit, if budgets are equal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub budget: Option<f64>,
-    /// True if the share keeps the budget.
+    /// True if the share is within the budget.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub budget_kept: Option<bool>,
     /// The predictions.

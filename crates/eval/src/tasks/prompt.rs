@@ -247,7 +247,7 @@ impl Reader {
     }
 }
 
-/// The token with the largest logit, of equals the first.
+/// The token with the largest logit; ties go to the first.
 pub(crate) fn most_likely(logits: &[f32]) -> u32 {
     let mut best = 0;
     for (token, logit) in logits.iter().enumerate() {

@@ -1,4 +1,5 @@
-//! The whole engine (paged cache, policy, attention kernels) gives the logits of `transformers`, however it is cut.
+//! The whole engine (paged cache, policy, attention kernels) gives the logits of `transformers`, for every cut of the
+//! text.
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -134,7 +135,7 @@ fn the_shipped_model_gives_the_logits_of_transformers_for_every_chunk_size() {
 
 #[test]
 fn the_shipped_hybrid_model_gives_the_logits_of_transformers_for_every_chunk_size() {
-    // Recurrent layers compute chunks of 64 tokens, and parts of one with other roundings.
+    // Recurrent layers compute chunks of 64 tokens; parts of a chunk round differently.
     check_shipped("model-hybrid", "shipped-hybrid", 1e-5);
 }
 

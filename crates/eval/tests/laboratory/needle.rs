@@ -1,4 +1,4 @@
-//! The shipped models find what full attention can see, and lose what streaming attention cannot.
+//! The shipped models find facts that full attention sees, and lose facts that streaming attention drops.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -144,7 +144,7 @@ fn the_hybrid_model_finds_with_its_attention_layers_what_lies_far_back() {
         assert_eq!(samples.len(), 10);
         assert!(share(&samples) >= 0.9, "{place} {context_tokens}: {samples:?}");
     }
-    // Its recurrent layers do not carry the facts: what attention cannot see is lost.
+    // Its recurrent layers do not carry the facts, so facts outside attention are lost.
     let policy = "streaming:sinks=64,window=1024";
     let streaming = engine("model-hybrid", policy, policy);
     let samples = samples_of(&streaming, NeedleKind::MultiKey, AskPlace::Late, 4096, 2);
@@ -160,7 +160,7 @@ fn streaming_attention_loses_needles_outside_its_window_and_keeps_those_inside()
     for place in [AskPlace::Late, AskPlace::Middle] {
         let policy = "streaming:sinks=64,window=1024";
         let samples = samples(policy, policy, NeedleKind::MultiKey, place, 4096, 3);
-        // The question itself takes a few dozen tokens of the window.
+        // The question takes a few dozen tokens of the window.
         let (inside, outside): (Vec<_>, Vec<_>) = samples.into_iter().partition(|sample| sample.distance_tokens < 900);
         assert!(inside.len() >= 3 && outside.len() >= 10);
         assert!(share(&inside) >= 0.6, "{place}: {inside:?}");
@@ -174,7 +174,7 @@ fn streaming_attention_loses_needles_outside_its_window_and_keeps_those_inside()
 
 #[test]
 fn a_policy_that_lets_go_of_tokens_is_asked_every_question_with_the_document_as_it_was_read() {
-    // With a budget for all tokens h2o evicts nothing and finds what full attention finds, for every question.
+    // With a budget for all tokens, h2o evicts nothing and equals full attention for every question.
     let all = samples(
         "full",
         "h2o:budget=4096,from=0",
@@ -184,7 +184,7 @@ fn a_policy_that_lets_go_of_tokens_is_asked_every_question_with_the_document_as_
         1,
     );
     assert!(share(&all) >= 0.8, "{all:?}");
-    // With little room the latest facts are still there for the last question, which the ones before it took nothing from.
+    // With a small budget the last question still finds the latest facts: earlier questions evicted none of them.
     let little = samples(
         "full",
         "h2o:budget=600,from=0",

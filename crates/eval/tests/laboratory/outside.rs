@@ -1,4 +1,4 @@
-//! Policies and tasks of another crate are compared as the laboratory's own.
+//! Policies and tasks of another crate are compared like the laboratory's own.
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -12,7 +12,7 @@ use riffle_eval::{
 use riffle_policy::{BudgetParameter, ParameterInfo, PolicyInfo, SelectContext, SparsePolicy, Traits};
 use riffle_testing::fixtures;
 
-/// Reads the end of the context, as long as the share says.
+/// Reads the end of the context, as long as `share` says.
 struct Tail {
     share: f32,
 }
@@ -42,7 +42,7 @@ static POLICIES: [PolicyInfo; 1] = [PolicyInfo::outside(
     },
 )];
 
-/// A number near the end of the text, which `tail` reads, or near its beginning, which it does not.
+/// A number near the end of the text, which `tail` reads, or near its beginning, which `tail` skips.
 struct Number {
     name: &'static str,
     depth: f64,

@@ -1,4 +1,4 @@
-//! Quantised files run, near the original, and importance comes from the engine's own forward.
+//! Quantised files run and stay near the original; importance comes from the engine's own forward pass.
 
 use std::ops::ControlFlow;
 use std::path::Path;

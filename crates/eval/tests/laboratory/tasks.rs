@@ -1,4 +1,4 @@
-//! Generated prompts are the same each time and hold their own answers; policies are compared and fitted.
+//! Generated prompts are the same each time and contain their answers; policies are compared and fitted.
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -40,7 +40,7 @@ fn every_task_fits_its_length_is_the_same_each_time_and_holds_its_answer() {
                     assert!(text.contains(answer), "{task}: no {answer:?} in {text}");
                 }
                 let tokens = engine.tokenizer().unwrap().encode(&text, false).unwrap().len();
-                // Parts are tokenised one by one, so a few tokens may join when the whole is.
+                // Parts are tokenised one by one; a few tokens may join in the whole text.
                 assert!(
                     tokens <= context_tokens + 8 && tokens * 10 >= context_tokens * 8,
                     "{task} {context_tokens}: {tokens}"
@@ -241,7 +241,7 @@ fn at_an_equal_budget_the_oracle_finds_what_streaming_and_chance_lose() {
         shares: false,
     };
     let table = compare(&engine, &corpus, &options, &mut Journal::none(), &mut on).unwrap();
-    // The decode policy is not asked in mid-document.
+    // The decode policy is not asked within a document.
     assert_eq!(table.rows.len(), 9);
     let row = |policy: &str| -> &ComparisonRow {
         let found = table
@@ -262,7 +262,7 @@ fn at_an_equal_budget_the_oracle_finds_what_streaming_and_chance_lose() {
     for row in table.rows.iter().filter(|row| row.budget.is_some()) {
         assert!((row.density - 0.1).abs() < 0.04, "{row:?}");
     }
-    // Every question has its score, so that policies can be compared question by question.
+    // Every question has its own score, so that policies can be compared by question.
     for row in &table.rows {
         assert_eq!(row.scores.len(), row.score.samples, "{row:?}");
         let mean = row.scores.iter().sum::<f64>() / row.scores.len() as f64;
@@ -337,8 +337,8 @@ fn what_is_read_once_for_several_cells_is_answered_as_if_each_had_read_it() {
         scores(&whole).contains(&1.0) && scores(&whole).contains(&0.0),
         "{whole:?}"
     );
-    // At each length 4 of 12 rows read from the beginning: dense attention, the two prefill policies in mid-document,
-    // and the policy that learns.
+    // At each length 4 of 12 rows read from the beginning: dense attention, the two prefill policies within the
+    // document, and the learning policy.
     assert_eq!(shared.iter().filter(|row| row.prefill_ms.is_some()).count(), 8);
 }
 
@@ -383,7 +383,7 @@ fn a_chat_template_wraps_document_and_question_and_the_answer_begins_behind_it()
 
 #[test]
 fn facts_are_found_through_a_chat_template() {
-    // Turns of no more than their text, so that the model sees the form it was trained on.
+    // Turns without any markup, as in the model's training texts.
     let (_folder, engine) = templated("{{ bos_token }}{% for m in messages %}{{ m.content }} {% endfor %}");
     let chat = Wording {
         chat: true,
@@ -405,7 +405,7 @@ fn facts_are_found_through_a_chat_template() {
     assert!(found >= 16, "{:?}", table.samples);
 }
 
-/// A JSONL file of questions in words that the shipped model was trained on.
+/// A JSONL file of questions, worded as in the shipped model's training.
 fn pass_keys(folder: &std::path::Path, contexts: &[String]) -> std::path::PathBuf {
     let lines = contexts.iter().enumerate().map(|(number, text)| {
         let (before, behind) = text.split_at(text.floor_char_boundary(text.len() / 2));
@@ -461,7 +461,7 @@ fn questions_of_a_file_are_asked_each_with_its_own_context_under_every_policy() 
         assert!(row.task == task && (900..1500).contains(&row.context_tokens), "{row:?}");
         assert_eq!(row.fit.is_some(), row.policy != "full", "{row:?}");
     }
-    // Beside tasks that are made, files come last, and the given lengths act on the others.
+    // Tasks from files follow the generated tasks; the given lengths apply to the generated ones.
     let table = compared(1024, &[&task, "niah_single_2"]).unwrap();
     let tasks: Vec<&str> = table.rows.iter().map(|row| &*row.task).collect();
     assert_eq!(tasks[..3], ["niah_single_2"; 3]);

@@ -329,7 +329,7 @@ impl Client {
         }
     }
 
-    /// Why a server answers with another status than success.
+    /// The reason for a server's status other than success.
     fn reason(&self, answer: &Answer) -> Trouble {
         let status = answer.head.status;
         let (address, repository) = (&answer.address, self.repository.clone());
@@ -435,7 +435,7 @@ fn said(error: &ureq::Error) -> String {
     }
 }
 
-/// Instructions that the cryptography needs and this processor lacks.
+/// Required instructions of the cryptography that this processor lacks.
 fn missing_instructions() -> Option<&'static str> {
     #[cfg(target_arch = "x86_64")]
     {

@@ -39,7 +39,7 @@ struct Partial {
 const ROOM_LEFT: u64 = 64 << 20;
 /// Bytes of one read of a partial file.
 const BLOCK: usize = 1 << 20;
-/// Between two looks at a lock.
+/// Delay between two checks of a lock.
 const LOCK_WAIT: Duration = Duration::from_millis(200);
 
 /// True for a later file of a split GGUF model.

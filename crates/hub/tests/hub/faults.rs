@@ -71,7 +71,7 @@ fn silence_counts_as_a_cut() {
 #[test]
 fn a_body_that_drips_is_given_up_after_some_tries() {
     let (hub, _, cache) = hub();
-    // A byte in ten milliseconds: thirty in a window.
+    // A byte every ten milliseconds: thirty in a window.
     hub.faults(|asked, _| asked.is_for(FILE).then_some(Fault::Slow(1)));
     let message = refused(&hub, cache.path(), "owner/model");
     assert!(
@@ -112,7 +112,7 @@ fn a_slow_connection_that_keeps_the_lowest_rate_is_read_to_the_end() {
 #[test]
 fn a_file_with_a_wrong_sum_is_refused_and_removed() {
     for seed in [1, 2] {
-        // Kept by Git LFS, and by Git itself.
+        // One file stored by Git LFS, one by Git itself.
         let content = bytes(if seed == 1 { 400_000 } else { 900 }, seed);
         let hub = Hub::start(&[(FILE, content.clone())]);
         let cache = tempfile::tempdir().expect("a folder");
@@ -283,7 +283,7 @@ fn redirects_on_the_hub_are_followed_with_the_token_and_not_for_ever() {
     ] {
         hub.faults(move |_, _| Some(Fault::Status(302, vec![("Location", location.to_owned())])));
         let message = refused(&hub, cache.path(), "owner/model");
-        // The empty one leads to the same address, again and again.
+        // The empty one redirects to the same address forever.
         if !location.is_empty() {
             assert!(message.contains("redirects to what is no address"), "{message}");
             assert_eq!(hub.state().log.len(), 1, "{location}: {message}");

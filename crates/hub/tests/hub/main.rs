@@ -1,4 +1,4 @@
-//! Pulls from a server that speaks the hub's protocol, and what becomes of the cache.
+//! Pulls from a server with the hub's protocol, and the resulting cache.
 
 mod faults;
 mod other_programs;
@@ -15,7 +15,7 @@ use riffle_hub::{HubError, ModelName, Pulled, Settings, Token, Waits, pull};
 
 use riffle_testing::hub::Hub;
 
-/// Settings for a hub and a cache, with waits that a test has time for.
+/// Settings for a hub and a cache, with delays that suit a test.
 fn settings(hub: &Hub, cache: &Path) -> Settings {
     Settings {
         endpoint: hub.url(),
@@ -43,7 +43,7 @@ fn pull_named(hub: &Hub, cache: &Path, text: &str) -> Result<Pulled, HubError> {
     pull(&settings(hub, cache), &name(text), &mut |_| ControlFlow::Continue(()))
 }
 
-/// The message with which a pull is refused: one line.
+/// The one-line message of a refused pull.
 fn refused(hub: &Hub, cache: &Path, text: &str) -> String {
     let message = pull_named(hub, cache, text).expect_err(text).to_string();
     assert!(!message.contains('\n'), "{message}");

@@ -1,4 +1,4 @@
-//! Models that other programs have pulled.
+//! Models pulled by other programs.
 
 use std::ffi::OsString;
 use std::fs;

@@ -142,7 +142,7 @@ fn the_beginning_of_a_large_file_is_shown_before_the_rest_comes() {
     let refused = refused.expect_err("refused").to_string();
     assert!(refused.starts_with("owner/model: it is not for us"), "{refused}");
     assert!(seen >= 60_000);
-    // The bytes that came are kept.
+    // The received bytes are kept.
     let pulled = pull_named(&hub, cache.path(), "owner/model").expect("pulled");
     assert_eq!(pulled.bytes_downloaded, (weights.len() - seen) as u64);
     assert_eq!(fs::read(&pulled.path).expect("a file"), weights);

@@ -1,4 +1,4 @@
-//! Pulls that are refused, each with a line that says what to do.
+//! Refused pulls: each gives one line with a remedy.
 
 use std::fs;
 use std::ops::ControlFlow;

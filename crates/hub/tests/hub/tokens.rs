@@ -1,4 +1,4 @@
-//! A hub that sends the token back: it is never shown.
+//! A hub that sends the token back: the token is never shown.
 
 use std::ops::ControlFlow;
 

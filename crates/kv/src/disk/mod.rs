@@ -175,7 +175,7 @@ impl PlaneFile {
     /// Announces that `planes` planes from a slot on will be read soon.
     pub(crate) fn expect(&self, slot: u32, planes: usize) {
         let end = slot.saturating_add(planes as u32);
-        // For consecutive reads, the system reads ahead by itself, and farther.
+        // The system already reads ahead for consecutive reads.
         let follows = self.expected_end.swap(end, Ordering::Relaxed) == slot;
         if !follows && self.cold.load(Ordering::Relaxed) > 0 {
             expect_read(&self.file, self.place(slot), (planes * self.plane_bytes) as u64);

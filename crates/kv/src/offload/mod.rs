@@ -266,7 +266,7 @@ impl OffloadEngine {
         self.ring.loaded_bytes() + self.scanned_bytes
     }
 
-    /// Bytes of slots and of keys being looked through.
+    /// Bytes of slots and of keys during a scan.
     pub(crate) fn allocated_bytes(&self) -> usize {
         self.ring.allocated_bytes() + self.scan.as_ref().map_or(0, |memory| memory.bytes().len())
     }

@@ -1,11 +1,8 @@
 //! One page of tokens of all layers as a file.
 //!
 //! ```text
-//! "RIFFLEPB"  version u32  byte order u32                             numbers little-endian
-//! key u128, key of the block before u128
-//! tokens: u32 each
-//! for each layer and KV head: K, V
-//! hash of all the above: u128
+//! A block may have a *note*: bytes that a caller gets back with the pages up to the block's end. It is a separate
+//! file:
 //! ```
 //!
 //! A block may have a *note*: bytes that a caller wants back with the pages up to the block's end. It is a separate

@@ -303,7 +303,7 @@ fn quietly<T>(work: impl FnOnce() -> T + UnwindSafe) -> std::thread::Result<T> {
     outcome
 }
 
-/// True if the file's content is at fault, and not the system or another program.
+/// True if the file's content is at fault, instead of the system or another program.
 fn is_damage(error: &redb::Error, has_blocks: impl Fn() -> bool) -> bool {
     match error {
         redb::Error::Io(error) if error.kind() == io::ErrorKind::InvalidData => has_blocks(),

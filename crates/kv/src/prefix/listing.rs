@@ -14,7 +14,7 @@ pub struct PrefixListing {
     root: u128,
     /// True if a block counts only if it, or a block after it, has a note.
     needs_notes: bool,
-    /// Headers by the keys of the index: of readable blocks of any identity; `None` for everything else.
+    /// Headers of readable blocks of any identity, by the keys of the index; `None` for everything else.
     heads: HashMap<u128, Option<Head>>,
     /// The blocks reported so far, by their keys in the cache.
     listed: HashMap<u128, Listed>,

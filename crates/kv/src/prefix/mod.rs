@@ -50,7 +50,7 @@ pub struct PrefixCache {
 pub struct PrefixFound {
     /// Tokens the cache holds now.
     pub tokens: usize,
-    /// Blocks and tails that had changed on disk and were removed.
+    /// Number of blocks and tails that were removed because their files had changed.
     pub damaged_blocks: usize,
 }
 
@@ -62,7 +62,7 @@ pub struct NoteFound {
     pub tokens: usize,
     /// The note.
     pub note: Option<Vec<u8>>,
-    /// Notes that had changed on disk and were removed.
+    /// Number of notes that were removed because their files had changed.
     pub damaged: usize,
 }
 

@@ -211,7 +211,7 @@ impl Inner {
 
     fn notice(&self, line: String) {
         let mut notices = lock(&self.notices);
-        // A caller that takes no notices needs no more of them.
+        // A caller that takes no notices needs no further ones.
         if notices.len() < 64 {
             notices.push(line);
         }

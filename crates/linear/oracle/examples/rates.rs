@@ -1,5 +1,5 @@
-//! GFLOP/s of candle's product of a square matrix with some tokens: `rates SIZE FORMAT TOKENS`. The matrices exceed
-//! the caches together, as in `rates` of the linear layers.
+//! GFLOP/s of candle's product of a square matrix with some tokens: `rates SIZE FORMAT TOKENS`. Together the matrices
+//! exceed the caches, as in `rates` of the linear layers.
 
 use std::time::Instant;
 

@@ -1,4 +1,5 @@
-//! The formats that candle has, against candle: the same bytes give the same weights, and products that agree within rounding.
+//! Compares candle's formats with this crate's: the same bytes give the same weights, and products agree within
+//! rounding.
 
 use candle_core::quantized::{GgmlDType, QMatMul, QTensor};
 use candle_core::{Device, Module, Tensor};
@@ -8,7 +9,7 @@ const OUTPUTS: usize = 37;
 const INPUTS: usize = 768;
 const TOKENS: usize = 5;
 
-/// A format's name in candle, and how many activations share a scale there; `None` where candle keeps them as f32.
+/// A format's name in candle, and the number of activations that share a scale there; `None` for f32 activations.
 fn formats() -> Vec<(WeightFormat, GgmlDType, Option<usize>)> {
     vec![
         (WeightFormat::F32, GgmlDType::F32, None),
@@ -41,7 +42,7 @@ fn values(count: usize, seed: u64) -> Vec<f32> {
         .collect()
 }
 
-/// The matrix in candle, and here from its bytes.
+/// The matrix in candle, and in this crate, from the same bytes.
 fn both(format: WeightFormat, dtype: GgmlDType) -> (QTensor, PackedMatrix) {
     let plain = Tensor::from_vec(values(OUTPUTS * INPUTS, 3), (OUTPUTS, INPUTS), &Device::Cpu).unwrap();
     let theirs = QTensor::quantize(&plain, dtype).unwrap();
@@ -49,7 +50,7 @@ fn both(format: WeightFormat, dtype: GgmlDType) -> (QTensor, PackedMatrix) {
     (theirs, ours)
 }
 
-/// Candle has the formats up to Q6_K. The others are compared with the gguf package, in the crate's own tests.
+/// Candle has the formats up to Q6_K. The crate's own tests compare the others with the gguf package.
 #[test]
 fn every_format_that_candle_has_is_compared() {
     let compared: Vec<WeightFormat> = formats().into_iter().map(|(format, ..)| format).collect();
@@ -77,7 +78,7 @@ fn weights_equal_candles() {
     }
 }
 
-/// Both round an activation by at most half a step of 1/127 of the largest that shares its scale.
+/// Both round an activation by at most half a step: 1/127 of the largest that shares its scale.
 #[test]
 fn products_equal_candles_within_what_rounding_the_activations_allows() {
     for (format, dtype, shared) in formats() {
@@ -115,7 +116,7 @@ fn products_equal_candles_within_what_rounding_the_activations_allows() {
     }
 }
 
-/// The most that rounding the activations, in groups of `shared`, and summing in f32 can move a product.
+/// The largest effect of rounding the activations, in groups of `shared`, and of summing in f32.
 fn rounding(weights: &[f32], values: &[f32], shared: Option<usize>) -> f64 {
     let magnitude: f64 = weights.iter().zip(values).map(|(w, x)| f64::from((w * x).abs())).sum();
     let sums = 64.0 * f64::from(f32::EPSILON) * magnitude;
@@ -125,7 +126,7 @@ fn rounding(weights: &[f32], values: &[f32], shared: Option<usize>) -> f64 {
         .zip(values.chunks(shared))
         .map(|(weights, values)| {
             let largest = values.iter().fold(0.0f32, |most, value| most.max(value.abs()));
-            // Half a step for rounding, and the scale itself, which candle keeps as a half for groups of 32.
+            // Half a step for rounding, and the rounding of the scale, which candle stores as a half for groups of 32.
             let step = f64::from(largest) / 127.0 * (0.5 + 127.0 / 2048.0);
             step * weights.iter().map(|weight| f64::from(weight.abs())).sum::<f64>()
         })

@@ -343,7 +343,7 @@ fn floats_of_eight_bits_are_multiplied_and_read_back_with_their_scales() {
                 "{isa:?} {outputs}x{inputs}x{tokens}: a token alone"
             );
         }
-        // A panel's additions, one per panel, a scale, and the rounding of the expected weight.
+        // The number of roundings: additions within a panel, additions of panels, a scale, and the expected weight.
         let roundings = (super::PANEL.min(inputs) + 2 * inputs.div_ceil(super::PANEL) + 2) as f64;
         for (index, &found) in plain.iter().enumerate() {
             let (token, out) = (index / outputs, index % outputs);

@@ -25,7 +25,7 @@ impl Codes {
     }
 }
 
-/// The change of a grid's quant by a mark.
+/// The effect of a mark on a grid's quant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mark {
     /// Negates the quant around its center, which is half of this number modulo 256.

@@ -30,7 +30,7 @@ impl PlanePiece {
         }
     }
 
-    /// The byte whose bits of this piece give `quant`.
+    /// Inverse of unpacking: the byte whose bits of this piece become `quant`.
     #[inline(always)]
     fn back(self, quant: u8) -> u8 {
         let bits = if self.shift < 0 {

@@ -20,7 +20,7 @@ pub(crate) struct Q1_0;
 #[derive(Clone, Copy)]
 pub(crate) struct Q2_0;
 
-/// Values −1, 0 and 1 in eighths, an eighth more or less.
+/// Values −1, 0 and 1 in eighths, shifted by an eighth up or down.
 const IQ1_SHAPE: Shape = Shape {
     bits: 5,
     center: IQ1_CENTER as i32,

@@ -29,9 +29,9 @@ pub struct AdapterSpec {
 pub struct AdapterInfo {
     /// The path of its file or folder.
     pub path: PathBuf,
-    /// Number of projections that it adapts.
+    /// Number of adapted projections.
     pub modules: usize,
-    /// The largest rank of its parts.
+    /// The largest rank of the parts.
     pub rank: usize,
     /// Bytes of its parts in memory.
     pub bytes: u64,
@@ -101,7 +101,7 @@ pub(crate) struct LowRankWeights {
 const PADDED_ROWS: usize = 16;
 /// The most parts of a fused projection.
 const MOST_FUSED: usize = 3;
-/// Ends of the names of the two parts.
+/// Suffixes of the names of the two parts.
 pub(crate) const DOWN: &str = ".lora_A";
 pub(crate) const UP: &str = ".lora_B";
 

@@ -18,7 +18,7 @@ pub struct Attention {
     pub query: Projection,
     /// Converts queries to latent width, in a latent layer whose weights hold keys and values of every head.
     pub latent_query: Option<Box<LatentQuery>>,
-    /// Selects the tokens that queries read, in a layer that was trained with an indexer. A latent layer with one has
+    /// Selects the tokens that queries read, in a layer with a trained indexer. A latent layer with an indexer has
     /// narrow queries.
     pub indexer: Option<Box<Indexer>>,
     /// Norm of query heads before the rotation: of each head, or of all together if it is as wide as all of them.

@@ -112,7 +112,7 @@ impl GatedDeltaNet {
         }
     }
 
-    /// Opens the gates of the reads by a sigmoid in place of SiLU.
+    /// Makes the gates of reads sigmoids instead of SiLU.
     pub(crate) fn with_sigmoid_gates(self) -> GatedDeltaNet {
         GatedDeltaNet {
             opens_by_sigmoid: true,

@@ -58,7 +58,7 @@ impl KimiDeltaAttention {
             ""
         };
         let gated = |name: &str| part(&format!("{prefix}{name}"));
-        // GGUF files hold the rates themselves.
+        // GGUF files store the rates themselves.
         let decay_rates = if weights.info(&part("A")).is_some() {
             weights.values(&part("A"), heads)?
         } else {

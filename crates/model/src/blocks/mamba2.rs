@@ -44,11 +44,11 @@ pub struct Mamba2Norm {
 /// Factors on the outputs of a [`Mamba2`]'s projections.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Mamba2Factors {
-    /// On the input of all projections.
+    /// Factor on the input of all projections.
     pub(crate) input: f64,
-    /// On the gate, the values, the keys, the queries and the time step, biases included.
+    /// Factors on the gate, the values, the keys, the queries and the time step, including their biases.
     pub(crate) parts: [f64; 5],
-    /// On the result.
+    /// Factor on the result.
     pub(crate) output: f64,
 }
 
@@ -86,7 +86,7 @@ pub struct Mamba2 {
 }
 
 impl Default for Mamba2Settings {
-    /// As in `Mamba2ForCausalLM` with one group.
+    /// The form of `Mamba2ForCausalLM` with one group.
     fn default() -> Self {
         let norm = Mamba2Norm {
             groups: 1,
@@ -121,7 +121,7 @@ impl Mamba2 {
         let parts = [inner, channels, heads];
         let [gate, mixed, time_step] =
             Projection::load_parts(weights, &part("in_proj"), 1, parts, hidden, settings.input_bias)?;
-        // GGUF files hold the rates themselves, and matrices for vectors.
+        // GGUF files store the rates themselves, and vectors as matrices.
         let decay_rates = if weights.info(&part("A")).is_some() {
             weights.values(&part("A"), heads)?
         } else {

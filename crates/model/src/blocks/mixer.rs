@@ -49,7 +49,7 @@ impl Mixer {
             Mixer::Mamba2(mixer) => mixer.apply(parts, states, input, scratch, output),
             Mixer::KimiDelta(mixer) => mixer.apply(parts, states, input, scratch, output),
             Mixer::Lightning(mixer) => mixer.apply(parts, states, input, scratch, output),
-            // It reads tokens and streams, so the step calls it.
+            // This mixer reads tokens and streams, so the step calls it.
             Mixer::Ngrams(_) => {}
         }
     }

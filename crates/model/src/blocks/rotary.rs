@@ -10,9 +10,9 @@ use crate::{Batch, ModelError};
 
 /// Plausible bases; models have 10,000 to 1e9.
 const THETAS: RangeInclusive<f64> = 100.0..=1e12;
-/// Divisors of frequencies: 1 to a few hundred.
+/// Plausible divisors of frequencies: 1 to a few hundred.
 const STRETCHES: RangeInclusive<f64> = 1e-2..=1e5;
-/// Factors on cosines and sines: 1 to 1.5.
+/// Plausible factors on cosines and sines: 1 to 1.5.
 const MAGNITUDES: RangeInclusive<f64> = 1e-2..=1e2;
 
 /// Scaling of frequencies for contexts longer than in the first training.
@@ -397,7 +397,7 @@ impl Rotary {
         rotary
     }
 
-    /// The same rotation with queries that grow.
+    /// The same rotation, with queries that grow with the position.
     pub(crate) fn with_query_growth(&self, growth: QueryGrowth) -> Rotary {
         let mut rotary = self.clone();
         rotary.query_scale.by_position = Some(growth);

@@ -16,7 +16,7 @@ use crate::calendar::format_time;
 /// The cost of a call in addition to the search through its texts.
 #[derive(Clone, Copy)]
 pub(super) enum Cost {
-    /// Nothing more: the result is an argument, a part of one, or a number.
+    /// Nothing else: the result is an argument, a part of one, or a number.
     Small,
     /// A text as long as the first argument, times a factor.
     Copy(u64),

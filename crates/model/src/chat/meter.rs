@@ -22,7 +22,7 @@ const ESCAPED_BYTES: u64 = 6;
 /// Longest text of a number: a 64-bit float of 309 digits with its fraction.
 const NUMBER_BYTES: u64 = 350;
 
-/// The purpose of a look at a value.
+/// The purpose of visiting a value.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Look {
     /// Its depth, before it becomes part of another value.
@@ -113,7 +113,7 @@ impl Meter {
         self.charge(bytes as u64 / COMPARED_FOR_ONE)
     }
 
-    /// Ends the render for a limit.
+    /// Ends the render because of a limit.
     pub(super) fn refuse(&self, limit: TemplateLimit) -> Error {
         // The first limit is the reason; later ones are consequences.
         let _ = self.passed.set(limit);

@@ -69,7 +69,7 @@ fn on_own_thread<T: Send>(
             .stack_size(STACK_BYTES);
         let worker = worker
             .spawn_scoped(scope, move || {
-                // Dropped when the work has ended, also by a panic.
+                // Dropped when the work ends, also by a panic.
                 let _done = done;
                 work()
             })

@@ -29,7 +29,7 @@ pub struct Dense {
     activation: DenseActivation,
 }
 
-/// A layer whose weights are not read yet.
+/// A layer with unread weights.
 pub(super) struct DenseFiles {
     weights: Checkpoint,
     inputs: usize,
@@ -118,7 +118,7 @@ impl DenseFiles {
         self.weights.file_bytes()
     }
 
-    /// A layer whose weights lie beside those of the model, as `{name}.weight`, behind vectors of `inputs` elements; `None` where
+    /// A layer with its weights beside the model's, as `{name}.weight`, for vectors of `inputs` elements; `None` if
     /// there is none.
     pub(super) fn beside(weights: &mut Checkpoint, name: &str, inputs: usize) -> Result<Option<Dense>, ModelError> {
         let name = format!("{name}.weight");

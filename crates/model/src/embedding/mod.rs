@@ -9,24 +9,25 @@ use crate::Tokenizer;
 pub use dense::{Dense, DenseActivation};
 pub(crate) use sentence_transformers::EmbeddingFiles;
 
-/// The hidden states of a text that its vector is made of.
+/// The hidden states that form a text's vector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Pooling {
-    /// That of the first token.
+    /// The first token's state.
     First,
-    /// That of the last token.
+    /// The last token's state.
     Last,
     /// The mean over all tokens.
     Mean,
 }
 
-/// How a model makes one vector of a text, as its files say it: `modules.json` of sentence-transformers and the files that it names,
-/// or `pooling_type` of a GGUF file. Files that say nothing pool the last token, as decoders that were trained for embeddings do.
+/// A model's way to make one vector of a text, from its files: `modules.json` of sentence-transformers and the files
+/// that it names, or `pooling_type` of a GGUF file. Without either, the last token is pooled, as in decoders trained
+/// for embeddings.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct TextEmbedding {
-    /// The hidden states that are pooled, after the final norm.
+    /// The pooled hidden states, after the final norm.
     pub pooling: Pooling,
     /// Layers after the pooled state, first to last.
     pub dense: Vec<Dense>,
@@ -34,9 +35,9 @@ pub struct TextEmbedding {
     pub is_normalised: bool,
     /// True if a text gets an end token that the tokenizer does not add, because the files do not specify the end of texts.
     pub ends_texts: bool,
-    /// Texts before the input, by name, such as `query`.
+    /// Texts in front of the input, by name, such as `query`.
     pub prompts: BTreeMap<String, String>,
-    /// The one of [`prompts`](Self::prompts) that stands before inputs which name none.
+    /// The name of the prompt in [`prompts`](Self::prompts) for inputs that name none.
     pub default_prompt: Option<String>,
     /// Most tokens of a text, if fewer than the model's positions.
     pub most_tokens: Option<usize>,
@@ -75,7 +76,7 @@ impl TextEmbedding {
         }
     }
 
-    /// Elements of a vector of a model with hidden states of `hidden_size`.
+    /// Number of elements of a vector, for hidden states of `hidden_size`.
     pub fn width(&self, hidden_size: usize) -> usize {
         self.dense.last().map_or(hidden_size, Dense::outputs)
     }
@@ -88,7 +89,7 @@ impl TextEmbedding {
         }
     }
 
-    /// The vector of a text whose hidden states are `states`, `[tokens, hidden_size]` with at least one token.
+    /// The vector of a text with hidden states `states`, `[tokens, hidden_size]` with at least one token.
     pub fn vector(&self, states: &[f32], hidden_size: usize) -> Vec<f32> {
         let mut vector = match self.pooling {
             Pooling::First => states[..hidden_size].to_vec(),
@@ -110,7 +111,7 @@ impl TextEmbedding {
     }
 }
 
-/// Divides a vector by its Euclidean length. A vector of zeros stays.
+/// Divides a vector by its Euclidean length. A zero vector stays.
 pub fn normalise(vector: &mut [f32]) {
     let length = vector.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
     if length > 0.0 {

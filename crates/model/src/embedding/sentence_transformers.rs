@@ -11,10 +11,10 @@ use crate::ModelError;
 use crate::fields::{Fields, read_json};
 use crate::weights::Checkpoint;
 
-/// Most modules of a list that is taken seriously.
+/// Most modules of a list.
 const MOST_MODULES: usize = 16;
 
-/// Everything of a [`TextEmbedding`] but the weights of its layers.
+/// A [`TextEmbedding`] without the weights of its layers.
 #[derive(Default)]
 pub(crate) struct EmbeddingFiles {
     embedding: TextEmbedding,
@@ -24,10 +24,10 @@ pub(crate) struct EmbeddingFiles {
 }
 
 impl EmbeddingFiles {
-    /// The files of a folder whose model has hidden states of `hidden_size`.
+    /// Reads the files of a folder whose model has hidden states of `hidden_size`.
     ///
     /// # Errors
-    /// Files that are no JSON and settings of another kind. Modules that are not computed are a [`TextEmbedding::refusal`].
+    /// Invalid JSON and invalid settings. Unsupported modules give a [`TextEmbedding::refusal`].
     pub(crate) fn from_directory(directory: &Path, hidden_size: usize) -> Result<Self, ModelError> {
         let mut files = Self::default();
         if let Some(refusal) = files.read_modules(directory, hidden_size)?.err() {
@@ -38,9 +38,9 @@ impl EmbeddingFiles {
         Ok(files)
     }
 
-    /// By the pooling that a GGUF file names.
+    /// From the pooling type of a GGUF file.
     pub(crate) fn of_gguf(pooling_type: Option<i128>) -> Self {
-        /// `pooling_type` of rerankers, as llama.cpp counts.
+        /// `pooling_type` of rerankers, in llama.cpp's numbers.
         const RANK: i128 = 4;
         Self {
             embedding: TextEmbedding::of_gguf(pooling_type),
@@ -54,10 +54,10 @@ impl EmbeddingFiles {
         self.dense.iter().map(DenseFiles::file_bytes).sum()
     }
 
-    /// Reads the weights. GGUF files hold them beside those of the model, `weights`.
+    /// Reads the weights. GGUF files store them beside the model's, `weights`.
     ///
     /// # Errors
-    /// Layers whose widths do not fit behind hidden states of `hidden_size`.
+    /// Layers whose widths do not match hidden states of `hidden_size`.
     pub(crate) fn load(self, weights: &mut Checkpoint, hidden_size: usize) -> Result<TextEmbedding, ModelError> {
         let dense = self.dense.into_iter().map(DenseFiles::load);
         let mut dense = dense.collect::<Result<Vec<_>, _>>()?;
@@ -72,7 +72,7 @@ impl EmbeddingFiles {
         })
     }
 
-    /// Reads `modules.json` and the folders that it names. The inner error says which of them is not computed.
+    /// Reads `modules.json` and the folders that it names. The inner error names the unsupported module.
     fn read_modules(&mut self, directory: &Path, hidden_size: usize) -> Result<Result<(), String>, ModelError> {
         let Some(modules) = read_json(&directory.join("modules.json"))? else {
             return Ok(Ok(()));
@@ -131,7 +131,7 @@ impl EmbeddingFiles {
         })
     }
 
-    /// Reads how long texts may be; some text if they are changed beforehand.
+    /// Reads the limit on the length of texts; returns a reason if texts must be changed first.
     fn read_transformer(&mut self, folder: &Path) -> Result<Option<String>, ModelError> {
         let path = folder.join("sentence_bert_config.json");
         let Some(value) = read_json(&path)? else {
@@ -143,7 +143,7 @@ impl EmbeddingFiles {
         Ok(lowers.then(|| "do_lower_case of sentence_bert_config.json is not supported".to_owned()))
     }
 
-    /// Reads which states are pooled; some text if it is none of the known ways.
+    /// Reads the pooling; returns a reason if it is unsupported.
     fn read_pooling(&mut self, folder: &Path) -> Result<Option<String>, ModelError> {
         let path = folder.join("config.json");
         let Some(value) = read_json(&path)? else {

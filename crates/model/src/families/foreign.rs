@@ -200,7 +200,7 @@ pub(crate) fn check_layer_types(fields: &Fields, config: &ModelConfig) -> Result
             (None, true) => "full_attention",
             (None, false) => "mlp",
         };
-        // Older files name two kinds otherwise.
+        // Older files have other names for two kinds.
         let named = match named.as_str() {
             "mamba" => "linear_attention",
             "attention" => "full_attention",

@@ -58,7 +58,7 @@ fn configure_gemma3(fields: &Fields, architecture: &str) -> Result<ModelConfig, 
     config.set_windows(&with_defaults(fields), |layer| (layer + 1) % period != 0)?;
     config.is_bidirectional = fields.flag("use_bidirectional_attention", false)?;
     if config.is_bidirectional {
-        // Files say how many tokens the window of both directions has. As in transformers, half of them lie on either side.
+        // Files state the length of the bidirectional window. As in transformers, half of it lies on either side.
         let windows = config.windows.iter_mut().flatten();
         windows.for_each(|window| *window = *window / 2 + 1);
     }

@@ -25,6 +25,8 @@ const TABLE_ROWS: usize = 262_144;
 /// Number of sparse layers if the settings list none, in models with more layers.
 const SPARSE_LAYERS: usize = 10;
 const SPARSITY: f64 = 0.95;
+/// The deviations themselves, which GGUF files hold in place of shares.
+const DEVIATIONS: &str = "activation_sparsity_deviations";
 
 fn with_defaults(fields: &Fields) -> Result<Fields, ModelError> {
     let fields = fields
@@ -142,6 +144,14 @@ fn rotations(fields: &Fields, config: &ModelConfig) -> Result<[RotarySettings; 2
 /// For each layer, the number of standard deviations above the mean at which gates open; `None` without sparsity.
 fn sparsities(fields: &Fields, layers: usize) -> Result<Vec<Option<f32>>, ModelError> {
     const SETTING: &str = "activation_sparsity_pattern";
+    if let Some(Value::Array(listed)) = fields.get(DEVIATIONS) {
+        if listed.len() != layers {
+            let problem = format!("lists {} layers, the model has {layers}", listed.len());
+            return Err(fields.error(DEVIATIONS, problem));
+        }
+        let deviations = |value: &Value| value.as_f64().map(|deviations| deviations as f32);
+        return Ok(listed.iter().map(deviations).collect());
+    }
     let shares: Vec<f64> = match fields.get(SETTING) {
         None if layers > SPARSE_LAYERS => {
             let share = |layer| if layer < SPARSE_LAYERS { SPARSITY } else { 0.0 };
@@ -270,7 +280,15 @@ impl Parts<'_> {
     fn streams(&self, weights: &mut Checkpoint, first: Arc<AltUp>) -> Result<Streams, ModelError> {
         let hidden = self.config.hidden_size;
         let mut load = |part: &str| -> Result<Vec<Projection>, ModelError> {
-            let numbers = 0..self.config.streams - 1;
+            let others = self.config.streams - 1;
+            // GGUF files hold the matrices of all streams in one tensor.
+            let all = format!("model.{part}.weight");
+            if weights.info(&all).is_some() {
+                let [matrices] = weights.head_matrices(&all, others, [hidden], hidden)?;
+                let projections = matrices.into_iter().map(|matrix| Projection::of_parts(matrix, None));
+                return Ok(projections.collect());
+            }
+            let numbers = 0..others;
             let names = numbers.map(|number| format!("model.{part}.{number}"));
             names
                 .map(|name| Projection::load(weights, &name, hidden, hidden, false))

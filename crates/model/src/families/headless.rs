@@ -1,13 +1,13 @@
-//! Classes without a head for words: `Qwen3Model` gives hidden states, `Qwen3ForSequenceClassification` scores.
+//! Classes without a language-model head: `Qwen3Model` gives hidden states, `Qwen3ForSequenceClassification` scores.
 //!
-//! Each computes the layers of the class that predicts tokens (`Qwen3ForCausalLM`), so its family is that one's.
+//! Each has the layers of the class that predicts tokens (`Qwen3ForCausalLM`), and therefore its family.
 
 use super::Family;
 use crate::ModelError;
 use crate::fields::Fields;
 use crate::weights::Checkpoint;
 
-/// Ends of the names of classes without a head for words. The first that fits counts.
+/// Suffixes of names of classes without a language-model head. The first match counts.
 const ENDS: [&str; 4] = [
     "TextForSequenceClassification",
     "ForSequenceClassification",
@@ -15,20 +15,20 @@ const ENDS: [&str; 4] = [
     "Model",
 ];
 
-/// The class that predicts tokens with the layers of a class without a head; `None` for the name of any other class.
+/// The class that predicts tokens with the same layers; `None` for other classes.
 pub(super) fn causal_class(class: &str) -> Option<String> {
     let stem = ENDS.iter().find_map(|end| class.strip_suffix(end))?;
     Some(format!("{stem}ForCausalLM"))
 }
 
-/// The family whose class predicts tokens.
+/// The family of the class that predicts tokens.
 pub(super) fn family_of(causal_class: &str, families: &'static [Family]) -> Option<&'static Family> {
     families
         .iter()
         .find(|family| family.architectures.contains(&causal_class))
 }
 
-/// True if config.json names a class without a head, and not one that the family itself knows.
+/// True if config.json names a class without a head that the family itself does not know.
 pub(super) fn is_headless(fields: &Fields, family: &Family) -> Result<bool, ModelError> {
     let classes = fields.texts("architectures")?;
     let is_known = classes
@@ -39,8 +39,8 @@ pub(super) fn is_headless(fields: &Fields, family: &Family) -> Result<bool, Mode
     Ok(!is_known && classes.iter().any(is_headless))
 }
 
-/// Gives the tensors of a model that was saved without the class around its layers the names that they have within it: `layers.0.…`
-/// becomes `model.layers.0.…`.
+/// Adds the outer class's prefix to the tensor names of a model saved without that class: `layers.0.…` becomes
+/// `model.layers.0.…`.
 pub(crate) fn name_bare_tensors(weights: &mut Checkpoint) {
     const HEADS: [&str; 2] = ["lm_head.", "score."];
     if weights.info("embed_tokens.weight").is_none() {

@@ -49,7 +49,11 @@ impl NgramSettings {
             let problem = format!("is more than {MOST_TOKENS}, the limit of models with tables of n-grams");
             return Err(fields.error("vocab_size", problem));
         }
-        let Some(&end_of_text) = fields.token_ids("eos_token_id")?.first() else {
+        let end_of_text = match fields.optional_token_id("ngram_end_of_text")? {
+            Some(end) => Some(end),
+            None => fields.token_ids("eos_token_id")?.first().copied(),
+        };
+        let Some(end_of_text) = end_of_text else {
             return Err(fields.error("eos_token_id", "is missing; n-grams end at this token"));
         };
         // The convolution therefore reaches further back than the longest n-gram.
@@ -83,9 +87,10 @@ impl NgramSettings {
         })
     }
 
-    /// The hashes of table `number`. Files may hold them; they then replace those that follow from the settings.
+    /// The hashes of table `number`. A file's own hashes, in tensors or in metadata, replace the computed ones.
     pub(super) fn hashes(
         &self,
+        fields: &Fields,
         weights: &mut Checkpoint,
         name: &str,
         number: usize,
@@ -97,10 +102,14 @@ impl NgramSettings {
             Some(*end - size)
         });
         let offsets = offsets.collect();
+        let mut find = |setting: &str, tensor: &str, others: Vec<i64>| match listed(fields, setting, others.len())? {
+            Some(listed) => Ok(listed),
+            None => stored(weights, &format!("{name}.{tensor}"), others),
+        };
         Ok(NgramHashes {
-            factors: stored(weights, &format!("{name}.layer_multipliers"), self.factors(number))?,
-            offsets: stored(weights, &format!("{name}.ngram_heads_offsets"), offsets)?,
-            sizes: stored(weights, &format!("{name}.ngram_heads_vocab_sizes"), sizes)?,
+            factors: find("ngram_factors", "layer_multipliers", self.factors(number))?,
+            offsets: find("ngram_offsets", "ngram_heads_offsets", offsets)?,
+            sizes: find("ngram_sizes", "ngram_heads_vocab_sizes", sizes)?,
             end_of_text: self.end_of_text,
         })
     }
@@ -131,7 +140,9 @@ impl NgramSettings {
             .collect();
         let width = self.shape.inputs / hashes.sizes.len();
         if shards.is_empty() {
-            return weights.matrix(&format!("{name}.ngram_embedding.weight"), padded, width);
+            let named = fields.optional_size("ngram_table_rows")?;
+            let rows = named.filter(|rows| *rows as i64 >= end).unwrap_or(padded);
+            return weights.matrix(&format!("{name}.ngram_embedding.weight"), rows, width);
         }
         let rows: usize = shards.iter().map(|(_, rows)| rows).sum();
         if rows != padded {
@@ -169,6 +180,18 @@ fn primes_from(least: usize, numbers: Range<usize>) -> Vec<i64> {
     };
     let primes = (least..).filter(is_prime).skip(numbers.start);
     primes.take(numbers.len()).map(|prime| prime as i64).collect()
+}
+
+/// The integers of a setting that GGUF files have.
+fn listed(fields: &Fields, setting: &str, count: usize) -> Result<Option<Vec<i64>>, ModelError> {
+    let Some(listed) = fields.get(setting).and_then(serde_json::Value::as_array) else {
+        return Ok(None);
+    };
+    let listed: Option<Vec<i64>> = listed.iter().map(serde_json::Value::as_i64).collect();
+    match listed.filter(|listed| listed.len() == count) {
+        Some(listed) => Ok(Some(listed)),
+        None => Err(fields.error(setting, format!("must list {count} whole numbers"))),
+    }
 }
 
 /// The integers of a tensor, or others if files do not hold it.

@@ -267,7 +267,7 @@ impl Parts<'_> {
     /// A norm for each stream.
     fn norms(&self, weights: &mut Checkpoint, name: &str) -> Result<Vec<Norm>, ModelError> {
         let (width, epsilon) = (self.config.hidden_size, self.config.norm_epsilon);
-        let mut all = weights.vector(&format!("{name}.weight"), self.config.streams * width)?;
+        let mut all = weights.values(&format!("{name}.weight"), self.config.streams * width)?;
         all.iter_mut().for_each(|weight| *weight += self.added_to_norms);
         let norm = |weight: &[f32]| Norm::Rms {
             weight: weight.to_vec(),
@@ -333,8 +333,14 @@ impl Parts<'_> {
         let rotation = RotarySettings::from_fields(self.fields, self.config.head_dim, self.config.max_position)?;
         let rows = [(0..queries).collect(), (queries..queries + width).collect()];
         let name = |part: &str| format!("{name}.{part}");
-        let [query, key] =
-            Projection::load_rows(weights, &name("index_qk_proj.weight"), queries + width, hidden, rows)?;
+        let fused = name("index_qk_proj.weight");
+        // GGUF files hold the two projections apart.
+        let [query, key] = if weights.info(&fused).is_some() {
+            Projection::load_rows(weights, &fused, queries + width, hidden, rows)?
+        } else {
+            let mut load = |part: &str, outputs| Projection::load(weights, &name(part), outputs, hidden, false);
+            [load("index_q_proj", queries)?, load("index_k_proj", width)?]
+        };
         Ok(Some(Box::new(Indexer {
             shape,
             query,
@@ -352,14 +358,14 @@ impl Parts<'_> {
         let settings = NgramSettings::read(self.fields, self.config)?;
         let NgramShape { channels, inputs, .. } = settings.shape;
         let part = |part: &str| format!("{name}.{part}");
-        let hashes = settings.hashes(weights, &part("ple_embedding"), number)?;
+        let hashes = settings.hashes(self.fields, weights, &part("ple_embedding"), number)?;
         let table = settings.table(self.fields, weights, &part("ple_embedding"), &hashes)?;
         let norms = [
             self.norms(weights, &part("norm_key"))?,
             self.norms(weights, &part("norm_query"))?,
             self.norms(weights, &part("norm_conv"))?,
         ];
-        let taps = weights.array(&part("conv1d.weight"), &[channels, 1, settings.kernel])?;
+        let taps = weights.values(&part("conv1d.weight"), channels * settings.kernel)?;
         let mut load = |name: &str, outputs| Projection::load(weights, &part(name), outputs, inputs, false);
         let projections = [
             load("key_proj", channels)?,

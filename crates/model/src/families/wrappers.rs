@@ -241,7 +241,7 @@ pub(crate) fn text_fields(fields: Fields) -> Result<Fields, ModelError> {
     let fields = fields.with_only(&SHARED).of_text_model()?;
     let mut fields = fields.with("tie_word_embeddings", is_tied);
     if wrapper.class == "Gemma3ForConditionalGeneration" {
-        // Only the class of the text model bends its logits.
+        // Only the class of the text model caps its logits.
         fields = fields.with("final_logit_softcapping", Value::Null);
     }
     if let Some(factor) = wrapper.ignored_factor {

@@ -79,6 +79,10 @@ pub(super) enum Architecture {
     Mellum,
     Mistral4,
     Laguna,
+    Gemma3n,
+    PhiMoe,
+    KimiLinear,
+    Qwen4Exp,
 }
 
 /// Name in the file, architecture, name in config.json.
@@ -160,6 +164,10 @@ const ARCHITECTURES: &[(&str, Architecture, &str)] = &[
     ("mellum", Architecture::Mellum, "MellumForCausalLM"),
     ("mistral4", Architecture::Mistral4, "Mistral4ForCausalLM"),
     ("laguna", Architecture::Laguna, "LagunaForCausalLM"),
+    ("gemma3n", Architecture::Gemma3n, "Gemma3nForCausalLM"),
+    ("phimoe", Architecture::PhiMoe, "PhimoeForCausalLM"),
+    ("kimi-linear", Architecture::KimiLinear, "KimiLinearForCausalLM"),
+    ("qwen4exp", Architecture::Qwen4Exp, "Qwen4ExpForCausalLM"),
 ];
 
 /// Classes of config.json whose files have another class's architecture.
@@ -244,7 +252,7 @@ impl Architecture {
     pub(super) fn is_hybrid(self) -> bool {
         matches!(
             self,
-            Architecture::Qwen35 | Architecture::Qwen35Moe | Architecture::Qwen3Next
+            Architecture::Qwen35 | Architecture::Qwen35Moe | Architecture::Qwen3Next | Architecture::Qwen4Exp
         )
     }
 
@@ -258,6 +266,8 @@ impl Architecture {
                 | Architecture::Qwen3Next
                 | Architecture::Lfm2Moe
                 | Architecture::Mellum
+                | Architecture::KimiLinear
+                | Architecture::Qwen4Exp
         )
     }
 
@@ -281,7 +291,7 @@ impl Architecture {
     pub(super) fn is_latent(self) -> bool {
         matches!(
             self,
-            Architecture::MiniCpm3 | Architecture::Deepseek2 | Architecture::Mistral4
+            Architecture::MiniCpm3 | Architecture::Deepseek2 | Architecture::Mistral4 | Architecture::KimiLinear
         ) || self.has_indexers()
     }
 
@@ -310,6 +320,8 @@ impl Architecture {
                 | Architecture::MuseGlimmer
                 | Architecture::Mellum
                 | Architecture::Laguna
+                | Architecture::Gemma3n
+                | Architecture::PhiMoe
         )
     }
 

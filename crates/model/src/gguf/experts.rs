@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::architecture::Architecture;
-use super::settings::OwnKeys;
+use super::own_keys::OwnKeys;
 use crate::ModelError;
 use crate::config::LARGEST_COUNT;
 use crate::weights::Checkpoint;
@@ -200,6 +200,7 @@ fn check_scores(architecture: Architecture, keys: &OwnKeys<'_>) -> Result<(), Mo
         | Architecture::Deepseek32
         | Architecture::GlmDsa
         | Architecture::Laguna
+        | Architecture::KimiLinear
         | Architecture::HyV3 => &[ANY, SIGMOID],
         Architecture::Cohere2Moe => &[ANY, SOFTMAX, SIGMOID],
         Architecture::Deepseek2 => &[ANY, SOFTMAX, SIGMOID],

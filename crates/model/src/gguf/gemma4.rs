@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::header::Metadata;
-use super::settings::OwnKeys;
+use super::own_keys::OwnKeys;
 use crate::ModelError;
 use crate::fields::Fields;
 
@@ -27,7 +27,7 @@ pub(super) fn layers(
             .map(|kind| kind == "sliding_attention")
             .collect::<Vec<bool>>()
     }) else {
-        return Err(keys.error(PATTERN, "is missing; the model cannot be built without it"));
+        return Err(keys.missing(PATTERN));
     };
     let layers = slides.len();
     let (global, local) = (known.size("head_dim")?, size(keys, WIDTH)?);
@@ -102,10 +102,9 @@ pub(super) fn rotations(keys: &OwnKeys<'_>, global: Map<String, Value>) -> Resul
 
 /// A required size.
 fn size(keys: &OwnKeys<'_>, key: &str) -> Result<usize, ModelError> {
-    match keys.number(key)? {
-        Some(size) => Ok(size as usize),
-        None => Err(keys.error(key, "is missing; the model cannot be built without it")),
-    }
+    keys.number(key)?
+        .map(|size| size as usize)
+        .ok_or_else(|| keys.missing(key))
 }
 
 /// A size for each layer, from a list or from one number for all.

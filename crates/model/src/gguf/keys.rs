@@ -39,19 +39,19 @@ enum For {
 
 use Architecture::{
     Afmoe, Cohere2, Cohere2Moe, CommandR, Deepseek2, Deepseek32, Dots1, Ernie45Moe, Exaone4, ExaoneMoe, FalconH1,
-    Gemma2, Gemma3, Gemma4, GemmaEmbedding, Glm4Moe, GlmDsa, GptNeoX, GptOss, Granite, GraniteHybrid, GraniteMoe,
-    GraniteSwa, HunyuanMoe, HunyuanVl, HyV3, Laguna, Lfm2, Lfm2Moe, Llama, Llama4, Mamba2, Mellum, MiniCpm3, MiniMaxM2,
-    Mistral3, Mistral4, MuseGlimmer, NemotronH, NemotronHMoe, Olmo2, Olmoe, PaddleOcr, Phi2, Qwen2Moe, Qwen2Vl,
-    Qwen3Moe, Qwen3Next, Qwen3Vl, Qwen3VlMoe, Qwen35, Qwen35Moe, StableLm,
+    Gemma2, Gemma3, Gemma3n, Gemma4, GemmaEmbedding, Glm4Moe, GlmDsa, GptNeoX, GptOss, Granite, GraniteHybrid,
+    GraniteMoe, GraniteSwa, HunyuanMoe, HunyuanVl, HyV3, KimiLinear, Laguna, Lfm2, Lfm2Moe, Llama, Llama4, Mamba2,
+    Mellum, MiniCpm3, MiniMaxM2, Mistral3, Mistral4, MuseGlimmer, NemotronH, NemotronHMoe, Olmo2, Olmoe, PaddleOcr,
+    Phi2, PhiMoe, Qwen2Moe, Qwen2Vl, Qwen3Moe, Qwen3Next, Qwen3Vl, Qwen3VlMoe, Qwen4Exp, Qwen35, Qwen35Moe, StableLm,
 };
 use For::{All, None as NoOne, Only};
 use KeyKind::{Any, Count, Counts, Flag, List, NotNegative, Number, Positive, Size, Text};
 
 /// Architectures with latent attention.
-const LATENT: &[Architecture] = &[Deepseek2, MiniCpm3, Deepseek32, GlmDsa, Mistral4];
+const LATENT: &[Architecture] = &[Deepseek2, MiniCpm3, Deepseek32, GlmDsa, Mistral4, KimiLinear];
 
 /// Architectures whose layers read an indexer's selection.
-const INDEXED: &[Architecture] = &[Deepseek32, GlmDsa];
+const INDEXED: &[Architecture] = &[Deepseek32, GlmDsa, Qwen4Exp];
 
 /// Architectures with layers that have a memory matrix per head.
 const RECURRENT: &[Architecture] = &[
@@ -63,6 +63,8 @@ const RECURRENT: &[Architecture] = &[
     Mamba2,
     NemotronH,
     NemotronHMoe,
+    KimiLinear,
+    Qwen4Exp,
 ];
 
 /// Architectures that may have experts.
@@ -96,10 +98,13 @@ const EXPERTS: &[Architecture] = &[
     Mellum,
     Mistral4,
     Laguna,
+    PhiMoe,
+    KimiLinear,
+    Qwen4Exp,
 ];
 
 /// Architectures with recurrent layers.
-const HYBRID: &[Architecture] = &[Qwen35, Qwen35Moe, Qwen3Next];
+const HYBRID: &[Architecture] = &[Qwen35, Qwen35Moe, Qwen3Next, Qwen4Exp];
 
 /// A key below the architecture's name, its kind, the architectures that use it or ignore it, and the values without
 /// effect in others.
@@ -116,8 +121,29 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     ("attention.value_length", Size, All, &[]),
     ("attention.key_length_swa", Size, Only(&[Gemma4]), &[]),
     ("attention.value_length_swa", Size, Only(&[Gemma4]), &[]),
-    ("attention.shared_kv_layers", Count, Only(&[Gemma4]), &[0.0]),
-    ("embedding_length_per_layer_input", Count, Only(&[Gemma4]), &[0.0]),
+    ("attention.shared_kv_layers", Count, Only(&[Gemma3n, Gemma4]), &[0.0]),
+    (
+        "embedding_length_per_layer_input",
+        Count,
+        Only(&[Gemma3n, Gemma4, Qwen4Exp]),
+        &[0.0],
+    ),
+    // Parallel streams, and sparse gates.
+    ("altup.active_idx", Count, Only(&[Gemma3n]), &[]),
+    ("altup.num_inputs", Size, Only(&[Gemma3n]), &[]),
+    ("activation_sparsity_scale", List, Only(&[Gemma3n]), &[]),
+    ("hyper_connection.count", Size, Only(&[Qwen4Exp]), &[]),
+    ("hyper_connection.low_rank", Size, Only(&[Qwen4Exp]), &[]),
+    // Tables of n-grams. No text holds the token of an image.
+    ("ple.layers", List, Only(&[Qwen4Exp]), &[]),
+    ("ple.ngram_size", Size, Only(&[Qwen4Exp]), &[]),
+    ("ple.heads_per_ngram", Size, Only(&[Qwen4Exp]), &[]),
+    ("ple.conv_kernel", Size, Only(&[Qwen4Exp]), &[]),
+    ("ple.eos_token_id", Count, Only(&[Qwen4Exp]), &[]),
+    ("ple.image_token_id", Count, Only(&[Qwen4Exp]), &[]),
+    ("ple.layer_multipliers", List, Only(&[Qwen4Exp]), &[]),
+    ("ple.head_offsets", List, Only(&[Qwen4Exp]), &[]),
+    ("ple.head_vocab_sizes", List, Only(&[Qwen4Exp]), &[]),
     // Norms, activations, logits.
     ("attention.layer_norm_epsilon", Positive, All, &[]),
     ("attention.layer_norm_rms_epsilon", Positive, All, &[]),
@@ -127,7 +153,7 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     (
         "final_logit_softcapping",
         NotNegative,
-        Only(&[Gemma2, Gemma3, Gemma4, MuseGlimmer]),
+        Only(&[Gemma2, Gemma3, Gemma3n, Gemma4, MuseGlimmer]),
         &[0.0],
     ),
     // Windows. `settings` compares the window with the context if no layer has one.
@@ -148,6 +174,7 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
             ExaoneMoe,
             Mellum,
             Laguna,
+            Gemma3n,
         ]),
         &[],
     ),
@@ -157,7 +184,7 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     (
         "rope.freq_base_swa",
         Positive,
-        Only(&[Gemma3, GemmaEmbedding, Gemma4, Olmo2, Mellum, Laguna]),
+        Only(&[Gemma3, Gemma3n, GemmaEmbedding, Gemma4, Olmo2, Mellum, Laguna]),
         &[],
     ),
     ("rope.dimension_count_swa", Size, Only(&[Gemma4, Laguna]), &[]),
@@ -253,13 +280,15 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     ("attention.indexer.key_length", Size, Only(INDEXED), &[]),
     ("attention.indexer.top_k", Size, Only(INDEXED), &[]),
     ("attention.indexer.types", List, Only(&[GlmDsa]), &[]),
+    ("attention.compress_ratios", List, Only(&[Qwen4Exp]), &[]),
+    ("kda.head_dim", Size, Only(&[KimiLinear]), &[]),
     ("shortconv.l_cache", Size, Only(&[Lfm2, Lfm2Moe]), &[]),
     // No effect on the logits of text: all sections of a position are equal, and pooling comes after the model.
     (
         "rope.dimension_sections",
         Any,
         Only(&[
-            Qwen35, Qwen35Moe, Qwen2Vl, Qwen3Vl, Qwen3VlMoe, Glm4Moe, PaddleOcr, HunyuanVl,
+            Qwen35, Qwen35Moe, Qwen4Exp, Qwen2Vl, Qwen3Vl, Qwen3VlMoe, Glm4Moe, PaddleOcr, HunyuanVl,
         ]),
         &[],
     ),

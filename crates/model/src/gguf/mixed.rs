@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::architecture::Architecture;
-use super::settings::OwnKeys;
+use super::own_keys::OwnKeys;
 use crate::ModelError;
 use crate::config::LARGEST_COUNT;
 use crate::weights::Checkpoint;
@@ -22,6 +22,10 @@ pub(super) fn settings(
         Architecture::Deepseek32 | Architecture::GlmDsa => {
             latent(architecture, keys, weights, settings)?;
             indexers(keys, weights, settings)
+        }
+        Architecture::KimiLinear => {
+            latent(architecture, keys, weights, settings)?;
+            kimi(keys, weights, settings)
         }
         Architecture::Lfm2 | Architecture::Lfm2Moe => short_convolutions(keys, weights, settings),
         Architecture::GraniteHybrid => {
@@ -63,10 +67,7 @@ fn latent(
     weights: &Checkpoint,
     settings: &mut Map<String, Value>,
 ) -> Result<(), ModelError> {
-    let number = |key: &str| match keys.number(key)? {
-        Some(number) => Ok(number),
-        None => Err(keys.error(key, "is missing; the model cannot be built without it")),
-    };
+    let number = |key: &str| keys.number(key)?.ok_or_else(|| keys.missing(key));
     let rotated = number("rope.dimension_count")?;
     // Older files give the widths of the expanded heads.
     let key_width = match keys.number("attention.key_length_mla")? {
@@ -104,16 +105,12 @@ fn latent(
 
 /// The sizes of indexers, and the layers with one.
 fn indexers(keys: &OwnKeys<'_>, weights: &Checkpoint, settings: &mut Map<String, Value>) -> Result<(), ModelError> {
-    for (key, setting) in [
+    let sizes = [
         ("attention.indexer.head_count", "index_n_heads"),
         ("attention.indexer.key_length", "index_head_dim"),
         ("attention.indexer.top_k", "index_topk"),
-    ] {
-        match keys.json(key)? {
-            Some(value) => settings.insert(setting.into(), value),
-            None => return Err(keys.error(key, "is missing; the model cannot be built without it")),
-        };
-    }
+    ];
+    keys.insert_required(&sizes, settings)?;
     let kinds = kinds(
         settings,
         keys,
@@ -124,20 +121,23 @@ fn indexers(keys: &OwnKeys<'_>, weights: &Checkpoint, settings: &mut Map<String,
     Ok(())
 }
 
+/// The number of layers of a file.
+pub(super) fn layer_count(settings: &Map<String, Value>, keys: &OwnKeys<'_>) -> Result<usize, ModelError> {
+    let count = settings.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(0) as usize;
+    if count > LARGEST_COUNT {
+        let problem = format!("{count} is not plausible, {LARGEST_COUNT} is the limit");
+        return Err(keys.error("block_count", problem));
+    }
+    Ok(count)
+}
+
 /// The layers of a file, and the name of a part in each.
 fn layers<'a>(
     settings: &Map<String, Value>,
     keys: &OwnKeys<'_>,
     part: &'a str,
 ) -> Result<impl Iterator<Item = String> + use<'a>, ModelError> {
-    let count = settings.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(0) as usize;
-    if count > LARGEST_COUNT {
-        return Err(keys.error(
-            "block_count",
-            format!("{count} is not plausible, {LARGEST_COUNT} is the limit"),
-        ));
-    }
-    Ok((0..count).map(move |layer| format!("model.layers.{layer}.{part}")))
+    Ok((0..layer_count(settings, keys)?).map(move |layer| format!("model.layers.{layer}.{part}")))
 }
 
 /// The kind of each layer: `with` if it has the tensor `part`, otherwise `without`.
@@ -159,6 +159,22 @@ fn any(
     part: &str,
 ) -> Result<bool, ModelError> {
     Ok(layers(settings, keys, part)?.any(|name| weights.info(&name).is_some()))
+}
+
+/// The layers with Kimi Delta Attention, and the sizes of its heads.
+fn kimi(keys: &OwnKeys<'_>, weights: &Checkpoint, settings: &mut Map<String, Value>) -> Result<(), ModelError> {
+    let types = kinds(
+        settings,
+        keys,
+        weights,
+        ("self_attn.A", "linear_attention", "full_attention"),
+    )?;
+    settings.insert("layer_types".into(), types);
+    let heads = layers(settings, keys, "self_attn.b_proj.weight")?.find_map(|name| weights.info(&name));
+    if let Some(heads) = heads.and_then(|info| info.shape.first()) {
+        settings.insert("linear_num_heads".into(), (*heads).into());
+    }
+    keys.insert_required(&[("kda.head_dim", "linear_head_dim")], settings)
 }
 
 fn short_convolutions(

@@ -1,14 +1,14 @@
-//! Settings of models with recurrent layers. A file also counts the layers that predict further tokens.
+//! Settings of models with recurrent layers. A file's layer count includes the layers that predict further tokens.
 
 use serde_json::{Map, Value, json};
 
 use super::architecture::Architecture;
-use super::settings::OwnKeys;
+use super::own_keys::OwnKeys;
 use crate::ModelError;
 use crate::config::LARGEST_COUNT;
 use crate::fields::Fields;
 
-/// The number of layers of the model itself. Files add the layers that predict further tokens to it.
+/// The number of the model's own layers, without the layers that predict further tokens.
 pub(super) fn own_layers(keys: &OwnKeys<'_>, known: &Fields) -> Result<usize, ModelError> {
     let predicting = known.optional_count("num_nextn_predict_layers")?.unwrap_or(0);
     let layers = known.size("num_hidden_layers")?.checked_sub(predicting);
@@ -59,7 +59,7 @@ pub(super) fn hybrid(
     Ok(())
 }
 
-/// Checks that the recurrent layers by tensors match the metadata.
+/// Checks that the recurrent layers in the tensors match the metadata.
 fn check_recurrent(keys: &OwnKeys<'_>, known: &Fields, recurrent: &[bool]) -> Result<(), ModelError> {
     const LIST: &str = "attention.recurrent_layers";
     const INTERVAL: &str = "full_attention_interval";

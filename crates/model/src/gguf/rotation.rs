@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::settings::OwnKeys;
+use super::own_keys::OwnKeys;
 use crate::ModelError;
 use crate::weights::Checkpoint;
 

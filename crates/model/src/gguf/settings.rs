@@ -4,10 +4,12 @@ use serde_json::{Map, Value, json};
 
 use super::architecture::Architecture;
 use super::experts::experts;
+use super::gemma3n;
 use super::gemma4;
 use super::header::{Header, Metadata};
-use super::list::List;
 use super::mixed;
+use super::own_keys::OwnKeys;
+use super::qwen4_exp;
 use super::recurrent::{hybrid, own_layers};
 use super::rotation::rotation;
 use super::spelt;
@@ -50,80 +52,6 @@ pub(super) fn written_settings() -> impl Iterator<Item = (&'static str, &'static
         .filter(move |(key, _)| is_written(key) && !key.starts_with("ssm.") && !key.starts_with("nextn"))
 }
 
-/// Sizes that files with several kinds of layers list per layer, with zero for layers without.
-const LISTED: &[&str] = &["attention.head_count_kv", "feed_forward_length"];
-
-/// The only size in a list other than zero.
-pub(super) fn largest(list: &List<'_>) -> Result<u64, String> {
-    let mut largest = 0;
-    for value in list.values() {
-        let size = match value? {
-            Metadata::Integer(size) => u64::try_from(size).map_err(|_| format!("lists {size}"))?,
-            other => return Err(format!("must list whole numbers, found {}", other.show())),
-        };
-        if largest > 0 && size > 0 && size != largest {
-            return Err(format!(
-                "lists {largest} and {size}; layers of two sizes are not supported"
-            ));
-        }
-        largest = largest.max(size);
-    }
-    Ok(largest)
-}
-
-/// The metadata of a file's architecture.
-pub(super) struct OwnKeys<'a> {
-    pub(super) header: &'a Header<'a>,
-    prefix: &'static str,
-}
-
-impl OwnKeys<'_> {
-    /// A key's full name.
-    pub(super) fn name(&self, key: &str) -> String {
-        format!("{}.{key}", self.prefix)
-    }
-
-    /// A value as JSON.
-    pub(super) fn json(&self, key: &str) -> Result<Option<Value>, ModelError> {
-        let value = self.header.metadata.get(&self.name(key));
-        value.map(|value| self.to_json(key, value)).transpose()
-    }
-
-    /// A value in the file's encoding.
-    pub(super) fn metadata(&self, key: &str) -> Option<&Metadata<'_>> {
-        self.header.metadata.get(&self.name(key))
-    }
-
-    pub(super) fn number(&self, key: &str) -> Result<Option<f64>, ModelError> {
-        Ok(self.json(key)?.and_then(|value| value.as_f64()))
-    }
-
-    pub(super) fn text(&self, key: &str) -> Result<Option<&str>, ModelError> {
-        self.header.text(&self.name(key))
-    }
-
-    /// An error about a key.
-    pub(super) fn error(&self, key: &str, problem: impl Into<String>) -> ModelError {
-        self.header.error(&self.name(key), problem)
-    }
-
-    fn to_json(&self, key: &str, value: &Metadata<'_>) -> Result<Value, ModelError> {
-        Ok(match value {
-            Metadata::Integer(number) => match u64::try_from(*number) {
-                Ok(number) => number.into(),
-                Err(_) => json!(*number as f64),
-            },
-            Metadata::Float(number) if number.is_finite() => json!(number),
-            Metadata::Flag(flag) => (*flag).into(),
-            Metadata::Text(text) => (*text).into(),
-            Metadata::List(list) if LISTED.contains(&key) => {
-                largest(list).map_err(|problem| self.error(key, problem))?.into()
-            }
-            other => return Err(self.error(key, format!("must be one finite value, found {}", other.show()))),
-        })
-    }
-}
-
 /// The settings of a file; some depend on which tensors exist.
 pub(super) fn fields(
     architecture: Architecture,
@@ -157,6 +85,9 @@ pub(super) fn fields(
         settings.insert("architectures".into(), json!(["MixtralForCausalLM"]));
     }
     mixed::settings(architecture, &keys, weights, &mut settings)?;
+    if architecture == Architecture::Qwen4Exp {
+        qwen4_exp::settings(&keys, weights, &mut settings)?;
+    }
 
     // Settings on which the rest depends are read with the usual checks.
     let known = read(header, &keys, &settings)?;
@@ -206,6 +137,10 @@ fn of_architecture(
             }
             return Ok(1);
         }
+        Architecture::Gemma3n => {
+            gemma3n::settings(keys, weights, settings)?;
+            return Ok(1);
+        }
         Architecture::SmolLm3 | Architecture::Olmo if has("model.layers.0.self_attn.q_proj.bias") => {
             let problem = "names an architecture whose layers have no biases, and the file holds blk.0.attn_q.bias";
             return Err(keys.header.error("general.architecture", problem));
@@ -244,7 +179,7 @@ fn rotations(
     mut rotation: Map<String, Value>,
     settings: &mut Map<String, Value>,
 ) -> Result<Value, ModelError> {
-    // A key of layers with a window; files in which all layers are alike have the other layers' alone.
+    // A key of layers with a window. Files with equal layers have only the other layers' key.
     let of_window = |key: &str| match keys.json(&format!("{key}_swa"))? {
         None => keys.json(key),
         own => Ok(own),
@@ -255,7 +190,7 @@ fn rotations(
             settings.insert("architectures".into(), json!(["Olmo3ForCausalLM"]));
             json!({"full_attention": rotation, "sliding_attention": {"rope_theta": of_window("rope.freq_base")?}})
         }
-        Architecture::Gemma3 | Architecture::GemmaEmbedding => {
+        Architecture::Gemma3 | Architecture::GemmaEmbedding | Architecture::Gemma3n => {
             let local = keys.json("rope.freq_base_swa")?.unwrap_or(json!(10_000.0));
             json!({"full_attention": rotation, "sliding_attention": {"rope_theta": local}})
         }
@@ -263,6 +198,10 @@ fn rotations(
         Architecture::Mellum | Architecture::Laguna => {
             let (theta, dim) = (of_window("rope.freq_base")?, of_window("rope.dimension_count")?);
             json!({"full_attention": rotation, "sliding_attention": {"rope_theta": theta, "rotary_dim": dim}})
+        }
+        Architecture::PhiMoe if rotation.contains_key("short_factor") => {
+            phimoe_magnitude(keys, &mut rotation)?;
+            Value::Object(rotation)
         }
         Architecture::GptOss => {
             // The range of its scaling is not rounded; files lack this setting.
@@ -288,7 +227,9 @@ fn direct(keys: &OwnKeys<'_>, family: &str, weights: &Checkpoint) -> Result<Map<
     settings.insert("architectures".into(), json!([family]));
     for (key, setting) in SETTINGS {
         // Lists for single layers are read together with their meaning.
-        if ["gemma4", "laguna"].contains(&keys.prefix) && matches!(keys.metadata(key), Some(Metadata::List(_))) {
+        if ["gemma3n", "gemma4", "laguna"].contains(&keys.prefix)
+            && matches!(keys.metadata(key), Some(Metadata::List(_)))
+        {
             continue;
         }
         if let Some(value) = keys.json(key)? {
@@ -430,6 +371,23 @@ fn multipliers(keys: &OwnKeys<'_>, settings: &mut Map<String, Value>) -> Result<
     Ok(())
 }
 
+/// The magnitude of LongRoPE in Phi-3.5-MoE. Its settings give it, files lack it, and it is not the one that follows
+/// from the two lengths.
+fn phimoe_magnitude(keys: &OwnKeys<'_>, rotation: &mut Map<String, Value>) -> Result<(), ModelError> {
+    const ORIGINAL: &str = "rope.scaling.original_context_length";
+    const RELEASED: (f64, f64, f64) = (4096.0, 131_072.0, 1.243_163_121_016_122);
+    let lengths = (keys.number(ORIGINAL)?, keys.number("context_length")?);
+    if lengths != (Some(RELEASED.0), Some(RELEASED.1)) {
+        let problem = "is not that of Phi-3.5-MoE, and files lack the magnitude of such a rotation; use the directory";
+        return Err(keys.error(ORIGINAL, problem));
+    }
+    rotation.remove("attention_factor");
+    for name in ["short_mscale", "long_mscale"] {
+        rotation.insert(name.into(), json!(RELEASED.2));
+    }
+    Ok(())
+}
+
 /// Queries of Ministral 3 grow with their position; the two magnitudes of its scaling are equal and cancel.
 fn growing_queries(
     keys: &OwnKeys<'_>,
@@ -449,7 +407,7 @@ fn growing_queries(
     Ok(())
 }
 
-/// Adds the growth of queries with their position; true if there is one.
+/// Adds the growth of queries with their position; returns true if there is one.
 fn query_growth(keys: &OwnKeys<'_>, rotation: &mut Map<String, Value>) -> Result<bool, ModelError> {
     let growth = keys.number("attention.temperature_scale")?;
     let growth = growth.filter(|growth| *growth != 0.0);

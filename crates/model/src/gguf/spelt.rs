@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::architecture::Architecture;
 use super::gemma4::sizes;
-use super::settings::OwnKeys;
+use super::own_keys::OwnKeys;
 use crate::ModelError;
 use crate::config::LARGEST_COUNT;
 use crate::fields::Fields;

@@ -269,7 +269,7 @@ impl<'a> Tokens<'a> {
         is_named || text("general.architecture") == "phi3" && text("tokenizer.ggml.model") == "llama"
     }
 
-    /// BOS and EOS around a text, by the file's flags or by the custom of the tokenizer's kind.
+    /// BOS and EOS around a text, by the file's flags or the default of the tokenizer's kind.
     fn surroundings(&self, bos: Bos, usual_eos: bool) -> Result<Surroundings, ModelError> {
         let flag = self.flag("add_bos_token")?;
         let adds_bos = bos == Bos::Always || flag.unwrap_or(bos == Bos::Usual);

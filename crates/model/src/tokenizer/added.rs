@@ -117,6 +117,15 @@ impl AddedTokens {
         Ok(added)
     }
 
+    /// The tokens with ids below `count`.
+    pub(crate) fn below(&self, count: usize) -> Result<AddedTokens, String> {
+        let kept = self.by_id.values().filter(|token| (token.id as usize) < count);
+        let mut kept: Vec<AddedToken> = kept.cloned().collect();
+        // Of several tokens with the same text, the last one wins again.
+        kept.sort_unstable_by_key(|token| (self.ids.get(&token.text) == Some(&token.id), token.id));
+        AddedTokens::new(kept)
+    }
+
     /// Splits `text` at the tokens of a stage. No control token may overlap one of the `literals`, byte ranges of
     /// `text`, ascending and disjoint.
     pub(crate) fn split<'a>(

@@ -22,7 +22,7 @@ const fn characters() -> [char; 256] {
 
 const CHARACTERS: [char; 256] = characters();
 
-/// The bytes that are not printable, in the order of their characters from U+0100 on.
+/// The unprintable bytes, in the order of their characters from U+0100 on.
 const fn unprintable() -> [u8; 68] {
     let mut table = [0; 68];
     let mut byte = 0;

@@ -73,7 +73,7 @@ impl BytePairs {
             return Ok(());
         }
         let plain = self.continuing_prefix.is_empty() && self.word_suffix.is_empty();
-        // An unknown token that further unknown characters may still join.
+        // An unknown token that following unknown characters may join.
         let mut unknown = None;
         let mut spelt = String::new();
         // The character before the next symbol, if it can show whether a merge may cross the boundary.

@@ -219,7 +219,7 @@ impl ModelText<'_> {
         let continuing_prefix = self.continuing_subword_prefix.unwrap_or_default();
         let mut table = MergeTable::with_capacity(merges.len());
         for (place, MergeText(left, right)) in merges.iter().enumerate() {
-            // The first line of a merges file, which some conversions kept.
+            // The first line of a merges file, which some conversions keep.
             if left == "#version:" {
                 continue;
             }

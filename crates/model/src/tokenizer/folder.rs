@@ -21,7 +21,7 @@ pub(super) struct Source {
 /// The reason a file gives no tokenizer.
 pub(super) enum SourceError {
     Broken(String),
-    /// Its kind is unsupported.
+    /// The file's kind of tokenizer is unsupported.
     Unsupported(String),
 }
 

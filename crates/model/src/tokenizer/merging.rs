@@ -37,7 +37,7 @@ struct Candidate {
 }
 
 impl Ord for Candidate {
-    /// The greatest is merged next: the best rank, then the leftmost position.
+    /// The greatest pair is merged next: the best rank, then the leftmost position.
     fn cmp(&self, other: &Candidate) -> Ordering {
         other
             .rank

@@ -96,6 +96,22 @@ impl Tokenizer {
         })
     }
 
+    /// This tokenizer without its added tokens from id `count` on. A model that embeds `count` tokens cannot read them,
+    /// so texts that spell them stay text. Gemma 3's `<image_soft_token>` is such a token in models without pictures.
+    /// BOS, EOS and the tokenizer's own vocabulary stay, and with one of them beyond `count` every added token.
+    ///
+    /// # Errors
+    /// [`ModelError::Tokenize`] if the other tokens cannot be searched for.
+    pub(crate) fn without_added_tokens_from(mut self, count: usize) -> Result<Tokenizer, ModelError> {
+        let mut ends = self.bos.iter().chain(&self.eos);
+        if self.vocab_size > count && ends.all(|id| (*id as usize) < count) {
+            let pipeline = Arc::make_mut(&mut self.pipeline);
+            pipeline.added = pipeline.added.below(count).map_err(failed)?;
+            self.vocab_size = pipeline.len();
+        }
+        Ok(self)
+    }
+
     fn resolve(
         &self,
         settings: &TokenizerSettings,

@@ -224,7 +224,7 @@ impl Normalization {
     fn growth(&self) -> f64 {
         match self {
             Normalization::Replace(pattern, content) => match pattern.shortest_match() {
-                // The text stays between empty matches.
+                // The text between empty matches stays.
                 0 => content.len() as f64 + 1.0,
                 shortest => content.len() as f64 / shortest as f64,
             },

@@ -255,7 +255,7 @@ impl WordExpression {
             let last = matched.chars().next_back().map_or(0, char::len_utf8);
             let before_word = range.end < text.len() && matched.chars().all(char::is_whitespace);
             if last == 0 {
-                // An empty match: the next search begins a character further on.
+                // After an empty match the next search begins one character later.
                 found(range.clone())?;
                 let Some(skipped) = text[range.end..].chars().next() else {
                     return Ok(());

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-/// Steps of work between two questions, about one per byte of text: some milliseconds.
+/// Steps of work between two polls, about one per byte of text: some milliseconds.
 const STEPS: usize = 1 << 15;
 
 /// Receives the number of tokens certain so far, and decides whether to continue.

@@ -292,7 +292,7 @@ impl Checkpoint {
         self.activations = activations;
     }
 
-    /// Makes the linear layers of `names`, by their weights, sum their inputs: `(name here, name in GGUF)`.
+    /// Makes linear layers sum their inputs; `names` are pairs of the weights' name and the name in GGUF.
     pub(crate) fn observe_inputs(&mut self, names: BTreeMap<String, String>) {
         self.observed = Some(names);
     }

@@ -165,7 +165,7 @@ impl<'de> Deserialize<'de> for Shape {
     }
 }
 
-/// Entries in file order, twice-named tensors refused.
+/// Entries in file order; a repeated name is refused.
 struct Header {
     entries: Vec<(String, Entry)>,
 }

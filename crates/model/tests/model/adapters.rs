@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::testing::{Expected, Reader, Sequence, read_together, vectors};
 
-/// Largest difference to the reference, as a part of the largest logit.
+/// Largest difference from the reference, as a share of the largest logit.
 const TOLERANCE: f32 = 1e-5;
 
 fn folder(case: &str) -> PathBuf {
@@ -181,7 +181,7 @@ fn a_plan_knows_what_adapters_take_and_loading_takes_it() {
     }
 }
 
-/// A copy of an adapter whose settings are changed.
+/// A copy of an adapter with changed settings.
 fn bent(case: &str, bend: impl FnOnce(&mut Value)) -> tempfile::TempDir {
     let place = tempfile::tempdir().unwrap();
     let weights = "adapter_model.safetensors";

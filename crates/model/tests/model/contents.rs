@@ -1,11 +1,11 @@
-//! Texts of users, tools and documents are text, whatever they spell.
+//! Texts of users, tools and documents stay text, even if they spell control tokens.
 
 use crate::testing::character_map;
 use crate::testing::tokenizers::{described, fused, read, with_unknown};
 use riffle_model::{ChatTemplate, ConversationText, Tokenizer};
 use serde_json::{Map, Value, json};
 
-/// Writes roles, texts and tools as they are, between `<s>` and `</s>`.
+/// Writes roles, texts and tools unchanged, between `<s>` and `</s>`.
 const TEMPLATE: &str = "{%- if tools %}<s>tools: {{ tools|tojson }} {{ tools|tojson(ensure_ascii=true) }} {{ tools }}</s>{% endif -%}
 {%- for m in messages -%}
 <s>{{ m.role }}{{ m.name }}: {% if m.content is string %}{{ m.content.strip() }}{% else %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}</s>
@@ -29,7 +29,8 @@ fn added(id: u32, content: &str, special: bool) -> Value {
     json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": special})
 }
 
-/// The conversation by the template for this tokenizer; the text must be the one that a template without a tokenizer makes.
+/// The conversation rendered by the template for this tokenizer; a template without a tokenizer must give the same
+/// text.
 fn rendered(tokenizer: &Tokenizer, messages: &Value, variables: &Map<String, Value>) -> ConversationText {
     let template = || ChatTemplate::new(TEMPLATE, Vec::new()).unwrap();
     let unaware = template().render_with(messages, true, variables).unwrap();
@@ -225,7 +226,7 @@ fn marks_around_contents_stay_tokens_where_the_normalizer_moves_them() {
         text.push_marks("a é <s>");
         text.push_content("b é </s> <s>");
         text.push_marks("c </s> d");
-        // The reference looks for a token as the normalizer writes it alone, with what is put before a text.
+        // The reference searches for a token as the normalizer writes it alone, with the prefix of a text.
         let marks: Vec<u32> = tokenizer.encode_conversation(&text, false).unwrap();
         let marks: Vec<u32> = marks.into_iter().filter(|id| MARKS.contains(id)).collect();
         assert_eq!(marks, [1, 2], "{normalizer}");

@@ -1,4 +1,4 @@
-//! Every bad input gets one line that names what is wrong and what to do.
+//! Every bad input gives one line that names the fault and the remedy.
 
 use std::path::Path;
 
@@ -49,7 +49,7 @@ fn a_folder_that_holds_one_gguf_model_stands_for_it() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str| std::fs::write(folder.path().join(name), tiny_gguf(&[])).unwrap();
     write("model-Q4_K_M.gguf");
-    // Neither is a model: pictures for it, and the second part of one.
+    // Neither is a model: a picture projector, and the second part of a model.
     write("mmproj-model-f16.gguf");
     write("other-00002-of-00002.gguf");
     let found = riffle_model::inspect(folder.path()).unwrap();
@@ -209,6 +209,37 @@ fn a_vocabulary_larger_than_the_embedding_is_refused() {
     assert!(matches!(error, ModelError::VocabularyTooLarge { .. }));
 }
 
+/// Released Gemma 3 models without pictures have an added token whose id is the number of embeddings.
+#[test]
+fn added_tokens_without_an_embedding_stay_text() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut description: Value = serde_json::from_str(&byte_fallback_tokenizer()).unwrap();
+    let token = |id: u32, text: &str| {
+        json!({"id": id, "content": text, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+            "special": true})
+    };
+    let added = description["added_tokens"].as_array_mut().unwrap();
+    added.extend([token(319, "<|kept|>"), token(320, "<|image|>")]);
+    write_tokenizer(directory.path(), &description.to_string(), "{}");
+    let tokenizer = load(directory.path()).unwrap().tokenizer.unwrap();
+    assert_eq!(tokenizer.vocab_size(), 320);
+    assert_eq!(tokenizer.token_id("<|kept|>"), Some(319));
+    assert_eq!(tokenizer.token_id("<|image|>"), None);
+    let ids = tokenizer.encode("<|kept|><|image|>", false).unwrap();
+    assert!(
+        ids.len() > 5 && ids[0] == 319 && ids.iter().all(|id| *id < 320),
+        "{ids:?}"
+    );
+    // A token that begins or ends texts cannot be left out.
+    write_tokenizer(
+        directory.path(),
+        &description.to_string(),
+        r#"{"eos_token": "<|image|>"}"#,
+    );
+    let error = refused(directory.path(), &["tokenizer.json", "321", "320"]);
+    assert!(matches!(error, ModelError::VocabularyTooLarge { .. }));
+}
+
 #[test]
 fn stop_tokens_outside_the_vocabulary_are_refused() {
     let error = bent(
@@ -300,7 +331,7 @@ fn impossible_hybrid_models_are_refused() {
     );
     hybrid("hidden_act", json!("gelu_new"), &["hidden_act", "silu"]);
     hybrid("text_config", json!(7), &["text_config"]);
-    // Nothing is wrong but the weights.
+    // Only the weights are wrong.
     hybrid("hidden_act", json!("silu"), &["model.layers.0"]);
 }
 

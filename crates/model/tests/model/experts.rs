@@ -1,4 +1,4 @@
-//! Experts that stay in the model's files: the same bits whatever is in memory, and one line where the files fail.
+//! Experts that stay in the model's files: the same bits for every memory, and one line of error if the files fail.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -34,7 +34,7 @@ fn budgets(classes: &[ExpertClass]) -> [u64; 3] {
     [least, least + all / 3, least + all]
 }
 
-/// Bytes that change with every place, in which every number of 16 bits is finite.
+/// Bytes that differ at every place; as 16-bit floats they are all finite.
 fn bytes(seed: usize, count: usize) -> Vec<u8> {
     let mut state = (seed as u32).wrapping_mul(747_796_405).wrapping_add(1);
     let mut next = || {
@@ -44,7 +44,7 @@ fn bytes(seed: usize, count: usize) -> Vec<u8> {
     (0..count).map(|_| next()).collect()
 }
 
-/// A mixture of experts of the shape of Qwen3-MoE whose experts have this format.
+/// A mixture of experts in the shape of Qwen3-MoE, with experts of this format.
 fn mixture(format: WeightFormat, kind: u32) -> (tempfile::TempDir, PathBuf) {
     let key = |name: &str, value: usize| number(&format!("qwen3moe.{name}"), value as u32);
     let metadata = [
@@ -150,7 +150,7 @@ fn every_family_has_the_same_bits_wherever_its_experts_lie() {
             assert!(cache.statistics().misses > 0, "{name}");
         }
     }
-    // Tensors of these hold inputs before outputs: they are packed anew and stay in memory.
+    // These tensors have inputs before outputs, so they are packed anew and stay in memory.
     assert_eq!(resident, ["gpt_oss", "llama4_text"]);
 }
 
@@ -194,7 +194,7 @@ fn verified_and_repeated_tokens_have_the_bits_of_single_steps_from_the_file() {
         let mut logits = reader.read(&tokens[..40]);
         let state = reader.sequence.recurrent.clone();
         reader.sequence.generates = true;
-        // Guesses that are taken back, then the tokens themselves.
+        // Rolled-back guesses, then the tokens themselves.
         reader.read(&[1, 2, 3, 4, 5]);
         reader.sequence.go_back(
             40,
@@ -279,7 +279,7 @@ fn a_file_that_is_cut_off_or_changed_is_one_line_and_never_a_wrong_answer() {
         let (_folder, path) = mixture(WeightFormat::Q8_0, 8);
         let model = load(&path, Some(budgets(&classes(&path))[0])).unwrap();
         damage(&path);
-        // It goes on to fail, and neither hangs nor panics.
+        // It continues to fail, and neither hangs nor panics.
         for _ in 0..3 {
             let error = failure(&model);
             assert!(matches!(error, ModelError::ChangedWeights { .. }), "{error}");

@@ -1,10 +1,10 @@
-//! Folders as GGUF files: the tensors and settings are those of llama.cpp's converter, which made the vectors.
+//! Folders as GGUF files: the same tensors and settings as from llama.cpp's converter, which made the vectors.
 
 use std::path::{Path, PathBuf};
 
 use riffle_model::{ModelError, WeightSource};
 
-/// Keys that say nothing of the computation, or that the converter leaves to their defaults.
+/// Keys that do not affect the computation, or that the converter leaves at their defaults.
 const NOT_COMPARED: [&str; 7] = [
     "general.name",
     "general.version",

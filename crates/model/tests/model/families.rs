@@ -24,7 +24,7 @@ fn logits_of_every_family_with_experts_equal_the_reference_for_every_batch_size(
     cases.iter().for_each(|case| check(case));
 }
 
-/// The directory of a model of `class` around the text model of `case`, whose tensors' names begin with `beginning`.
+/// A model directory of `class` around the text model of `case`, whose tensor names begin with `beginning`.
 fn wrap(case: &Path, class: &str, text_type: &str, beginning: &str) -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     let mut text: Value = serde_json::from_slice(&std::fs::read(case.join("config.json")).unwrap()).unwrap();
@@ -55,7 +55,7 @@ fn wrap(case: &Path, class: &str, text_type: &str, beginning: &str) -> tempfile:
     directory
 }
 
-/// Vector, class around its model, type of the text model, and the beginning of its tensors' names there.
+/// Vector, class around its model, type of the text model, and the prefix of its tensor names there.
 const WRAPPED: &[(&str, &str, &str, &str)] = &[
     (
         "qwen3_5-0",
@@ -151,14 +151,14 @@ fn settings_that_belong_to_a_class_are_not_those_of_its_text_model() {
     );
     let path = directory.path().join("config.json");
     let mut settings: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
-    // Of the tower for sound.
+    // A tensor of the audio encoder.
     settings["head_dim"] = json!(1280);
     settings["max_position_embeddings"] = json!(1200.0);
     std::fs::write(&path, settings.to_string()).unwrap();
     check_against(directory.path(), &case);
 }
 
-/// Checks that a case with one other setting each is refused in words.
+/// Checks that each change of one setting of a case is refused in words.
 fn assert_refused(case: &Path, refusals: &[(&str, Value, &str)]) {
     let settings: Value = serde_json::from_slice(&std::fs::read(case.join("config.json")).unwrap()).unwrap();
     for (name, value, words) in refusals {
@@ -206,7 +206,7 @@ fn settings_of_qwen_4_that_do_not_fit_together_are_refused_by_name() {
         ("indexer_n_heads", Value::Null, "indexer_n_heads"),
         ("indexer_kv_heads", json!(2), "indexer_kv_heads"),
         ("indexer_budget", json!(25), "indexer_budget"),
-        ("indexer_head_dim", json!(8), "indexer_head_dim"),
+        ("indexer_head_dim", json!(4), "indexer_head_dim"),
         ("rope_parameters", factors, "rope_type"),
         (
             "layer_types",
@@ -232,7 +232,7 @@ fn settings_of_qwen_4_that_do_not_fit_together_are_refused_by_name() {
 fn the_settings_of_a_class_suffice_before_its_weights_are_there() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("config.json");
-    // As Gemma 3 4B has them: everything else follows from its class.
+    // As in Gemma 3 4B: everything else follows from its class.
     let settings = json!({
         "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
         "text_config": {
@@ -318,7 +318,7 @@ fn settings_that_a_file_leaves_out_are_those_of_its_class() {
         };
         let settings = config.as_object_mut().unwrap();
         let before = settings.len();
-        // Sizes must be there.
+        // Sizes are required.
         settings.retain(|name, value| {
             name.starts_with("num_hidden") || name.contains("size") || defaults.get(name) != Some(&*value)
         });
@@ -328,7 +328,7 @@ fn settings_that_a_file_leaves_out_are_those_of_its_class() {
     assert!(left_out >= 100, "only {left_out} settings were left out");
 }
 
-/// Compares the weights of a case under other settings with the logits of the case.
+/// Compares logits under other settings with the case's logits.
 fn check_with_settings(case: &Path, config: &Value) {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("config.json"), config.to_string()).unwrap();

@@ -1,4 +1,4 @@
-//! A fingerprint tells models apart by what they compute, wherever they lie.
+//! A fingerprint distinguishes models by their computation, not by their place.
 
 use std::fs;
 use std::path::Path;

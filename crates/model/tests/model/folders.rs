@@ -1,4 +1,4 @@
-//! Folders whose weights other programs quantised: logits, and what is refused.
+//! Folders with weights that other programs quantised: logits, and refusals.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ fn folder(case: &str) -> PathBuf {
     vectors().join("folders").join(case)
 }
 
-/// Case and method. Texts were chosen of which no activation lies between two steps of 8 bits.
+/// Case and method. In these texts no activation lies between two steps of 8 bits.
 const CASES: [(&str, &str); 13] = [
     ("fp8-block", "fp8"),
     ("fp8-channel", "compressed-tensors"),
@@ -74,7 +74,7 @@ fn memory_is_planned_as_it_is_taken_and_the_method_is_named() {
     }
 }
 
-/// A copy of a folder, its config.json bent.
+/// A copy of a folder with a changed config.json.
 fn bent(case: &str, bend: impl FnOnce(&mut serde_json::Value)) -> tempfile::TempDir {
     let copy = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(folder(case)).unwrap() {
@@ -146,7 +146,7 @@ fn what_is_not_computed_is_refused_by_name_in_one_line() {
     }
 }
 
-/// A safetensors file of which the header is bent.
+/// A safetensors file with a changed header.
 fn bend_header(folder: &Path, bend: impl FnOnce(&mut serde_json::Map<String, serde_json::Value>)) {
     let path = folder.join("model.safetensors");
     let bytes = std::fs::read(&path).unwrap();
@@ -166,7 +166,7 @@ fn bend_header(folder: &Path, bend: impl FnOnce(&mut serde_json::Map<String, ser
 #[test]
 fn parts_that_are_missing_or_of_another_shape_are_named() {
     const Q: &str = "model.layers.0.self_attn.q_proj";
-    // Case, tensor, its new name or shape, and what the message names.
+    // Case, tensor, its new name or shape, and the names in the message.
     let renamed = |case: &str, part: &str, words: &[&str]| {
         let copy = bent(case, |_| ());
         bend_header(copy.path(), |header| {
@@ -189,7 +189,7 @@ fn parts_that_are_missing_or_of_another_shape_are_named() {
     missing("awq", "qzeros");
     missing("mlx", "scales");
     missing("mlx", "biases");
-    // Left over where the settings ask for none.
+    // A renamed tensor is unused if the settings do not need it.
     renamed("gptq", "g_idx", &["elsewhere", "not used"]);
     renamed("packed-order", "weight_zero_point", &["elsewhere", "not used"]);
 
@@ -275,7 +275,7 @@ fn mlx_parts(name: &str, rows: usize, columns: usize) -> [Tensor; 3] {
     ]
 }
 
-/// Tensors of experts, in order, as one of all.
+/// Tensors of experts, in order, joined into one.
 fn stacked(name: &str, tensors: &[&Tensor]) -> Tensor {
     Tensor {
         name: name.to_owned(),
@@ -285,7 +285,7 @@ fn stacked(name: &str, tensors: &[&Tensor]) -> Tensor {
     }
 }
 
-/// The two tensors of a matrix in floats of 8 bits with scales of blocks of 4 rows and 16 columns.
+/// The two tensors of a matrix in 8-bit floats with scales for blocks of 4 rows and 16 columns.
 fn float8_parts(name: &str, rows: usize, columns: usize) -> [Tensor; 2] {
     let codes = (0..rows * columns).map(|at| ((at * 37 + name.len() * rows) % 251) as u8 & 0xb7);
     let scales = (0..rows / 4 * columns.div_ceil(16)).map(|at| (1 + at % 5) as f32 / 64.0);
@@ -305,7 +305,7 @@ fn float8_parts(name: &str, rows: usize, columns: usize) -> [Tensor; 2] {
     ]
 }
 
-/// A mixture whose experts have tensors of their own, and its tokens.
+/// A mixture with separate tensors for each expert, and its tokens.
 fn mixture(quantised: impl Fn(&str, [usize; 2]) -> Vec<Tensor>) -> (serde_json::Value, Vec<Tensor>, Vec<u32>) {
     let case = vectors().join("experts/qwen3_moe");
     let config = serde_json::from_slice(&std::fs::read(case.join("config.json")).unwrap()).unwrap();
@@ -324,10 +324,10 @@ fn mixture(quantised: impl Fn(&str, [usize; 2]) -> Vec<Tensor>) -> (serde_json::
     )
 }
 
-/// The layer, the part, and that part of all experts in order.
+/// The layer, the part, and this part of all experts in order.
 type OfExperts<'a> = (String, String, Vec<&'a Tensor>);
 
-/// The tensors of a part of all experts by layer and part, in order, and all other tensors.
+/// The tensors of each expert part by layer and part, in order, and all other tensors.
 fn by_part(tensors: &[Tensor]) -> (Vec<OfExperts<'_>>, Vec<Tensor>) {
     let (mut experts, mut others): (std::collections::BTreeMap<_, Vec<_>>, _) = Default::default();
     for tensor in tensors {
@@ -407,7 +407,7 @@ fn floats_of_eight_bits_in_one_tensor_compute_as_those_of_single_experts() {
     let expected = logits(&config, single, &tokens);
     assert!(logits(&config, together.clone(), &tokens) == expected && expected.iter().all(|logit| logit.is_finite()));
 
-    // A block of scales that would hold rows of two experts.
+    // A block of scales that would cover rows of two experts.
     config["quantization_config"]["weight_block_size"] = json!([16, 16]);
     let directory = tempfile::tempdir().unwrap();
     let tensors = together;

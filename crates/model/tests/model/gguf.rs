@@ -1,4 +1,4 @@
-//! GGUF files that are damaged, hostile or of a kind this crate does not compute.
+//! GGUF files that are damaged, hostile, or of an unsupported kind.
 
 use crate::testing::gguf::{Pair, Tensor, metadata, number, refused, refused_file, tensors, text, write};
 use crate::testing::{gguf_file, logits_of};
@@ -191,7 +191,7 @@ fn what_cannot_be_computed_is_named() {
     quantised[8] = ("blk.0.ffn_up.weight".into(), vec![32, 12], 2, vec![0; 12 * 18]);
     let error = refused(&gguf_file(3, &metadata(), &quantised), &["up_proj"]);
     assert!(matches!(error, ModelError::WrongShape { .. }));
-    // A type that is read from the header and not computed with.
+    // A type that headers may have but that has no kernel.
     let mut codebook = tensors();
     let floats = |count: usize| vec![0; 4 * count];
     codebook[7] = ("blk.0.ffn_gate.weight".into(), vec![16, 32], 0, floats(512));
@@ -205,7 +205,7 @@ fn what_cannot_be_computed_is_named() {
     );
     assert!(matches!(error, ModelError::WrongType { .. }));
 
-    // Types that GGUF has no more, and one that it has not yet.
+    // Types that GGUF no longer has, and one that does not exist yet.
     for (number, words) in [(4, "Q4_2"), (33, "Q4_0_8_8"), (36, "IQ4_NL_4_4"), (97, "97")] {
         let mut other = tensors();
         other[8].2 = number;
@@ -249,7 +249,7 @@ fn tensors_that_leave_bytes_unclaimed_are_refused() {
         bend(&mut tensors);
         gguf_file(3, &metadata(), &tensors)
     };
-    // 16-bit floats where 32-bit floats were written: half of the bytes, read as other numbers.
+    // 16-bit floats in place of 32-bit floats: half of the bytes, read as other numbers.
     refused(
         &bent(|tensors| tensors[2].2 = 1),
         &["512 unclaimed bytes", "blk.0.attn_q.weight", "blk.0.attn_k.weight"],
@@ -281,7 +281,7 @@ fn padding_between_and_behind_tensors_is_no_gap() {
     file.splice(start..start, vec![0; start.next_multiple_of(64) - start]);
     let (_folder, path) = write(&file);
     load(&path).unwrap();
-    // The file may end where its last tensor ends, with 4 of the 32 bytes that are its due.
+    // The file may end with its last tensor, with 4 of the 32 padded bytes.
     let mut last = crate::testing::gguf::tensors();
     last.push(("v.last".into(), vec![1], 0, vec![0; 4]));
     let mut unpadded = gguf_file(3, &metadata(), &last);

@@ -1,7 +1,7 @@
-//! The metadata of a GGUF file is computed with or refused, never skipped.
+//! The metadata of a GGUF file is used or refused, never skipped.
 
 use crate::testing::gguf::{Pair, file_with, flag, float, metadata, number, refused, tensors, text, write};
-use crate::testing::{gguf_file, gguf_string, load_model, logits_of};
+use crate::testing::{gguf_file, gguf_string, load_model, logits_of, vectors};
 use riffle_model::{ModelError, inspect, load};
 
 #[track_caller]
@@ -89,7 +89,7 @@ fn metadata_that_changes_the_computation_is_used_or_refused() {
         number("llama.full_attention_interval", 4),
         number("llama.nextn_predict_layers", 1),
     ] {
-        // An activation is named as the setting that it becomes.
+        // An activation is named by its setting in config.json.
         let name = match pair.0.as_str() {
             "llama.hidden_activation" => "hidden_act",
             key => key,
@@ -125,7 +125,7 @@ fn metadata_that_changes_the_computation_is_used_or_refused() {
 
 #[test]
 fn another_limit_of_the_activation_of_gpt_oss_is_refused_by_its_key() {
-    // Files of this architecture say none: it is 7.
+    // Files of this architecture omit it: it is 7.
     let pairs = [
         text("general.architecture", "gpt-oss"),
         float("gpt-oss.swiglu_clamp_exp", 5.0),
@@ -232,4 +232,25 @@ fn a_rotation_whose_factors_are_missing_names_their_tensors() {
         &file_with(std::slice::from_ref(&pair)),
         &["model.gguf", "rope_factors_short and rope_factors_long are missing"],
     );
+}
+
+#[test]
+fn a_missing_key_that_no_tensor_replaces_is_refused_by_name() {
+    for (file, key) in [
+        ("gemma3n_text", "gemma3n.activation_sparsity_scale"),
+        ("gemma3n_text", "gemma3n.attention.shared_kv_layers"),
+        ("kimi_linear-experts", "kimi-linear.kda.head_dim"),
+        ("qwen4_exp_text", "qwen4exp.hyper_connection.count"),
+        ("qwen4_exp_text", "qwen4exp.attention.compress_ratios"),
+        ("qwen4_exp_text", "qwen4exp.ple.head_offsets"),
+    ] {
+        let mut bytes = std::fs::read(vectors().join("gguf").join(format!("{file}.gguf"))).unwrap();
+        let at = bytes
+            .windows(key.len())
+            .position(|found| found == key.as_bytes())
+            .unwrap();
+        // A key of another architecture has no effect.
+        bytes[at] = b'_';
+        refused(&bytes, &[key, "is missing"]);
+    }
 }

@@ -1,4 +1,4 @@
-//! Tokenizers of GGUF files: what a file says is used or refused.
+//! Tokenizers of GGUF files: every setting is used or refused.
 
 use crate::testing::{gguf_list, gguf_string, tiny_gguf};
 use riffle_model::{LoadedModel, ModelError, Tokenizer, load};
@@ -67,7 +67,7 @@ fn scored() -> Vec<Pair> {
     ]
 }
 
-/// A tokenizer of byte pairs.
+/// A byte-pair tokenizer.
 fn paired() -> Vec<Pair> {
     vec![
         text("ggml.model", "gpt2"),
@@ -80,7 +80,7 @@ fn paired() -> Vec<Pair> {
     ]
 }
 
-/// The metadata with `changed` in place of what has its key.
+/// The metadata with `changed` in place of the entries with the same keys.
 fn with(mut metadata: Vec<Pair>, changed: Pair) -> Vec<Pair> {
     metadata.retain(|(key, ..)| *key != changed.0);
     metadata.push(changed);
@@ -116,7 +116,7 @@ fn merges_follow_the_scores() {
     assert_eq!(encode("aa"), [3, 5]);
     assert_eq!(encode("a"), [6]);
     assert_eq!(encode("ba"), [3, 7, 4]);
-    // The result of a merge merges on.
+    // The result of a merge can merge again.
     assert_eq!(encode("aaa"), [3, 8]);
     assert_eq!(encode("aaaaa"), [3, 5, 8]);
     // Unknown characters become one unknown token.
@@ -131,7 +131,7 @@ fn flags_decide_what_stands_around_a_text() {
     assert_eq!(ids(paired()), [2]);
     assert_eq!(ids(with(paired(), flag("ggml.add_bos_token", 1))), [3, 2]);
     assert_eq!(ids(with(paired(), flag("ggml.add_eos_token", 1))), [2, 4]);
-    // Files of Gemma 4 say wrongly that texts begin without BOS.
+    // Files of Gemma 4 wrongly say that texts begin without BOS.
     let gemma = with(paired(), text("ggml.model", "gemma4"));
     assert_eq!(ids(with(gemma, flag("ggml.add_bos_token", 0))), [3, 2]);
     let without_prefix = with(scored(), flag("ggml.add_space_prefix", 0));

@@ -1,10 +1,10 @@
-//! Chat templates whose author means harm, or made a mistake: every one ends soon, with an error that says why.
+//! Hostile or faulty chat templates: every one ends soon, with an error that gives the reason.
 
 use std::ops::ControlFlow;
 
 use riffle_model::{ChatMessage, ChatTemplate, ModelError, TemplateLimit};
 
-/// The fate of a template: refused when it was opened, or when it was rendered.
+/// The fate of a template: refused when opened, or when rendered.
 fn outcome(source: &str) -> Result<String, ModelError> {
     let messages = [ChatMessage::new("user", "hello")];
     let template = ChatTemplate::new(source, vec![("bos_token".into(), "<s>".into())])?;
@@ -23,7 +23,7 @@ fn limit(source: &str) -> TemplateLimit {
     }
 }
 
-/// The template does something within its limits, or is refused as broken.
+/// The template stays within its limits, or is refused as broken.
 #[track_caller]
 fn harmless(source: &str) {
     match outcome(source) {
@@ -206,7 +206,7 @@ fn a_list_or_map_that_holds_itself_is_not_followed_for_ever() {
                 "{source}{reads}: {found:?}"
             );
         }
-        // Without a walk through the value: its own parts can be read.
+        // Without a walk through the value; its own parts can be read.
         outcome(&format!("{source}{{{{ a|length }}}}{{% for x in a %}}{{% endfor %}}")).unwrap();
         for broken in [
             "{{ a - a }}",
@@ -359,7 +359,7 @@ fn loops_without_end_are_stopped() {
         limit(&nested),
         TemplateLimit::Steps { .. } | TemplateLimit::Bytes { .. }
     ));
-    // Without a loop inside, nothing but steps is counted.
+    // Without an inner loop only steps are counted.
     let names = "{% set a = messages %}".repeat(500);
     let plain = format!("{{% for a in range(100000) %}}{names}{{% endfor %}}");
     assert!(matches!(limit(&plain), TemplateLimit::Steps { .. }));
@@ -419,7 +419,7 @@ fn values_do_not_grow_without_end() {
 fn values_that_share_parts_are_not_walked_without_end() {
     let tree = "{% set ns = namespace(x=[]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}";
     assert!(matches!(limit(tree), TemplateLimit::Bytes { .. }));
-    // Sixteen levels are 65,536 lists: within the budget once, not again and again.
+    // Sixteen levels are 65,536 lists: within the budget once, but not repeatedly.
     let tree = "{% set ns = namespace(x=[]) %}{% for i in range(16) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}";
     for used in [
         "{{ ns.x }}",

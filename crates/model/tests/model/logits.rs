@@ -12,10 +12,10 @@ use crate::testing::{
     read_in_blocks, read_together, vectors,
 };
 
-/// Largest difference to the reference, over all positions and kept columns.
+/// Largest difference from the reference, over all positions and stored columns.
 const TOLERANCE: f32 = 2e-4;
 
-/// Largest part of the logits' size by which splits of recurrent layers' chunks may differ.
+/// Largest difference between splits of recurrent layers' chunks, relative to the logits' size.
 const ROUNDING: f32 = 1e-5;
 
 /// The largest logit.
@@ -41,7 +41,7 @@ pub(crate) fn check_against(model: &Path, case: &Path) {
     for batch_tokens in [1, 7, 64] {
         let split = logits_of(&model, &expected.tokens, batch_tokens);
         let difference = largest_difference(split, whole.iter().copied());
-        // Recurrent layers compute chunks of 64 tokens, and parts of one with other roundings.
+        // Recurrent layers compute chunks of 64 tokens; parts of a chunk round differently.
         let rounding = if model.config.has_states() && !batch_tokens.is_multiple_of(64) {
             ROUNDING * scale(&whole)
         } else {
@@ -101,7 +101,7 @@ fn a_restored_recurrent_state_continues_with_the_same_bits() {
         assert_eq!(stored.len() as u64, config.recurrent_bytes());
         let first = [reader.read(&tokens[100..200]), reader.read(&tokens[200..201])];
         assert_ne!(reader.sequence.recurrent, snapshot);
-        // Read something else in between.
+        // Reads other tokens in between.
         reader.read(&tokens[..7]);
         reader
             .sequence
@@ -121,7 +121,7 @@ fn a_restored_recurrent_state_continues_with_the_same_bits() {
 
 #[test]
 fn a_recurrent_state_goes_back_to_any_recorded_token_with_the_bits_it_had_there() {
-    // The recorded tokens go over the end of a chunk.
+    // The recorded tokens cross the end of a chunk.
     const PROMPT: usize = 60;
     const MOST: usize = 16;
     for case in cases(&vectors(), "qwen3_5-") {
@@ -221,7 +221,7 @@ fn logits_are_the_same_bits_for_every_number_of_threads() {
     }
 }
 
-/// Rounding to bfloat16 moves an activation by at most 1/512.
+/// Rounding to bfloat16 changes an activation by at most 1/512.
 #[test]
 fn rounded_activations_move_logits_of_bf16_weights_a_little_whatever_the_batch() {
     for case in ["group8-dim128-bf16", "group2-dim64-linear-bf16"] {
@@ -297,8 +297,8 @@ fn quantised_logits_are_those_of_the_dequantised_weights_and_activations_of_8_bi
         let recurrent = model.config.has_states();
         let check = |logits: &[f32], batch: &str| {
             let rows = expected.row_differences(logits);
-            // An activation that lies between two steps may be rounded to the other one, which moves it by 0.4%. It is then
-            // seen at its own position, and a recurrent layer remembers it.
+            // An activation between two steps may round to either, which changes it by 0.4%. The change appears at its
+            // own position, and a recurrent layer remembers it.
             let exact = rows.iter().filter(|&&difference| difference <= 1e-5).count();
             assert!(
                 rows[..8].iter().all(|&difference| difference <= 1e-5),
@@ -313,7 +313,7 @@ fn quantised_logits_are_those_of_the_dequantised_weights_and_activations_of_8_bi
         check(&whole, "whole");
         for batch_tokens in [1, 7, 64] {
             let split = logits_of(&model, &expected.tokens, batch_tokens);
-            // Parts of a chunk of a recurrent layer round otherwise, and so may an activation after it.
+            // Parts of a recurrent layer's chunk round differently, and so may a later activation.
             if recurrent && !batch_tokens.is_multiple_of(64) {
                 check(&split, &format!("batches of {batch_tokens}"));
             } else {
@@ -340,7 +340,7 @@ fn logits_of_a_row_are_the_same_whichever_rows_are_asked_for() {
     }
 }
 
-/// Ways to cut layers by rows: not at all, as often as may be, where blocks of linear work end, and between.
+/// Ways to cut layers by rows: not at all, as often as possible, at the ends of linear blocks, and in between.
 const CUTS: [Cuts; 6] = [
     WHOLE,
     cuts(1, false),
@@ -354,9 +354,10 @@ const fn cuts(most: usize, in_turn: bool) -> Cuts {
     Cuts { most, in_turn }
 }
 
-/// Reads sequences in passes that each take some tokens of some of them, and each sequence alone by the same pieces.
+/// Reads sequences in passes that each take some tokens of some of them, and each sequence alone in the same pieces.
 fn check_joined(path: &Path) {
-    // For each pass the tokens of each sequence: long beside single rows, odd numbers, sequences that join late or leave.
+    // For each pass the tokens of each sequence: long beside single rows, odd numbers, sequences that join late or
+    // leave.
     const PASSES: [[usize; 4]; 5] = [
         [70, 0, 1, 0],
         [1, 33, 1, 130],
@@ -434,7 +435,7 @@ fn joined_sequences_have_the_bits_of_each_alone_with_every_kind_of_weights_where
     weights_of_every_kind().iter().for_each(|case| check_joined(case));
 }
 
-/// Models in f32, bf16 and the formats of GGUF files, the shipped ones among them.
+/// Models in f32, bf16 and the formats of GGUF files, including the shipped ones.
 fn weights_of_every_kind() -> Vec<PathBuf> {
     let floats = ["group8-dim128-bf16", "group2-dim64-linear-bf16"].map(|case| fixtures().join("vectors").join(case));
     let blocks = ["plain", "k", "ud", "grids", "small", "hybrid", "hybrid-k"];
@@ -443,9 +444,9 @@ fn weights_of_every_kind() -> Vec<PathBuf> {
     floats.into_iter().chain(blocks).chain(shipped).collect()
 }
 
-/// Verifies 1 to 9 tokens behind a prompt at once, alone and beside other sequences, and reads them in steps of one.
+/// Verifies 1 to 9 tokens after a prompt at once, alone and beside other sequences, and reads them in steps of one.
 fn check_verified(path: &Path) {
-    // The verified tokens go over the end of a recurrent layer's chunk.
+    // The verified tokens cross the end of a recurrent layer's chunk.
     const PROMPT: usize = 60;
     const MOST: usize = 9;
     let model = load_model(path);
@@ -475,7 +476,7 @@ fn check_verified(path: &Path) {
         check(&found, &verified.sequence, "alone");
         verified.sequence.go_back(PROMPT, &before);
         for cuts in CUTS {
-            // A prompt, the draft, another draft: layers are cut inside of the first draft.
+            // A prompt, the draft, another draft; layers are cut within the first draft.
             let mut other = Sequence::of_length(config, 1024).with_sinks(&model);
             let mut third = Sequence::new(config).with_sinks(&model);
             third.generates = true;

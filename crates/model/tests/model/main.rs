@@ -1,4 +1,4 @@
-//! Files of models: what is read, refused and computed.
+//! Model files: reading, refusal and computation.
 
 mod adapters;
 mod contents;

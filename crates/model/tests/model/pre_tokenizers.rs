@@ -1,10 +1,10 @@
-//! The cuts of every pre-tokenizer that GGUF files name, against those of the original tokenizers.
+//! Pre-tokenizers that GGUF files name, against those of the original tokenizers.
 
 use crate::testing::{gguf_list, gguf_string, tiny_gguf, vectors};
 use riffle_model::{ModelError, Tokenizer, load_tokenizer};
 use serde_json::Value;
 
-/// Tokens and merges of bytes, cut by the pre-tokenizer of a name.
+/// Tokens and merges of bytes, with the pre-tokenizer of a name.
 fn tokenizer(vectors: &Value, kind: &str, name: &str) -> Result<Tokenizer, ModelError> {
     const TEXT: u32 = 8;
     const LIST: u32 = 9;

@@ -12,7 +12,7 @@ use crate::testing::{
     safetensors_file, vectors,
 };
 
-/// Largest difference to the reference.
+/// Largest difference from the reference.
 const TOLERANCE: f32 = 2e-4;
 
 fn directory() -> PathBuf {
@@ -35,7 +35,7 @@ fn load_predictor(path: &Path) -> Arc<Decoder> {
     Arc::new(load_with(path, &asked()).unwrap().model)
 }
 
-/// A predictor driven over a text, with its keys and values.
+/// A predictor that reads a text, with its keys and values.
 struct Prediction {
     forward: PredictorForward,
     attention: DenseAttention,
@@ -53,7 +53,7 @@ impl Prediction {
         }
     }
 
-    /// Joins the next hidden states with the tokens behind them; returns the logits.
+    /// Joins the next hidden states with the tokens after them; returns the logits.
     fn read(&mut self, next: &[u32], hidden: &[f32]) -> Vec<f32> {
         let batch = Batch::of_one(next, self.position).unwrap();
         let mut projected = self.forward.project(&batch, hidden).unwrap();
@@ -66,7 +66,7 @@ impl Prediction {
     }
 }
 
-/// The model's hidden states for a text, as the head gets them.
+/// The model's hidden states for a text, in the form that the head receives.
 fn hidden_states(model: &Arc<Decoder>, tokens: &[u32]) -> Vec<f32> {
     let mut forward = HostForward::new(model, tokens.len());
     read_together(
@@ -151,7 +151,7 @@ fn a_file_without_the_layer_has_none_however_it_is_loaded() {
         assert_eq!(inspected(&path, &asked()).config.predicting_layers, 0);
         assert!(load_with(&path, &asked()).unwrap().model.predictor.is_none());
     }
-    // A family that has no such layer.
+    // A family without such a layer.
     let folder = tempfile::tempdir().unwrap();
     let mut model = TinyModel::default();
     model.tensors.push(Tensor::f32("mtp.fc.weight", &[16, 32]));
@@ -160,7 +160,7 @@ fn a_file_without_the_layer_has_none_however_it_is_loaded() {
     load_with(folder.path(), &asked()).unwrap();
 }
 
-/// The directory with tensors added to it.
+/// The directory with added tensors.
 fn with_tensors(names: &[&str]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let weights = std::fs::read(directory().join("model.safetensors")).unwrap();

@@ -1,4 +1,4 @@
-//! Settings of a tokenizer.json that would harm: refused, or bounded when they run.
+//! Harmful settings of a tokenizer.json: refused, or bounded at run time.
 
 use crate::testing::tokenizers::{byte_pairs, described, fused, read, with_unknown};
 use crate::testing::{character_map, refused, write_tokenizer};
@@ -55,12 +55,12 @@ fn a_text_that_grows_beyond_its_share_is_refused_before_it_takes_memory() {
     assert_eq!(tokenizer.decode(&[id]).unwrap().len(), 1000);
 }
 
-/// A tokenizer.json of plain parts.
+/// A tokenizer.json of simple parts.
 fn plain() -> Value {
     described(Value::Null, Value::Null, fused(), with_unknown())
 }
 
-/// Refused with another value in the place of one part.
+/// It is refused with another value of one part.
 #[track_caller]
 fn refused_part(part: &str, value: Value, words: &[&str]) {
     let mut description = plain();

@@ -1,4 +1,4 @@
-//! A stretching given by the user computes what the same stretching in the model's files does.
+//! Stretching by the user gives the same result as the same stretching in the model's files.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use crate::testing::{Expected, load_model, logits_of, vectors};
 use riffle_model::{LoadOptions, LoadedModel, ModelError, RopeScaling, inspect_with, load_with};
 use serde_json::Value;
 
-/// Largest difference to the reference, as for models that name their stretching themselves.
+/// Largest difference from the reference, as for models that name their stretching themselves.
 const TOLERANCE: f32 = 2e-4;
 
 fn scaling(text: &str) -> RopeScaling {
@@ -18,7 +18,7 @@ fn load_scaled(path: &Path, rope_scaling: RopeScaling) -> Result<LoadedModel, Mo
     load_with(path, &LoadOptions::default().with_rope_scaling(Some(rope_scaling)))
 }
 
-/// A copy of a model whose config.json `change` has bent.
+/// A copy of a model with `change` applied to its config.json.
 fn copy_of(model: &Path, change: impl FnOnce(&mut Value)) -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(model).unwrap() {
@@ -61,10 +61,10 @@ fn a_stretching_takes_the_place_of_the_one_in_the_file() {
         let model = Arc::new(load_scaled(&file, scaling(text)).unwrap().model);
         (logits_of(&model, &tokens, tokens.len()), model.config.max_position)
     };
-    // The file's own words: the trained length is kept where none is given.
+    // The file's own words: it keeps the trained length if none is given.
     assert_eq!(with("yarn:factor=4"), (own.clone(), 1024));
     assert_eq!(with("yarn:factor=4,original=256"), (own.clone(), 1024));
-    // The same angles, further.
+    // The same angles at later positions.
     assert_eq!(with("own:factor=8"), (own.clone(), 8192));
     let (linear, positions) = with("linear:factor=3,original=100");
     assert_eq!(positions, 300);

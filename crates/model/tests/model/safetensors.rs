@@ -1,4 +1,4 @@
-//! Weight files that are damaged, hostile or do not belong to their model: one line names what is wrong.
+//! Weight files that are damaged, hostile or of another model: one line names the fault.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use crate::testing::{TinyModel, bent, refused, safetensors_bytes};
 use riffle_model::{ModelError, inspect, load};
 use serde_json::{Value, json};
 
-/// A tiny model whose weight file is replaced, refused by `inspect` too.
+/// A tiny model with a replaced weight file, which `inspect` refuses too.
 #[track_caller]
 fn weight_file(bytes: &[u8], words: &[&str]) {
     let directory = tempfile::tempdir().unwrap();
@@ -49,7 +49,7 @@ fn hostile_weight_headers_are_refused_without_taking_their_word() {
     for nested in ["[".repeat(100_000), format!("{{\"a\":{deep}}}"), deep.clone()] {
         weight_file(&safetensors_bytes(&nested, &[]), &["header"]);
     }
-    // Metadata is passed over, however deep.
+    // Metadata of any depth is skipped.
     let directory = tempfile::tempdir().unwrap();
     TinyModel::default().write(directory.path());
     let bytes = safetensors_bytes(&format!("{{\"__metadata__\":{deep}}}"), &[]);
@@ -145,7 +145,7 @@ fn weights_that_are_no_numbers_are_named() {
     }
 }
 
-/// Splits the tiny model over two shards with an index; `bend` may alter the index.
+/// Splits the tiny model into two shards with an index; `bend` may alter the index.
 fn sharded(directory: &Path, bend: impl FnOnce(&mut Value)) {
     let model = TinyModel::default();
     let (first, second) = model.tensors.split_at(5);

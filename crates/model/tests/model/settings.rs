@@ -24,7 +24,7 @@ fn fewer_layers_than_the_weights_hold_are_refused() {
     two_layers(&mut model);
     model.write(directory.path());
     assert!(inspect(directory.path()).is_err());
-    // The second layer may be one that predicts further tokens.
+    // The second layer may predict further tokens.
     model.config["num_nextn_predict_layers"] = json!(1);
     model.write(directory.path());
     assert_eq!(load(directory.path()).unwrap().model.layers.len(), 1);
@@ -68,7 +68,7 @@ fn tensors_that_are_known_to_be_of_no_use_are_listed() {
     ];
     let directory = tempfile::tempdir().unwrap();
     let mut model = TinyModel::default();
-    // A head that is the embedding again; one with weights of its own is used.
+    // The head is a copy of the embedding; a head with its own weights is used.
     let embedding = model
         .tensors
         .iter()
@@ -189,7 +189,7 @@ fn what_config_json_leaves_out_has_the_values_of_the_reference() {
     assert_eq!(mistral.windows, [Some(4096); 2]);
     let mistral = reconfigured("mistral-0", |config| config["sliding_window"] = Value::Null);
     assert!(mistral.windows.is_empty());
-    // An activation of null is the family's own, not another family's.
+    // A null activation is the family's own, not another family's.
     reconfigured("gemma2-0", |config| config["hidden_activation"] = Value::Null);
 }
 
@@ -291,7 +291,7 @@ fn pipes_devices_and_folders_in_place_of_a_models_files_are_refused_at_once() {
             assert!(matches!(error, ModelError::NotRegular { .. }), "{error:?}");
         }
     }
-    // A model that is one file.
+    // A model in a single file.
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("model.gguf");
     pipe(&path);
@@ -314,7 +314,7 @@ fn text_files_beyond_their_limit_are_refused_with_the_limit() {
     ] {
         let limit: u64 = limit_bytes;
         let error = replaced(file, &[&limit.to_string(), "limit"], |path| {
-            // A file that takes no room on the disk.
+            // A file that takes no space on the disk.
             std::fs::File::create(path).unwrap().set_len(limit + 1).unwrap();
         });
         assert!(matches!(error, ModelError::FileTooLarge { .. }), "{error:?}");

@@ -1,4 +1,4 @@
-//! Folders with a tokenizer.model or a tekken.json alone, against sentencepiece and mistral_common.
+//! Folders with only a tokenizer.model or a tekken.json, against sentencepiece and mistral_common.
 
 use std::path::PathBuf;
 

@@ -7,7 +7,7 @@ use crate::testing::tokenizers::{byte_pairs, described, fused, read, texts_of_to
 use riffle_model::{ConversationText, ModelError};
 use serde_json::{Value, json};
 
-/// The pieces that texts are put together from.
+/// The pieces of the test texts.
 const PIECES: [&str; 51] = [
     "a",
     "b",
@@ -62,7 +62,7 @@ const PIECES: [&str; 51] = [
     "x",
 ];
 
-/// Texts that steps treat differently, the same in every run.
+/// Texts that the steps treat differently, the same in every run.
 fn texts() -> Vec<String> {
     let mut state = 7u64;
     let mut next = |below: usize| {
@@ -176,7 +176,7 @@ fn pre_tokenizers_cut_where_the_reference_does() {
         }
     }
     for step in steps {
-        // Whole words show where a text was cut.
+        // Whole words show the cuts of a text.
         let model = json!({"type": "WordLevel", "vocab": vocabulary(), "unk_token": "<unk>"});
         same_as_the_reference(&described(Value::Null, step.clone(), Value::Null, model));
         same_as_the_reference(&described(Value::Null, step, fused(), with_unknown()));
@@ -201,7 +201,7 @@ fn models_give_the_ids_of_the_reference() {
         byte_pairs(json!({"unk_token": "<unk>", "continuing_subword_prefix": "##", "merges": []})),
         json!({"type": "WordPiece", "unk_token": "<unk>", "continuing_subword_prefix": "##", "max_input_chars_per_word": 4, "vocab": vocabulary()}),
     ];
-    // Files from before the kind was written.
+    // Files from before the kind existed.
     let mut untyped = with_unknown();
     untyped.as_object_mut().unwrap().remove("type");
     models.push(untyped);

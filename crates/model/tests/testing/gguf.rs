@@ -1,4 +1,4 @@
-//! A one-layer Llama model as a GGUF file that tests may bend before it is written.
+//! A one-layer Llama model as a GGUF file that tests may change before it is written.
 
 use std::path::{Path, PathBuf};
 
@@ -73,7 +73,7 @@ pub(crate) fn refused_file(path: &Path, words: &[&str]) -> ModelError {
     error
 }
 
-/// The file in a folder that lasts as long as the first value.
+/// The file in a folder that exists as long as the first value.
 pub(crate) fn write(bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("model.gguf");
@@ -81,7 +81,7 @@ pub(crate) fn write(bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
     (directory, path)
 }
 
-/// The model with further metadata, which takes the place of pairs of the same key.
+/// The model with further metadata, which replaces pairs of the same key.
 pub(crate) fn file_with(pairs: &[Pair]) -> Vec<u8> {
     let mut all = metadata();
     all.retain(|(key, ..)| !pairs.iter().any(|(other, ..)| key == other));
@@ -103,7 +103,7 @@ pub(crate) fn gguf_list(kind: u32, items: &[Vec<u8>]) -> Vec<u8> {
     [head, items.concat()].concat()
 }
 
-/// A text as GGUF stores it.
+/// A text in GGUF's form.
 pub(crate) fn gguf_string(text: &str) -> Vec<u8> {
     [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
 }

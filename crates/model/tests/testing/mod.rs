@@ -1,4 +1,4 @@
-//! Set-up the tests share: vectors, a dense attention step, a model driven over a text, models written on the spot.
+//! Shared set-up of the tests: vectors, a dense attention step, a model that reads a text, generated models.
 #![allow(dead_code, unused_imports)]
 
 pub(crate) mod gguf;
@@ -18,7 +18,7 @@ use riffle_model::{Decoder, ModelError, load};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
-/// Tokens and the logits the reference computes for them.
+/// Tokens and the reference's logits for them.
 pub(crate) struct Expected {
     pub(crate) tokens: Vec<u32>,
     file: Vec<u8>,
@@ -85,7 +85,7 @@ impl Expected {
             .collect()
     }
 
-    /// For every position: the distance from `logits` to the stored logits, over the length of the stored ones.
+    /// For every position: the distance of `logits` from the stored logits, relative to the length of the stored ones.
     pub(crate) fn row_differences(&self, logits: &[f32]) -> Vec<f64> {
         let file = SafeTensors::deserialize(&self.file).unwrap();
         let stored = file.tensor("logits").unwrap().data().to_vec();
@@ -151,7 +151,7 @@ pub(crate) fn vectors() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors")
 }
 
-/// The model that lies at `path`.
+/// The model at `path`.
 pub(crate) fn load_model(path: impl AsRef<Path>) -> Arc<Decoder> {
     let path = path.as_ref();
     let loaded = load(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -193,7 +193,7 @@ impl Tensor {
     }
 }
 
-/// A one-layer Llama model that tests may bend before writing it.
+/// A one-layer Llama model that tests may change before writing it.
 pub(crate) struct TinyModel {
     pub(crate) config: serde_json::Value,
     pub(crate) tensors: Vec<Tensor>,
@@ -252,7 +252,7 @@ pub(crate) fn refused(directory: &Path, words: &[&str]) -> ModelError {
     error
 }
 
-/// A tiny model bent by `bend`, refused.
+/// A tiny model, changed by `bend` and refused.
 #[track_caller]
 pub(crate) fn bent(bend: impl FnOnce(&mut TinyModel), words: &[&str]) -> ModelError {
     let directory = tempfile::tempdir().unwrap();
@@ -277,7 +277,7 @@ pub(crate) fn safetensors_file(tensors: &[Tensor]) -> Vec<u8> {
     safetensors_bytes(&serde_json::Value::Object(header).to_string(), &data)
 }
 
-/// A safetensors file of any header.
+/// A safetensors file with any header.
 pub(crate) fn safetensors_bytes(header: &str, data: &[u8]) -> Vec<u8> {
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend_from_slice(header.as_bytes());

@@ -1,4 +1,4 @@
-//! A model driven over texts, with a dense attention step.
+//! A model that reads texts, with a dense attention step.
 
 use std::sync::Arc;
 
@@ -8,22 +8,22 @@ use riffle_model::{
 };
 use riffle_policy::choose_as_torch;
 
-/// Plain causal attention over everything a sequence has seen, within each layer's window, summed in f64.
+/// Plain causal attention over all earlier tokens of a sequence, within each layer's window, summed in f64.
 pub(crate) struct DenseAttention {
     /// Of each layer.
     shapes: Vec<AttentionShape>,
     scale: f64,
     soft_cap: Option<f64>,
     windows: Vec<Option<usize>>,
-    /// Logits of heads that have no value, of the layers that have such.
+    /// Sink logits of the heads, for layers that have them.
     sinks: Vec<Option<Arc<[f32]>>>,
-    // per layer with keys of its own [tokens, kv_heads, key_width]
+    // For each layer with its own keys: `[tokens, kv_heads, key_width]`.
     keys: Vec<Vec<f32>>,
     // [tokens, kv_heads, value_width]
     values: Vec<Vec<f32>>,
     /// Of each layer.
     indexers: Vec<Option<IndexerShape>>,
-    // per layer with an indexer of its own [tokens, width]
+    // For each layer with its own indexer: `[tokens, width]`.
     index_keys: Vec<Vec<f32>>,
     /// Positions selected by the indexer of each layer, `[layers][tokens]`, ascending.
     chosen: Vec<Vec<Vec<usize>>>,
@@ -57,7 +57,7 @@ impl DenseAttention {
         }
     }
 
-    /// Attends some rows of a batch, the sequence's tokens from `position` on.
+    /// Attends some rows of a batch: the sequence's tokens from `position` on.
     pub(crate) fn attend(
         &mut self,
         layer: usize,
@@ -88,8 +88,8 @@ impl DenseAttention {
         }
     }
 
-    /// Lets a layer's own indexer choose what some rows read. Of equal tokens the earlier is chosen, of equal blocks that
-    /// which torch chooses.
+    /// A layer's own indexer selects the tokens of some rows. Ties between tokens go to the earlier token, ties between
+    /// blocks to torch's choice.
     fn choose(&mut self, layer: usize, position: usize, rows: &std::ops::Range<usize>, projected: &Projected<'_>) {
         let (Some(shape), Some(index)) = (self.indexers[layer], projected.index) else {
             return;
@@ -181,16 +181,16 @@ impl DenseAttention {
     }
 }
 
-/// A sequence being read: what attention and recurrent layers keep of it.
+/// A sequence that is being read, with its state of attention and recurrent layers.
 pub(crate) struct Sequence {
     attention: DenseAttention,
     pub(crate) recurrent: RecurrentState,
     tokens: usize,
-    /// Tokens that it will have, where batches do not tell.
+    /// Its final number of tokens, if batches do not tell.
     pub(crate) length: usize,
-    /// Its next tokens are generated ones, and not those of a prompt.
+    /// True if its next tokens are generated, false if they belong to a prompt.
     pub(crate) generates: bool,
-    /// The adapters that it is computed with.
+    /// The adapters of its computation.
     pub(crate) adapters: AdapterScales,
 }
 
@@ -221,7 +221,7 @@ impl Sequence {
         self
     }
 
-    /// Forgets everything after the first `tokens` tokens, at which `state` was copied.
+    /// Forgets everything after the first `tokens` tokens; `state` was copied there.
     pub(crate) fn go_back(&mut self, tokens: usize, state: &RecurrentState) {
         self.tokens = tokens;
         self.recurrent.copy_from(state).unwrap();
@@ -229,12 +229,12 @@ impl Sequence {
     }
 }
 
-/// How a layer is cut by rows.
+/// The cutting of a layer by rows.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Cuts {
-    /// Rows of a block, about.
+    /// Approximate rows of a block.
     pub(crate) most: usize,
-    /// A block is finished before the next is projected.
+    /// True if a block is finished before the next is projected.
     pub(crate) in_turn: bool,
 }
 
@@ -253,7 +253,7 @@ pub(crate) fn read_together(
     read_in_blocks(forward, config, work, WHOLE)
 }
 
-/// As [`read_together`], every layer cut by rows.
+/// Like [`read_together`], with every layer cut by rows.
 pub(crate) fn read_in_blocks(
     forward: &mut dyn Forward,
     config: &ModelConfig,
@@ -303,7 +303,7 @@ pub(crate) fn read_in_blocks(
     logits
 }
 
-/// A sequence with memory to read it alone.
+/// A sequence with the memory for reading it alone.
 pub(crate) struct Reader {
     config: ModelConfig,
     forward: HostForward,
@@ -311,7 +311,7 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    /// A reader of a text of `length` tokens.
+    /// A reader for a text of `length` tokens.
     pub(crate) fn new(model: &Arc<Decoder>, batch_tokens: usize, length: usize) -> Reader {
         Reader {
             config: model.config.clone(),
@@ -326,7 +326,7 @@ impl Reader {
     }
 }
 
-/// Logits of every position, `[tokens, vocab_size]`, the text taken in batches of `batch_tokens`.
+/// Logits of every position, `[tokens, vocab_size]`; the text is read in batches of `batch_tokens`.
 pub(crate) fn logits_of(model: &Arc<Decoder>, tokens: &[u32], batch_tokens: usize) -> Vec<f32> {
     let mut reader = Reader::new(model, batch_tokens, tokens.len());
     tokens

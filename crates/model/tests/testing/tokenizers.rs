@@ -1,4 +1,4 @@
-//! Tokenizers written on the spot.
+//! Generated tokenizers.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::TinyModel;
 
-/// A tokenizer in the manner of Llama 2: `▁` for spaces, tokens `<0x00>` to `<0xFF>` for bytes outside the vocabulary.
+/// A tokenizer like Llama 2's: `▁` for spaces, tokens `<0x00>` to `<0xFF>` for bytes outside the vocabulary.
 pub(crate) fn byte_fallback_tokenizer() -> String {
     let mut vocabulary = vec!["<unk>".to_owned(), "<s>".to_owned(), "</s>".to_owned()];
     vocabulary.extend((0..256).map(|byte| format!("<0x{byte:02X}>")));
@@ -49,7 +49,7 @@ pub(crate) fn bytes_as_characters() -> impl Iterator<Item = char> {
     printable.chain('\u{100}'..='\u{143}')
 }
 
-/// SentencePiece's table of replacements with one entry, in base64: a double-array trie whose nodes lie 256 units apart.
+/// SentencePiece's table of replacements with one entry, in base64: a double-array trie with nodes 256 units apart.
 pub(crate) fn character_map(from: &str, to: &str) -> String {
     let mut units = vec![0u32; 256 * (from.len() + 2)];
     let mut node = 0;
@@ -62,7 +62,7 @@ pub(crate) fn character_map(from: &str, to: &str) -> String {
         units[node] = ((node ^ base) as u32) << 10 | leaf << 8 | u32::from(byte);
     }
     assert_ne!(node, base);
-    // The value: where the replacement begins.
+    // The value: the start of the replacement.
     units[base] = 1 << 31;
     let mut bytes = (4 * units.len() as u32).to_le_bytes().to_vec();
     bytes.extend(units.iter().flat_map(|unit| unit.to_le_bytes()));
@@ -128,7 +128,7 @@ pub(crate) fn byte_pairs(settings: Value) -> Value {
     model
 }
 
-/// A tokenizer.json of these parts; `null` for those it lacks.
+/// A tokenizer.json of these parts; missing parts are `null`.
 pub(crate) fn described(normalizer: Value, pre_tokenizer: Value, decoder: Value, model: Value) -> Value {
     let added = |id: u32, content: &str, special: bool, normalized: bool| {
         json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,

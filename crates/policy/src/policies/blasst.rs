@@ -109,7 +109,7 @@ fn largest_of(weights: &[f32]) -> f32 {
 fn work(_: &Parameters, chunk: &ChunkSize) -> ChunkWork {
     let pairs = chunk.pairs();
     ChunkWork {
-        // As measured on text.
+        // The share measured on text.
         share: 0.5,
         scored: pairs,
         weighed: pairs,

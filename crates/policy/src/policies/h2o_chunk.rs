@@ -76,14 +76,14 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     },
 };
 
-/// Over a whole prompt: chunks and memories are read, and scored again for the votes.
+/// Work of a whole prompt: chunks and memories are read, and scored again for the votes.
 fn work(parameters: &Parameters, chunk: &ChunkSize) -> ChunkWork {
     let (rows, tokens) = (chunk.rows as f64, chunk.tokens as f64);
     let memory = (parameters.count("local") + parameters.count("heavy")) as f64;
     let chunks = (tokens / rows).ceil();
     let read = chunks * rows * (rows + 1.0) / 2.0 + (chunks - 1.0) * rows * memory;
     let all = tokens * (tokens + 1.0) / 2.0;
-    // As shares of one chunk's work, because the caller compares with one chunk.
+    // Shares of one chunk's work, because the caller compares with one chunk.
     let share = (read / all).min(1.0);
     ChunkWork {
         share,

@@ -3,8 +3,8 @@ use riffle_attention::{QueryTile, Selection, Span};
 use crate::parameter::{MAX_TOKENS, Parameters};
 use crate::{BudgetParameter, ParameterInfo, ParameterKind, PolicyInfo, SelectContext, SparsePolicy, Traits};
 
-/// Reads a window, globals, and the tokens 2^k before each query. With `landmarks`, a query also reads the mean of every
-/// block of which it reads no token.
+/// Reads a window, globals, and the tokens 2^k before each query. With `landmarks`, a query also reads the means of all
+/// blocks without a token it reads.
 struct LogStride {
     window: usize,
     block: usize,

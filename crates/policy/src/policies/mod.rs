@@ -24,7 +24,7 @@ mod xattention;
 /// list them.
 pub static DRAFT_POLICIES: [PolicyInfo; 1] = [mass::INFO];
 
-/// In the order of lists: by phase, then by method.
+/// Every policy, in the order of lists: by phase, then by method.
 pub(crate) static CATALOGUE: [PolicyInfo; 16] = [
     full::INFO,
     streaming::INFO,

@@ -15,16 +15,16 @@ use crate::{
     SparsePolicy, Summarize, Traits,
 };
 
-/// Reads the blocks in which some query has a peak, estimated from an index with one bit an element of a key.
+/// Reads the blocks with a peak of some query, estimated from an index with one bit per element of a key.
 ///
 /// The index ([`SignIndex`]) gives the largest estimated logit of a query in each block. A query has a peak in a block
 /// with at least `peak` of the softmax over these logits, as in `peaks`. A block of queries reads the peaks of all its
-/// queries and heads. It always reads the first and the latest blocks, and the segment of 64 tokens that it lies in,
-/// which need not be in the index yet. A generated token is a block of its own.
+/// queries and heads. It always reads the first and the latest blocks, and its own segment of 64 tokens, which the
+/// index may not contain yet. A generated token is a block of its own.
 ///
-/// An estimate is the expected logit given the signs, so errors make blocks more alike. A threshold on the share of
-/// the softmax spends a budget where it holds most mass: heads with a clear peak read little, even heads almost
-/// nothing. With `means`, the mean of each block of which no token is read stands for it.
+/// An estimate is the expected logit for the given signs, so errors make blocks more similar. A threshold on the share
+/// of the softmax spends the budget on concentrated mass: heads with a clear peak read little, heads with even
+/// attention almost nothing. With `means`, block means stand for blocks without a read token.
 struct Signs {
     peak: f32,
     block: usize,
@@ -37,7 +37,7 @@ struct Signs {
     prepared: Prepared<BlockRows>,
 }
 
-/// Rows that are scored together, so that their estimates stay in the processor's caches.
+/// Rows scored together, few enough that their estimates stay in the processor's caches.
 const SCORED_ROWS: usize = 16;
 
 pub(crate) const INFO: PolicyInfo = PolicyInfo {
@@ -118,7 +118,7 @@ impl SparsePolicy for Signs {
             self.block_rows(&keys, tile, context)
         });
         let selection = rows.select(tile, context.tokens);
-        // A block that ends after the last query is left out: no query sees all of it.
+        // A block that ends after the last query is omitted: no query sees all of it.
         let whole = (tile.start + tile.rows).min(context.tokens).checked_div(self.means);
         let means = (0..whole.unwrap_or(0)).map(|number| Span::new(number * self.means, (number + 1) * self.means));
         selection.with_summaries(means)
@@ -169,7 +169,7 @@ impl Signs {
         read.rows()
     }
 
-    /// True if a query block reads a key block whatever its estimate.
+    /// True if a query block reads a key block for any estimate.
     fn is_always_read(&self, query_block: usize, block: usize) -> bool {
         let segment = query_block * self.block / SignIndex::SEGMENT * SignIndex::SEGMENT / self.block;
         let recent = (query_block + 1).saturating_sub(self.recent).min(segment);
@@ -177,7 +177,7 @@ impl Signs {
     }
 }
 
-/// The largest of every `units` estimates, in their place.
+/// Replaces every `units` estimates by their largest.
 fn largest_by_block(estimates: &mut [f32], units: usize) -> &mut [f32] {
     let blocks = estimates.len() / units;
     if units > 1 {
@@ -189,7 +189,7 @@ fn largest_by_block(estimates: &mut [f32], units: usize) -> &mut [f32] {
     &mut estimates[..blocks]
 }
 
-/// Bytes a token of the index, and of the means of keys and values that the caller stores.
+/// Bytes per token: of the index, and of the means of keys and values that the caller stores.
 fn stored_bytes(parameters: &Parameters, head_dim: usize) -> f64 {
     let means = match parameters.count("means") {
         0 => 0.0,
@@ -199,7 +199,7 @@ fn stored_bytes(parameters: &Parameters, head_dim: usize) -> f64 {
 }
 
 fn work(parameters: &Parameters, chunk: &ChunkSize) -> ChunkWork {
-    /// Cost of a product with signs relative to single precision.
+    /// Cost of a product with signs, relative to single precision.
     const SIGN_PRODUCT: f64 = 0.15;
     let (tokens, block) = (chunk.tokens as f64, parameters.count("block") as f64);
     let pairs = chunk.pairs();

@@ -146,7 +146,7 @@ fn work(parameters: &Parameters, chunk: &ChunkSize) -> ChunkWork {
     let block = parameters.count("block") as f64;
     let pairs = (chunk.rows * chunk.group) as f64 * tokens;
     ChunkWork {
-        // As measured on text, and the first and the diagonal block.
+        // The share measured on text, plus the first and the diagonal block.
         share: (0.2 + 2.0 * block / tokens).min(1.0),
         scored: pairs / stride,
         weighed: pairs / (stride * stride),

@@ -1,4 +1,4 @@
-//! Policies that choose blocks, against their definitions in f64, on chunks that begin at odd places.
+//! Policies that choose blocks, against their definitions in f64, on chunks with odd starts.
 
 use crate::testing::{Scene, assert_mask, best, best_share, decode_scenes, dot, make, scenes, softmax};
 use riffle_attention::{Plane, PlaneMut, Selection, read_keys, write_keys};
@@ -62,7 +62,7 @@ fn xattention_ends_with_a_dense_tail() {
     assert_ne!(tiles[2].2, Selection::full(scene.tokens));
 }
 
-/// The values rounded to 8 bits relative to the largest of every `width`.
+/// The values rounded to 8 bits, relative to the largest of every `width` values.
 fn in_bytes(values: &[f32], width: usize) -> Vec<f32> {
     let rounded = values.chunks(width).flat_map(|values| {
         let largest = values.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
@@ -74,7 +74,7 @@ fn in_bytes(values: &[f32], width: usize) -> Vec<f32> {
     rounded.collect()
 }
 
-/// The blocks in which a query of a head has a peak, by the definition of `peaks`.
+/// The blocks with a peak of a head's query, by the definition of `peaks`.
 fn peaks_of(scene: &Scene, row: usize, head: usize, block: usize, peak: f64) -> Vec<usize> {
     let d = scene.head_dim;
     let query = in_bytes(&scene.queries[(row * scene.group + head) * d..][..d], d);
@@ -106,7 +106,7 @@ fn peaks_reads_every_block_that_holds_a_peak_of_some_query() {
                 })
                 .collect();
             assert_mask(&scene, &scene.select(&spec, tile), |from, to, _, key| {
-                // Queries of a tile share the peaks of all query blocks that the tile has a part in.
+                // The queries of a tile share the peaks of all query blocks that overlap the tile.
                 let same = |row: &usize| {
                     let number = (scene.start + row) / block;
                     ((scene.start + from) / block..(scene.start + to).div_ceil(block)).contains(&number)
@@ -169,7 +169,7 @@ fn quest_reads_the_blocks_of_highest_bound_and_the_first_and_latest() {
 
 #[test]
 fn quest_reads_a_share_of_the_blocks_and_sixteen_at_least() {
-    // 63 blocks: a half are 32, a tenth are fewer than sixteen.
+    // 63 blocks: half of them are 32, a tenth is fewer than sixteen.
     let mut scene = Scene::new(11, 1000, 1, 2, 64);
     scene.phase = Phase::Decode;
     for (share, count) in [("0.5", 32), ("0.1", 16), ("1", 63)] {
@@ -235,7 +235,7 @@ fn twilight_tokens(scene: &Scene, p: f64, share: f32, least: usize) -> Vec<usize
     let more = ((f64::from(share) * blocks as f64) as usize).max(least);
     let candidates = quest_blocks(scene, block, more, 1, 2);
     let forced = |token: usize| token / block < 1 || token / block + 2 > scene.start / block;
-    // Keys as `q4_0` holds them.
+    // Keys rounded like `q4_0`.
     let slots = scene.tokens.next_multiple_of(16);
     let (mut plane, mut rounded) = (vec![0; slots * (d / 2 + d / 16)], vec![0.0; scene.tokens * d]);
     write_keys(&mut PlaneMut::Q4_0(&mut plane), d, 0, scene.tokens, &scene.keys, d).unwrap();

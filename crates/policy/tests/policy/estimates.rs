@@ -1,10 +1,10 @@
-//! Tests of every policy that looks at keys.
+//! Tests of every policy that reads keys.
 
 use crate::testing::{Scene, make, scenes};
 use riffle_attention::{Format, PageView, PlaneBuf, Selection, Span, write_keys};
 use riffle_policy::Phase;
 
-/// Every policy that looks at keys, in its phase.
+/// Every policy that reads keys, in its phase.
 const SPECS: [(&str, Phase); 13] = [
     ("blasst:factor=20,block=16", Phase::Prefill),
     ("blasst:factor=20,block=16", Phase::Decode),
@@ -88,7 +88,7 @@ fn selections_are_the_same_for_the_same_keys_in_other_formats() {
     for (spec, phase) in SPECS {
         for (mut scene, tile_rows) in scenes() {
             scene.phase = phase;
-            // Multiples of 1/16 below 8: every format holds them exactly.
+            // Multiples of 1/16 below 8: every format represents them exactly.
             for key in &mut scene.keys {
                 *key = (key.clamp(-7.9, 7.9) * 16.0).round() / 16.0;
             }

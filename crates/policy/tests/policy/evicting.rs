@@ -1,4 +1,4 @@
-//! Policies that let tokens go for good.
+//! Policies that evict tokens.
 
 use crate::testing::{Scene, best, make};
 use riffle_attention::Span;
@@ -19,12 +19,13 @@ fn mass(scene: &Scene, rows: Span, read: impl Fn(usize) -> bool) -> Vec<f32> {
     mass
 }
 
-/// Reads `prompt` tokens densely in chunks, then generates the rest one by one; returns what each generated token reads.
+/// Reads `prompt` tokens densely in chunks, then generates the rest one by one. Returns the tokens that each generated
+/// token reads.
 fn generate(scene: &Scene, prompt: usize, chunk: usize, policy: &mut Policy) -> Vec<Vec<usize>> {
     go_on(scene, 0, prompt, scene.rows, chunk, policy)
 }
 
-/// From token `from` on reads up to `prompt` densely in chunks, then generates up to `end` one by one.
+/// From token `from` on, reads up to `prompt` densely in chunks, then generates up to `end` one by one.
 fn go_on(scene: &Scene, from: usize, prompt: usize, end: usize, chunk: usize, policy: &mut Policy) -> Vec<Vec<usize>> {
     let context = |phase, start: usize, end: usize| SelectContext {
         phase,
@@ -213,7 +214,7 @@ fn a_rollback_forgets_what_came_after_it_and_a_reset_everything() {
 #[test]
 fn votes_of_queries_that_were_rolled_back_do_not_count() {
     let scene = sequence(8, 130, 2);
-    // Nothing is evicted, so votes alone can differ.
+    // Nothing is evicted, so only votes can differ.
     let read = |answer: usize| {
         let mut policy = make("h2o:budget=500,observed=20,recent=4", Phase::Decode);
         go_on(&scene, 0, 80, 80 + answer, 40, &mut policy);
@@ -223,7 +224,7 @@ fn votes_of_queries_that_were_rolled_back_do_not_count() {
     let mut rolled = read(30);
     rolled.truncate(80);
     assert_eq!(rolled.save_state(), read(0).save_state());
-    // So does a second prompt that was read in part.
+    // A partly read second prompt must do the same.
     let mut rolled = read(1);
     go_on(&scene, 81, 120, 120, 13, &mut rolled);
     rolled.truncate(81);

@@ -1,4 +1,4 @@
-//! Two-phase chunked prefill with heavy hitters: its memory sets, its votes, and what the fused phases add up to.
+//! Two-phase chunked prefill with heavy hitters: its memory sets, its votes, and the outputs of both phases.
 
 use std::collections::BTreeSet;
 
@@ -49,7 +49,7 @@ fn options(scene: &Scene) -> AttendOptions<'static> {
     AttendOptions::new(scene.scale)
 }
 
-/// Runs the scene's tokens as a prompt: the first phase of all chunks, then the second chunk by chunk.
+/// Reads the scene's tokens as a prompt: the first phase of all chunks, then the second phase chunk by chunk.
 fn run(scene: &Scene, sizes: Sizes, policy: &mut Policy) -> Vec<ChunkResult> {
     let pages = scene.pages();
     let chunks: Vec<Span> = (0..scene.rows)
@@ -138,7 +138,7 @@ fn context<'a>(scene: &Scene, pages: &'a [PageView<'a>], rows: Span) -> SelectCo
     }
 }
 
-/// State that the policy would save: positions, then mass and voters of each.
+/// The state that the policy would save: positions, then mass and voters of each.
 fn saved_votes(policy: &Policy) -> Vec<(usize, f32, f32)> {
     let state = policy.save_state();
     let number = |at: usize| u64::from_le_bytes(state[at..at + 8].try_into().unwrap()) as usize;
@@ -165,7 +165,7 @@ fn largest_logit(scene: &Scene) -> f64 {
 /// Position, mass and voters.
 type Vote = (usize, f64, f64);
 
-/// The memory sets and votes by their definition, in f64 and by sorting.
+/// The memory sets and votes by their definition, in f64 with sorting.
 fn defined(scene: &Scene, sizes: Sizes) -> Vec<(Vec<usize>, Vec<Vote>)> {
     let (mut votes, mut steps) = (Vec::<Vote>::new(), Vec::new());
     for start in (0..scene.rows).step_by(sizes.chunk) {
@@ -229,7 +229,7 @@ fn a_memory_is_local_and_heavy_sorted_in_bounds_and_exactly_as_large_as_it_can_b
     let Sizes {
         chunk, local, heavy, ..
     } = SMALL;
-    // Shorter than a chunk, one chunk, just over, 2S − 1, partial and whole last chunks.
+    // Shorter than a chunk, one chunk, slightly more, 2S − 1, partial and whole last chunks.
     for tokens in [1, 20, chunk, chunk + 1, 2 * chunk - 1, 2 * chunk, 5 * chunk + 3] {
         let scene = prompt(7, tokens, 2);
         for step in run(&scene, SMALL, &mut policy(SMALL)) {
@@ -246,7 +246,7 @@ fn a_memory_is_local_and_heavy_sorted_in_bounds_and_exactly_as_large_as_it_can_b
 #[test]
 fn important_tokens_survive_across_chunks_and_heads_choose_for_themselves() {
     let mut scene = prompt(4, 192, 1);
-    // Token 10 answers every query loudly.
+    // Token 10 has a large response to every query.
     let mean: Vec<f32> = (0..scene.head_dim)
         .map(|channel| scene.queries.iter().skip(channel).step_by(scene.head_dim).sum::<f32>() / scene.rows as f32)
         .collect();
@@ -292,7 +292,7 @@ fn a_rollback_goes_back_to_the_votes_of_a_chunk_before() {
         let steps = run(&scene, SMALL, &mut policy);
         policy.truncate(chunks * 32);
         assert_eq!(saved_votes(&policy), steps[chunks - 1].votes, "{chunks} chunks");
-        // Within a chunk: as after the one before it.
+        // Within a chunk: the same as after the previous one.
         policy.truncate(chunks * 32 - 5);
         let expected = if chunks > 1 { &steps[chunks - 2].votes[..] } else { &[] };
         let found = saved_votes(&policy);
@@ -306,7 +306,7 @@ fn fused_phases_equal_one_pass_over_the_chosen_keys() {
     for (seed, tokens, group, largest) in [(1, 150, 2, 10.0), (2, 95, 1, 5.0), (3, 150, 2, 100.0)] {
         let mut scene = prompt(seed, tokens, group);
         scene.scale *= (largest / largest_logit(&scene)) as f32;
-        // A weight is off by as much as its logit was rounded.
+        // A weight has the rounding error of its logit.
         let tolerance = 1e-5 + 4.0 * largest * f64::from(f32::EPSILON);
         let pages = scene.pages();
         for step in run(&scene, SMALL, &mut policy(SMALL)) {
@@ -336,7 +336,7 @@ fn nothing_later_is_seen_and_a_run_repeats_itself() {
         let rows = 100usize.saturating_sub(a.rows.start).min(a.rows.len());
         assert_eq!(a.output[..rows * width], b.output[..rows * width]);
     }
-    // A policy that forgets its sequence is as new.
+    // A policy that forgets its sequence equals a new one.
     let mut again = policy(SMALL);
     run(&prompt(9, 200, 2), SMALL, &mut again);
     again.reset();
@@ -360,7 +360,7 @@ fn pair_counts_and_state_are_those_of_the_published_sizes() {
     let mut policy = policy(sizes);
     let steps = run(&scene, sizes, &mut policy);
     assert_eq!(steps.iter().map(|step| step.pairs).sum::<usize>(), 3_672_064);
-    // Positions, masses and voters of a memory and a chunk, whatever the length of the prompt: less than 5% of f16 KV.
+    // Positions, masses and voters of a memory and a chunk, for any prompt length: less than 5% of f16 KV.
     let state = policy.save_state().len();
     assert!(state <= 16 * (512 + 1024) + 16, "{state} bytes");
     assert!(state * 20 < 4096 * 2 * 2 * 128);

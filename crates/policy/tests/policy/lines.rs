@@ -1,4 +1,4 @@
-//! Policies that choose columns and diagonals, against their definitions in f64, on chunks that begin at odd places.
+//! Policies that choose columns and diagonals, against their definitions in f64, on chunks with odd starts.
 
 use crate::testing::{Scene, assert_mask, best, best_share, scenes, softmax};
 
@@ -87,7 +87,7 @@ fn mean<'a>(rows: impl Iterator<Item = &'a [f32]>, width: usize) -> Vec<f64> {
     sums.into_iter().map(|sum| sum / count).collect()
 }
 
-/// Prediction of a chunk's attention from the mean queries and the mean keys of blocks.
+/// Predicts a chunk's attention from the mean queries and the mean keys of blocks.
 struct Prediction<'a> {
     scene: &'a Scene,
     mean_keys: Vec<Vec<f64>>,
@@ -103,7 +103,7 @@ impl<'a> Prediction<'a> {
         }
     }
 
-    /// The softmax of the first `blocks` blocks under the mean query of some rows.
+    /// The softmax over the first `blocks` blocks for the mean query of some rows.
     fn of_head(&self, rows: std::ops::Range<usize>, head: usize, blocks: usize) -> Vec<f64> {
         let (scene, d) = (self.scene, self.scene.head_dim);
         let queries = rows.map(|row| &scene.queries[(row * scene.group + head) * d..][..d]);

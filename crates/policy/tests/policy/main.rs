@@ -1,4 +1,4 @@
-//! Tests of each policy's selections against definitions by brute force.
+//! Compares each policy's selections with brute-force definitions.
 
 mod blocks;
 mod estimates;

@@ -1,4 +1,4 @@
-//! Every policy of the catalogue: how it is spelled, when it is refused, and what it selects.
+//! Every policy of the catalogue: its spelling, its refusals, and its selections.
 
 use proptest::prelude::*;
 use riffle_attention::{QueryTile, Selection, Span};
@@ -224,13 +224,13 @@ fn short_sequences_are_read_densely_up_to_the_length_given_or_the_break_even() {
             assert_eq!(dense_below(&spec.with("from", "7").unwrap(), phase, &SHAPE, &cost), 7);
         }
     }
-    // A slower estimate pays later, a free one at once.
+    // A slower estimate pays only for longer texts, a free one always.
     let vertical: PolicySpec = "vertical-slash".parse().unwrap();
     let even = |score_ns: f64| CostModel { score_ns, ..cost }.break_even_tokens(&vertical, Phase::Prefill, &SHAPE);
     assert!(even(1e-9) <= even(cost.score_ns));
     assert_eq!(even(1e9), None);
 
-    // Queries that read everything cost more the more of them there are.
+    // The cost of queries that read everything grows with their number.
     let cost_of = |spec: &str| {
         let spec: PolicySpec = spec.parse().unwrap();
         cost.relative_cost(&spec, Phase::Prefill, &SHAPE, 16_384, None)

@@ -1,4 +1,4 @@
-//! Policies that weigh every key, against their definitions in f64, and what they drop.
+//! Policies that weigh every key, against their definitions in f64, and the mass they drop.
 
 use crate::testing::{Scene, assert_mask, best_share, decode_scenes, make, scenes};
 use riffle_attention::{PageView, Plane, PlaneMut, QueryTile, Selection, Span, write_keys};
@@ -36,7 +36,7 @@ fn certified_reads_the_fewest_tokens_that_hold_the_mass() {
 #[test]
 fn the_few_tokens_that_hold_nearly_everything_are_found_wherever_they_stand() {
     const TOKENS: usize = 9001;
-    // Few enough to be missed by a sample.
+    // So few that a sample may miss them.
     let heavy = 17..22;
     let mut rows = vec![0.0; TOKENS * 16];
     heavy.clone().for_each(|token| rows[token * 16] = 12.0);
@@ -81,7 +81,7 @@ fn the_few_tokens_that_hold_nearly_everything_are_found_wherever_they_stand() {
     assert!(heavy.clone().all(|token| found.contains(TOKENS - 1, token)));
 }
 
-/// BLASST's blocks of one query block by its definition, and the mass of each query that they leave out, at most.
+/// BLASST's blocks of one query block by its definition, and an upper bound of each query's omitted mass.
 fn blasst_blocks(scene: &Scene, block: usize, rows: std::ops::Range<usize>, lambda: f64) -> (Vec<usize>, f64) {
     let mut read = Vec::new();
     for row in rows.clone() {

@@ -4,7 +4,7 @@ use crate::testing::{Scene, assert_mask, decode_scenes, dot, make, scenes, softm
 use riffle_attention::{Selection, Span, f16_to_f32, f32_to_f16, rotate_heads};
 use riffle_policy::Phase;
 
-/// Tokens with a common mean.
+/// Tokens whose keys have a common mean.
 const SEGMENT: usize = 64;
 
 fn half(value: f64) -> f64 {
@@ -79,7 +79,7 @@ fn signs_reads_every_block_that_holds_an_estimated_peak_of_some_query() {
                 })
                 .collect();
             assert_mask(&scene, &scene.select(&spec, tile), |from, to, _, key| {
-                // Queries of a tile share the choice of all query blocks that the tile has a part in.
+                // The queries of a tile share the choice of all query blocks that overlap the tile.
                 let same = |row: &usize| {
                     let number = (scene.start + row) / block;
                     ((scene.start + from) / block..(scene.start + to).div_ceil(block)).contains(&number)
@@ -100,7 +100,7 @@ fn the_end_of_a_prompt_and_the_first_layers_are_dense() {
     let tiles = scene.select("signs:peak=1,tail=20", 16);
     assert_eq!(tiles[3].2, full);
     assert_ne!(tiles[2].2, full);
-    // The same queries while an answer is written.
+    // The same queries for generated tokens.
     (scene.phase, scene.after) = (Phase::Decode, 0);
     assert_ne!(scene.select("signs:peak=1,tail=20", 64)[0].2, full);
     assert_eq!(scene.select("signs:peak=1,dense_layers=3", 64)[0].2, full);
@@ -140,7 +140,7 @@ fn an_index_grows_page_by_page_and_follows_a_rollback() {
         policy.prepare(&other.tile(0, 1), &other.context(&other_pages));
         policy.truncate(201);
         assert_eq!(policy.keys_from(&whole.context(&pages)), 192);
-        // Pages before the first key that is wanted need not be there.
+        // Pages before the first wanted key may be missing.
         let near: Vec<_> = pages
             .iter()
             .filter(|page| page.start + page.tokens > 192)

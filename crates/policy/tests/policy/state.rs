@@ -1,4 +1,4 @@
-//! Tests that a policy's stored state goes into a session and comes back.
+//! Tests that a session stores a policy's state and restores it.
 
 use crate::testing::{Scene, make};
 use riffle_policy::{Phase, Policy, PolicyError, catalogue};

@@ -16,7 +16,7 @@ pub(crate) struct Scene {
     pub(crate) scale: f32,
     pub(crate) layer: usize,
     pub(crate) phase: Phase,
-    /// Prompt tokens that come after the chunk.
+    /// Prompt tokens after the chunk.
     pub(crate) after: usize,
     /// `[rows, group, head_dim]`
     pub(crate) queries: Vec<f32>,
@@ -28,7 +28,8 @@ pub(crate) struct Scene {
 }
 
 impl Scene {
-    /// Keys of mixed loudness, so that attention is neither flat nor a single peak; some tokens are loud to all queries.
+    /// Keys of varied length, so that attention is neither flat nor a single peak; some keys have a large product with
+    /// all queries.
     pub(crate) fn new(seed: u64, start: usize, rows: usize, group: usize, page_tokens: usize) -> Self {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         let (head_dim, tokens) = (32, start + rows);
@@ -176,7 +177,7 @@ pub(crate) fn best(scores: &[f64], count: usize, forced: impl Fn(usize) -> bool)
     order
 }
 
-/// The fewest best that hold `share`, forced ones first, at least `least`.
+/// The fewest best keys that hold `share` of the mass, forced ones first, at least `least`.
 pub(crate) fn best_share(scores: &[f64], share: f64, least: usize, forced: impl Fn(usize) -> bool) -> Vec<usize> {
     let total: f64 = scores.iter().sum();
     let always = scores.iter().enumerate().filter(|(index, _)| forced(*index)).count();

@@ -32,7 +32,7 @@ pub(super) fn inverse(scale: f32) -> f32 {
     if inverse.is_finite() { inverse } else { 0.0 }
 }
 
-/// The value of the largest magnitude.
+/// The value with the largest magnitude.
 pub(super) fn extreme(values: &[f32]) -> f32 {
     let larger = |most: f32, value: &f32| if value.abs() > most.abs() { *value } else { most };
     values.iter().fold(0.0, larger)
@@ -179,7 +179,7 @@ pub(super) fn best_line(x: &[f32], w: &[f32], most: f32, keeps_sign: bool) -> Li
     };
     let mut error = best.error(x, w, most);
     for step in 0..STEPS {
-        // From small steps that clip the ends to steps that are too large.
+        // Trial steps from small ones that clip the ends to steps that are too large.
         let steps = most * (1.12 - 0.36 * step as f32 / (STEPS - 1) as f32) + if most < 4.0 { 0.3 } else { 0.0 };
         let mut line = Line {
             scale: range / steps,

@@ -1,4 +1,4 @@
-//! Files as texts, for the page and for programs: the reader of the command line.
+//! Reads files as texts, for the page and for programs, with the command line's reader.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,13 +17,13 @@ use crate::failure::{Failure, Shape};
 use crate::models::choice::value_of_query;
 use crate::site::{BODY_STEP, Site};
 
-/// Time that a file may take to be read.
+/// Time limit for reading a file.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// Time that a file waits for memory.
+/// Time limit for a file that waits for memory.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
-/// A document as a client gets it.
+/// A document in the form for clients.
 #[derive(Debug, PartialEq, Serialize)]
 struct Read {
     name: String,
@@ -31,7 +31,7 @@ struct Read {
     /// True if lines of the text are lines of the file.
     has_lines: bool,
     text: String,
-    /// Parts of the text that a person can find, by UTF-16 code units as JavaScript counts them.
+    /// Parts of the text that a person can find, by UTF-16 code units as in JavaScript.
     places: Vec<Place>,
     warnings: Vec<String>,
 }
@@ -51,7 +51,7 @@ struct Place {
     heading: Option<String>,
 }
 
-/// Reads the file that a body is; its name stands in the query.
+/// Reads the file in the request's body. Its name is in the query.
 pub(crate) async fn read(State(site): State<Arc<Site>>, request: Request) -> Response {
     respond(Shape::OpenAi, text_of(&site, request).await)
 }
@@ -65,7 +65,7 @@ async fn text_of(site: &Arc<Site>, request: Request) -> Result<Response, Failure
     Ok(Json(read).into_response())
 }
 
-/// Reads within half of the room that bodies have together. Files are read one after the other.
+/// Reads within half of the memory for all bodies. Files are read one after the other.
 async fn aside_with_room(site: &Arc<Site>, name: String, body: Bytes) -> Result<Read, Failure> {
     let memory_bytes = site.options.limits.bodies_bytes / 2;
     let limits = Limits {
@@ -135,7 +135,7 @@ impl Place {
     }
 }
 
-/// Bytes at which places begin and end, in order, each with its UTF-16 code units before it.
+/// Byte offsets of the starts and ends of places, in order, each with its offset in UTF-16 code units.
 fn utf16_offsets(document: &Document) -> Vec<(usize, usize)> {
     let mut bytes: Vec<usize> = document
         .places

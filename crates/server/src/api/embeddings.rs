@@ -129,7 +129,7 @@ pub(super) fn take_dimensions(app: &App, fields: &mut Fields) -> Result<Option<u
     fields.count("dimensions", 1..=i64::try_from(width).unwrap_or(i64::MAX))
 }
 
-/// The model's prompt of the name in the field `prompt_name`. Without a name it is the model's default prompt, empty where there is none.
+/// The model's prompt named in the field `prompt_name`. Without the field, the model's default prompt, or none.
 pub(super) fn prompt_of(app: &App, asked: Option<&str>) -> Result<String, Failure> {
     let embedding = app.engine.embedding().map_err(|error| Failure::from_engine(&error))?;
     let Some(name) = asked.or(embedding.default_prompt.as_deref()) else {

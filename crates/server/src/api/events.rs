@@ -11,7 +11,7 @@ use serde_json::Value;
 
 /// A part of a streamed answer.
 pub(super) trait StreamPart: Sized + Send + 'static {
-    /// A response whose body is these parts.
+    /// A response with these parts as its body.
     fn response(parts: impl Stream<Item = Result<Self, Infallible>> + Send + 'static) -> Response;
 }
 

@@ -19,14 +19,8 @@ const UNNAMED: &str = "tmp";
 /// Most further files.
 const MOST_FILES: usize = 1024;
 
-/// Fields of editors that do not change the text: time limits, and fields that the answer may omit.
-const WITHOUT_EFFECT: [&str; 5] = [
-    "samplers",
-    "n_indent",
-    "t_max_prompt_ms",
-    "t_max_predict_ms",
-    "response_fields",
-];
+/// Fields of editors that do not change the text: samplers, indentation and time limits.
+const WITHOUT_EFFECT: [&str; 4] = ["samplers", "n_indent", "t_max_prompt_ms", "t_max_predict_ms"];
 
 pub(crate) async fn answer(State(app): State<Arc<App>>, request: Request) -> Response {
     respond(Shape::OpenAi, begin(app, request).await)

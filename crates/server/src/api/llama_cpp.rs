@@ -34,6 +34,8 @@ pub(super) struct Completion {
     prompts: Vec<Prompt>,
     form: Option<(Form, String)>,
     is_streamed: bool,
+    /// Paths of the values that the answer is to have, such as `timings/prompt_ms`; empty for all.
+    response_fields: Vec<String>,
 }
 
 /// Running continuations.
@@ -42,6 +44,7 @@ struct CompletionAnswer {
     asked: OngoingAnswers,
     /// Prompts that were sent as texts, by their index.
     prompts: Vec<Option<String>>,
+    response_fields: Vec<String>,
 }
 
 pub(crate) async fn complete(State(app): State<Arc<App>>, request: Request) -> Response {
@@ -64,6 +67,7 @@ impl Completion {
             prompts,
             form,
             is_streamed,
+            response_fields,
         } = self;
         let text_of = |prompt: &Prompt| match prompt {
             Prompt::Text(text) => Some(text.clone()),
@@ -75,6 +79,7 @@ impl Completion {
             app,
             asked,
             prompts: texts,
+            response_fields,
         };
         send(answer, is_streamed).await
     }
@@ -97,12 +102,14 @@ impl Completion {
         )?;
         // Answers always contain tokens.
         fields.pass_over(&["return_tokens"]);
+        let response_fields = fields.texts("response_fields")?;
         take_without_effect(fields)?;
         Ok(Self {
             wishes,
             prompts,
             form,
             is_streamed: fields.flag("stream")?.unwrap_or(false),
+            response_fields,
         })
     }
 }
@@ -114,6 +121,18 @@ fn stop_of(stop: &StopReason) -> (&'static str, &str) {
         StopReason::StopString(text) => ("word", text),
         StopReason::EndOfText | StopReason::Loop { .. } => ("eos", ""),
     }
+}
+
+/// The values of an answer at `paths`, each under its path, as llama.cpp's server has them. Without paths, the whole answer.
+fn chosen(body: Value, paths: &[String]) -> Value {
+    if paths.is_empty() {
+        return body;
+    }
+    let found = paths.iter().filter_map(|path| {
+        let value = path.split('/').try_fold(&body, |value, name| value.get(name))?;
+        Some((path.clone(), value.clone()))
+    });
+    Value::Object(found.collect())
 }
 
 impl CompletionAnswer {
@@ -147,7 +166,7 @@ impl CompletionAnswer {
             "stopping_word": stopping_word,
         });
         report::put_end(&mut body, &self.app, &self.asked.wishes, finished);
-        body
+        chosen(body, &self.response_fields)
     }
 }
 
@@ -240,7 +259,7 @@ pub(crate) async fn slots(State(site): State<Arc<Site>>, uri: Uri) -> Response {
     respond(Shape::OpenAi, found)
 }
 
-/// The model that a query names, or the first.
+/// The model named in a query, or the first.
 fn entry_of<'s>(site: &'s Site, uri: &Uri) -> Result<&'s Entry, Failure> {
     let index = site.models.find(model_of_query(uri.query()).as_deref())?;
     Ok(&site.models.entries()[index])

@@ -68,11 +68,11 @@ async fn fields_of(request: Request) -> Result<Fields, Failure> {
     Fields::of_body(&body_of(request).await?)
 }
 
-/// The kind of body that an address takes.
+/// The content type that a path accepts.
 #[derive(Debug, Clone, Copy)]
 enum BodyKind {
     Json,
-    /// A file as it is.
+    /// A file in its own bytes.
     Bytes,
 }
 

@@ -80,7 +80,7 @@ fn status_of(site: &Site, query: Option<&str>) -> Result<Response, Failure> {
     Ok(Json(status).into_response())
 }
 
-/// The tokens of a text, of which there may be many.
+/// The tokens of a text; there may be many.
 #[derive(Serialize)]
 struct Tokens {
     tokens: Vec<u32>,

@@ -77,7 +77,7 @@ const FILES: &[File] = &[
     file!("theme.js", SCRIPT),
 ];
 
-/// The page for browsers. Clients of Ollama check here whether it runs.
+/// The page for browsers. Ollama's clients check here for a running server.
 pub(crate) async fn page(headers: HeaderMap) -> Response {
     let accepted = headers.get(header::ACCEPT).and_then(|kinds| kinds.to_str().ok());
     match accepted {

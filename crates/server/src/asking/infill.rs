@@ -37,10 +37,10 @@ struct Parts<'a> {
 }
 
 impl Gap {
-    /// The prompt of a gap between two texts. The suffix stands in the field `suffix`.
+    /// The prompt of a gap between two texts. The field `suffix` has the suffix.
     ///
     /// # Errors
-    /// For a model that was not trained to fill in the middle.
+    /// A model that was not trained to fill in the middle.
     pub(crate) fn between(app: &App, prefix: String, suffix: String) -> Result<Prompt, Failure> {
         infill_tokens(&app.engine).map_err(|failure| Failure {
             param: Some("suffix".to_owned()),

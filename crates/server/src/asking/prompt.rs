@@ -132,8 +132,8 @@ fn render_now(app: &App, conversation: Conversation, until: Instant) -> Result<C
     }
 }
 
-/// Renames a thought for templates of gpt-oss. They refuse a thought beside a text and a call, and the refusal
-/// explains more.
+/// Renames a thought for templates of gpt-oss. These refuse a thought beside both a text and a call, so the thought of
+/// such a message is dropped.
 fn name_thought(message: &mut Value) {
     let has_text = message["content"].as_str().is_some_and(|text| !text.is_empty());
     let calls = message.get("tool_calls").is_some();

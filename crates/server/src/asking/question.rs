@@ -39,11 +39,10 @@ pub(crate) struct OngoingAnswers {
 }
 
 impl Question {
-    /// A question with one answer. `form` comes with the field that it stands in. Tools may ask for a form too: an answer that has to
-    /// be a call has that of the call.
+    /// A question with one answer. `form` comes with its field's name. Tools may require a form too: an answer that
+    /// must be a call has the form of the call.
     ///
-    /// # Errors
-    /// For tools and a form that one answer cannot keep to.
+    /// Tools and a form that one answer cannot satisfy together.
     pub(crate) fn new(
         app: &App,
         wishes: Wishes,

@@ -1,8 +1,8 @@
-//! Brings the messages of a conversation into the order that a chat template takes.
+//! Arranges the messages of a conversation in an order that a chat template accepts.
 //!
-//! Agents send system messages anywhere, and several users' or assistants' messages in a row. Many templates take one system message
-//! at the beginning and strict turns. A message that has no place becomes text of a user's turn where it stands, so that the text of
-//! a conversation stays the same when further messages follow.
+//! Agents send system messages anywhere, and several messages of one role in a row. Many templates accept one system
+//! message at the beginning, then strict turns. A message without a place becomes text of a user's turn at its
+//! position, so a conversation's text stays the same when messages follow.
 
 use serde_json::{Value, json};
 

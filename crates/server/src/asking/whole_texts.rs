@@ -1,6 +1,6 @@
 //! Texts that the model reads whole, for vectors and scores.
 //!
-//! The engine's thread does the work, a piece between two pieces of the scheduler, so that answers go on beside it.
+//! The engine's thread does this work between two pieces of the scheduler, so answers continue meanwhile.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ static TURN: Semaphore = Semaphore::const_new(1);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TooLong {
     Refused,
-    /// They are cut, except for the end token of a text.
+    /// Texts are cut, except for their end token.
     Cut,
 }
 

@@ -1,4 +1,4 @@
-//! Clients that end their side of a connection once their request is sent, such as `nc -N`.
+//! Clients that close their sending side after their request, such as `nc -N`.
 
 use std::io;
 use std::pin::Pin;
@@ -11,11 +11,11 @@ use tokio::time::{Instant, Sleep};
 
 use super::places::Place;
 
-/// A client that has ended its side counts as gone once nothing has been written for this long. Bytes that are written
-/// to a client that is really gone fail, so that streams notice it sooner.
+/// A half-closed client counts as gone if nothing was written to it for this time. Writing to a client that is really
+/// gone fails, so streams notice it sooner.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A stream that holds back the end of the client's bytes while a request is under way.
+/// A stream that withholds the end of the client's bytes during a request.
 pub(super) struct HalfClosed<S> {
     stream: S,
     place: Arc<Place>,
@@ -32,7 +32,7 @@ impl<S> HalfClosed<S> {
         }
     }
 
-    /// Ready once the end may be told.
+    /// Ready when the end may be reported.
     fn poll_end(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.place.is_idle() {
             return Poll::Ready(Ok(()));
@@ -41,7 +41,7 @@ impl<S> HalfClosed<S> {
         pause.as_mut().poll(context).map(Ok)
     }
 
-    /// Waits longer if bytes were written: the client took them, so it is still there.
+    /// Waits longer if bytes were written: the client took them, so it still reads.
     fn note_written(&mut self, written: &io::Result<usize>) {
         if let (Ok(1..), Some(pause)) = (written, &mut self.pause) {
             pause.as_mut().reset(Instant::now() + PATIENCE);

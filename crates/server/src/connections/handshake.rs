@@ -1,4 +1,4 @@
-//! The beginning of an encrypted connection.
+//! Encrypts connections: TLS handshakes.
 
 use std::io;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use tokio_rustls::server::TlsStream;
 
 use crate::Tls;
 
-/// Time that a handshake may take at most.
+/// Time limit of a handshake.
 const LONGEST: Duration = Duration::from_secs(10);
 
-/// Time that a client has to take the answer to a request that is not encrypted.
+/// Time limit for a client to take the answer to a plain request.
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// The answer to a client that speaks HTTP instead of HTTPS.
@@ -22,12 +22,13 @@ const PLAIN: &str = "this address is reached by https://, and the request came a
 /// Encrypts a connection. A client that speaks plain HTTP gets a response with status 400.
 ///
 /// # Errors
-/// A client that sends anything but a handshake, takes none of the server's certificates, or takes longer than `longest` or ten seconds.
+/// A client that sends anything but a handshake, accepts none of the server's certificates, or takes longer than
+/// `longest` or ten seconds.
 pub(super) async fn encrypted(stream: TcpStream, tls: &Tls, longest: Duration) -> io::Result<TlsStream<TcpStream>> {
     let handshake = async {
         let mut first = [0];
         stream.peek(&mut first).await?;
-        // A method of HTTP begins with a letter, a handshake with 22.
+        // An HTTP method begins with a letter, a handshake with byte 22.
         if first[0].is_ascii_alphabetic() {
             refuse_plain(stream).await?;
             return Err(io::Error::new(io::ErrorKind::InvalidData, "plain HTTP was spoken"));
@@ -48,7 +49,7 @@ async fn refuse_plain(mut stream: TcpStream) -> io::Result<()> {
     );
     stream.write_all(response.as_bytes()).await?;
     stream.shutdown().await?;
-    // A connection that is closed with unread bytes takes its answer along.
+    // Closing a connection with unread bytes would discard the answer.
     let mut rest = [0; 4096];
     let read = async { while stream.read(&mut rest).await.is_ok_and(|count| count > 0) {} };
     drop(tokio::time::timeout(FAREWELL, read).await);

@@ -1,4 +1,4 @@
-//! Connections: accepted, limited, and ended in an orderly way.
+//! Accepts, limits and ends connections.
 
 mod half_closed;
 mod handshake;
@@ -27,13 +27,13 @@ use crate::site::Site;
 use half_closed::HalfClosed;
 use places::{Busy, Place, Places};
 
-/// How long to wait after a connection could not be accepted, as when all file handles are in use.
+/// Delay after a failed accept, for example if all file handles are in use.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Time that a connection has to end once it was told to leave for another.
+/// Time limit for a connection to end after it was told to make place.
 const LEAVE_TIME: Duration = Duration::from_secs(1);
 
-/// The parts that all connections share.
+/// State shared by all connections.
 #[derive(Clone)]
 struct Service {
     site: Arc<Site>,
@@ -42,14 +42,14 @@ struct Service {
     closing: watch::Receiver<bool>,
 }
 
-/// Connections that are open.
+/// The open connections.
 pub(crate) struct Open {
     places: Arc<Places>,
     closing: watch::Sender<bool>,
 }
 
 impl Open {
-    /// Ends idle connections at once, the others with their answer, and waits for all.
+    /// Ends idle connections at once, ends the others after their answer, and waits for all.
     pub(crate) async fn close(self) {
         self.closing.send_replace(true);
         self.places.all_ended().await;
@@ -116,10 +116,10 @@ impl Service {
         }
     }
 
-    /// Speaks HTTP until the connection ends. One that breaks is its client's affair; the request it carried is taken back.
+    /// Speaks HTTP until the connection ends. A broken connection cancels its request and nothing else.
     async fn speak(&self, stream: Box<dyn Stream>, peer: String, place: Arc<Place>) {
         let peer = Peer(peer);
-        // The place is busy from the call on: the end of the client's bytes may come before the answer is begun.
+        // The place is busy from this call on, because the client's end may come before the answer begins.
         let answer = service_fn(|request| answer(&self.router, request, peer.clone(), place.begin()));
         let mut builder = Builder::new();
         builder
@@ -136,14 +136,14 @@ impl Service {
             }
             () = place.dismissed() => {
                 connection.as_mut().graceful_shutdown();
-                // A request may have come at the same moment.
+                // A request may have arrived at the same moment.
                 while tokio::time::timeout(LEAVE_TIME, &mut connection).await.is_err() && !place.is_idle() {}
             }
         }
     }
 }
 
-/// Resolves once the server closes its connections.
+/// Resolves when the server closes its connections.
 async fn told(closing: &mut watch::Receiver<bool>) {
     drop(closing.wait_for(|closing| *closing).await);
 }

@@ -11,37 +11,37 @@ use axum::body::{Body, Bytes, HttpBody};
 use hyper::body::{Frame, SizeHint};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-/// A connection that has been idle for this long may be closed for another.
+/// Idle time after which a connection may be closed for another.
 const IDLE_AT_LEAST: Duration = Duration::from_secs(1);
 
-/// Time between two looks for an idle connection.
+/// Time between two searches for an idle connection.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// The places of all connections.
 pub(super) struct Places {
     most: u32,
     free: Arc<Semaphore>,
-    /// Connections without a request under way, by the time since which they are idle and a number.
+    /// Connections without a request, ordered by the start of their idle time and a number.
     idle: Mutex<BTreeMap<(Instant, u64), Arc<Notify>>>,
     count: AtomicU64,
 }
 
-/// The place of one connection. It is free again once this is dropped.
+/// The place of one connection; dropping it frees the place.
 pub(super) struct Place {
     places: Arc<Places>,
     number: u64,
-    /// Told once the connection is to leave for another.
+    /// Notified when the connection must make place for another.
     leave: Arc<Notify>,
-    /// `None` while a request is under way.
+    /// `None` during a request.
     idle_since: Mutex<Option<Instant>>,
     _permit: OwnedSemaphorePermit,
 }
 
-/// A request under way on a connection.
+/// A current request of a connection.
 pub(super) struct Busy(Arc<Place>);
 
 impl Places {
-    /// Room for `most` connections.
+    /// Places for at most `most` connections.
     pub(super) fn new(most: usize) -> Arc<Self> {
         let most = u32::try_from(most).unwrap_or(u32::MAX);
         Arc::new(Self {
@@ -52,7 +52,7 @@ impl Places {
         })
     }
 
-    /// Waits for a free place. While all are taken, the connection that has been idle longest is closed.
+    /// Waits for a free place. If all are taken, the longest idle connection is closed.
     pub(super) async fn take(self: &Arc<Self>) -> Option<Arc<Place>> {
         let mut free = std::pin::pin!(Arc::clone(&self.free).acquire_owned());
         loop {
@@ -64,7 +64,7 @@ impl Places {
         }
     }
 
-    /// Tells the connection that has been idle longest to leave.
+    /// Tells the longest idle connection to close.
     fn dismiss(&self) {
         let mut idle = self.idle();
         if let Some(first) = idle.first_entry()
@@ -97,12 +97,12 @@ impl Place {
         place
     }
 
-    /// Resolves once the connection is to leave for another.
+    /// Resolves when the connection must make place for another.
     pub(super) async fn dismissed(&self) {
         self.leave.notified().await;
     }
 
-    /// True if no request is under way.
+    /// True if no request is running.
     pub(super) fn is_idle(&self) -> bool {
         self.since().is_some()
     }
@@ -137,7 +137,7 @@ impl Drop for Place {
 }
 
 impl Busy {
-    /// The body of the response, which ends the request with its own end.
+    /// Wraps the response's body; the request ends when the body ends.
     pub(super) fn until_end_of(self, body: Body) -> Body {
         Body::new(BusyBody { body, _busy: self })
     }
@@ -149,7 +149,7 @@ impl Drop for Busy {
     }
 }
 
-/// The body of a response whose connection is busy until its end.
+/// The body of a response; the connection is busy until it ends.
 struct BusyBody {
     body: Body,
     _busy: Busy,

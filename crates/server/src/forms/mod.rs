@@ -1,7 +1,7 @@
-//! Structured output: answers held to a JSON schema, a pattern or a grammar, by `llguidance`.
+//! Structured output: constrains answers to a JSON schema, a pattern or a grammar, with `llguidance`.
 //!
-//! A form is prepared once and answers with it begin from copies. The tokens that may come next are worked out on a thread of their
-//! own while the engine computes the logits they are drawn from.
+//! A form is prepared once, and answers start from copies of it. A separate thread computes the allowed next tokens
+//! while the engine computes logits.
 
 mod bounds;
 pub(crate) mod calls;
@@ -42,10 +42,10 @@ pub enum Form {
 }
 
 impl Form {
-    /// JSON that a schema describes, which may be given as text.
+    /// JSON of a schema, which may be given as text.
     ///
     /// # Errors
-    /// For text that is no JSON; `place` is the field it came from.
+    /// Text that is not JSON; `place` is its field.
     pub fn schema(schema: Value, place: &str) -> Result<Self, Failure> {
         let Value::String(text) = schema else {
             return Ok(Self::Schema(schema));
@@ -154,10 +154,10 @@ enum NameOrder {
     Declared,
 }
 
-/// A form as llguidance takes it: the first of these grammars that can be compiled.
+/// A form in llguidance's terms: the first of these grammars that compiles.
 ///
 /// # Errors
-/// For a form beyond the bounds, or one that cannot be held exactly.
+/// A form beyond the bounds, or one that cannot be enforced exactly.
 fn grammars_of(form: Form) -> Result<Vec<TopLevelGrammar>, String> {
     Ok(match form {
         Form::JsonObject => vec![TopLevelGrammar::from_json_schema(with_options(
@@ -192,16 +192,16 @@ fn grammars_of(form: Form) -> Result<Vec<TopLevelGrammar>, String> {
 /// The field of a schema with its options.
 const OPTIONS: &str = "x-guidance";
 
-/// Levels that lines are indented for where a schema sets no bound, and the most where it does.
+/// Levels of indentation if a schema sets no bound, and the limit if it does.
 const OPEN_LEVELS: usize = 6;
 const MOST_LEVELS: usize = 16;
 
 /// Most columns of indentation per level.
 const COLUMNS_PER_LEVEL: usize = 4;
 
-/// A schema with the options that it is read by. A space stands only behind a colon or a comma. A line break may stand between any two
-/// parts of JSON, and the next line is indented by no more than the schema's depth needs: a small model that takes the likeliest token would
-/// go on with white space for long.
+/// A schema with its reading options. A space is allowed only after a colon or a comma. A line break is allowed between
+/// any two parts of JSON, and the next line is indented by no more than the schema's depth. Without these bounds, a
+/// small model with greedy sampling would continue with white space for long.
 ///
 /// # Errors
 /// For references beyond a bound.

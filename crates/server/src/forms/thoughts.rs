@@ -1,7 +1,7 @@
-//! Answers that end a thought before they take their form.
+//! Forms of answers that begin with a thought.
 //!
-//! The prompts of some models end inside a thought. The thought is free and has a limited length; behind its end mark the answer is
-//! held to its form.
+//! The prompts of some models end inside a thought. The thought is free and has a limited length; after its end mark
+//! the form constrains the answer.
 
 use std::fmt;
 use std::sync::Arc;

@@ -63,7 +63,7 @@ struct Asked {
     keep_alive: Option<KeepAlive>,
 }
 
-/// The fields of a body that are read before its model reads all of them.
+/// The body's fields that are read before the model reads all of them.
 #[derive(Deserialize)]
 struct Looked {
     model: Option<String>,

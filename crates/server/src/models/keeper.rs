@@ -42,7 +42,7 @@ fn keep(shelf: &Arc<Shelf>) {
                 beside(shelf, index, leave);
             }
             Step::Wait(until) => {
-                // Models may have been closed to requests, or opened again.
+                // Requests to models may have been stopped, or admitted again.
                 shelf.changed.send_replace(());
                 let work = &shelf.work;
                 state = match until {

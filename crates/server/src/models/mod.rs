@@ -1,9 +1,9 @@
-//! The models of a server: those of its lists, which of them are loaded, and who waits for one.
+//! The models of a server: the listed ones, the loaded ones, and the requests that wait for one.
 //!
-//! A server has one memory plan. A model is loaded when a request asks for it and its memory fits beside that of the models that are loaded;
-//! otherwise the model used longest ago leaves first. Its answers end before, and its prompts stay in the prefix cache. One thread, the
-//! *keeper*, takes these decisions ([`Rotation`]) and starts a thread for each model that is loaded or leaves, so that nobody waits for a
-//! model of others.
+//! A server has one memory plan. A model is loaded when a request names it and its memory fits beside the loaded
+//! models; otherwise the least recently used model is unloaded first, after its answers. Its prompts stay in the prefix
+//! cache. One thread, the *keeper*, decides this ([`Rotation`]) and starts a thread for each load and unload, so that
+//! nobody waits for another's model.
 //!
 //! A server with one engine that its caller has loaded is the simplest case: a model that stays, and no keeper.
 
@@ -122,7 +122,7 @@ impl Models {
         self.0.started
     }
 
-    /// The one model of the server if it was loaded at the start.
+    /// The server's only model, if it was loaded at the start.
     pub(crate) fn resident(&self) -> Option<Arc<App>> {
         let state = self.0.state();
         let stays = self.0.entries.len() == 1 && state.rotation.slots[0].stays;
@@ -229,15 +229,19 @@ impl Models {
         let entries = self.0.entries.iter().zip(&state.rotation.slots);
         let in_use = entries.filter(|(_, slot)| slot.stage != Stage::Absent);
         let names: Vec<String> = in_use.map(|(entry, _)| format!("{:?}", entry.name)).collect();
+        // A model that is still there takes no requests while it leaves.
+        let reason = match state.rotation.slots[index].stage {
+            Stage::Absent => format!("{} is in use", names.join(", ")),
+            _ => "it is about to leave for another model".to_owned(),
+        };
         Failure {
             retry_after_s: Some(RETRY_AFTER_S),
             ..Failure::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 format!(
-                    "the model {:?} found no memory within {} s, because {} is in use: ask again later",
+                    "the model {:?} found no memory within {} s, because {reason}: ask again later",
                     self.0.entries[index].name,
                     waited.as_secs(),
-                    names.join(", "),
                 ),
             )
         }

@@ -55,11 +55,11 @@ impl PlannedModel {
 }
 
 impl ModelsPlan {
-    /// Plans models from their headers: each has a context as long as it would have alone. While all fit in memory together, all get room for as
-    /// many whole contexts as that allows, up to `parallel`; otherwise each gets room for one. `memory_bytes` is for everything, `None` takes what
-    /// the machine has available now. `bodies_bytes` of it are for the bodies of requests.
+    /// Plans models from their headers, each with the context that it would have alone. If all fit in memory together,
+    /// each gets as many whole contexts as fit, up to `parallel`; otherwise each gets one. `memory_bytes` is the total;
+    /// `None` means the machine's available memory. `bodies_bytes` of it are for the bodies of requests.
     ///
-    /// A model that cannot be read or can never fit is left out; `refused` is called with its name and the reason.
+    /// A model that cannot be read or can never fit is omitted; `refused` receives its name and the reason.
     pub fn new(
         sources: Vec<ModelSource>,
         memory_bytes: Option<u64>,

@@ -51,11 +51,11 @@ pub(super) enum Step {
 /// Source of memory for a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Room {
-    /// From this model, which is idle.
+    /// Room of this idle model.
     Leaves(usize),
-    /// From models in use, which must finish their answers first.
+    /// Room of models in use, which must finish their answers first.
     InUse,
-    /// From models that are already loading or unloading.
+    /// Room of models that are already loading or unloading.
     Coming,
 }
 
@@ -144,9 +144,9 @@ impl Rotation {
         }
     }
 
-    /// The next step, whose stage is set. Models that have expired leave. Of the models that are waited for, the one that has been waited for longest is
-    /// loaded. Where it does not fit, it gets the room of the models used longest ago, idle ones before those in use; one in use takes no further
-    /// request until it is idle. Meanwhile others that fit are loaded.
+    /// The next step, with its stage already set. Expired models are unloaded. Of the requested models, the one with
+    /// the longest wait is loaded. If it does not fit, the least recently used models make room, idle ones before those
+    /// in use; one in use accepts no more requests until it is idle. Meanwhile other models that fit are loaded.
     pub(super) fn step(&mut self, now: Instant) -> Step {
         for slot in &mut self.slots {
             slot.is_draining = false;

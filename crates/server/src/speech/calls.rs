@@ -13,7 +13,7 @@ const UNMARKED: [&str; 6] = ["", "[", "{", "```", "```json", "```tool_call"];
 /// The mark around texts in calls of Gemma 4.
 pub(super) const QUOTE: &str = "<|\"|>";
 
-/// Most levels of lists and objects in an argument of such a call.
+/// Deepest nesting of lists and objects in an argument of such a call.
 const MOST_LEVELS: usize = 64;
 
 /// Tags around calls that models write instead of their family's.
@@ -124,7 +124,7 @@ pub(super) fn end_of(style: CallStyle, text: &str, mark: &str, from: usize) -> O
     })
 }
 
-/// True if a beginning of JSON ends inside a string.
+/// True if a prefix of JSON ends inside a string.
 fn is_in_string(json: &str) -> bool {
     let (mut is_inside, mut is_escaped) = (false, false);
     for byte in json.bytes() {
@@ -143,7 +143,7 @@ fn parse_json(text: &str) -> Option<Vec<WrittenCall>> {
     calls_of(values_of(text)?)
 }
 
-/// The objects of a text with their source. Some models double the braces around an object.
+/// The objects in a text with their source. Some models double the braces around an object.
 fn values_of(text: &str) -> Option<Vec<(Value, &str)>> {
     let undoubled = || {
         text.strip_prefix('{')?

@@ -121,8 +121,8 @@ pub(super) fn parse_invoked(text: &str, marks: &InvokeMarks, tools: &KnownTools)
     Some(calls)
 }
 
-/// A name and an object for each call, between marks. The first models write the name below the separator, and the object in a fence; others
-/// write `functions.name:0`.
+/// A name and an object for each call, between marks. The first models write the name below the separator, and the
+/// object in a code fence; others write `functions.name:0`.
 pub(super) fn parse_sections(text: &str, marks: &SectionMarks) -> Option<Vec<WrittenCall>> {
     let (mut calls, mut rest) = (Vec::new(), text);
     while !rest.is_empty() {

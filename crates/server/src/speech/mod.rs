@@ -13,13 +13,13 @@ use styles::{Message, MessageMarks};
 use tools::WrittenCall;
 pub(crate) use tools::{Call, KnownTools, Tool, ToolKind, shown_name};
 
-/// How a model writes tool calls and thoughts.
+/// The model's markup of tool calls and thoughts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Markup {
     calls: CallStyle,
-    /// The marks around thoughts, where it writes some.
+    /// The marks around thoughts, if the model writes any.
     thoughts: Option<ThoughtMarks>,
-    /// The marks of messages, where its answers are several.
+    /// The marks of messages, if an answer has several.
     messages: Option<&'static MessageMarks>,
 }
 
@@ -31,31 +31,31 @@ pub(crate) enum AnswerPiece {
     Call(Call),
 }
 
-/// Takes an answer apart as it is written.
+/// Splits an answer into its parts while it is generated.
 #[derive(Debug, Clone)]
 pub(crate) struct Speech {
     markup: Markup,
-    /// The tools of the request; without any nothing is taken for a call.
+    /// The tools of the request. Without tools nothing counts as a call.
     tools: KnownTools,
     /// True if an answer without marks may be a call.
     takes_unmarked: bool,
-    /// True if only the first call is told.
+    /// True if only the first call is reported.
     is_single: bool,
     state: State,
-    /// Text whose meaning is not known yet.
+    /// Text whose meaning is still unknown.
     held: String,
-    /// Bytes of `held` in which no end of a call begins.
+    /// Bytes of `held` without the beginning of a call's end.
     searched: usize,
-    /// True if anything but spaces has been told.
+    /// True if anything but spaces has been reported.
     has_begun: bool,
-    /// True if nothing but spaces has come behind a call.
+    /// True if only spaces have followed a call.
     follows_call: bool,
-    /// The tool that the header of the message names.
+    /// The tool in the header of the message.
     called: Option<String>,
     calls: usize,
-    /// Tokens of thoughts, with their marks.
+    /// Number of tokens in thoughts, with their marks.
     thought_tokens: usize,
-    /// Tokens that may be part of a mark.
+    /// Number of tokens that may be part of a mark.
     held_tokens: usize,
 }
 
@@ -172,7 +172,7 @@ impl Speech {
         self.calls
     }
 
-    /// Takes the next text of the answer; returns the pieces that are certain now.
+    /// Takes the next text of the answer, and returns the pieces that are certain.
     pub(crate) fn push(&mut self, text: &str) -> Vec<AnswerPiece> {
         let was_thinking = self.state == State::Thought;
         self.held.push_str(text);
@@ -187,12 +187,12 @@ impl Speech {
         pieces
     }
 
-    /// How many of the texts that were [pushed](Self::push), a token each, were part of a thought.
+    /// Number of [pushed](Self::push) texts, one per token, that were part of a thought.
     pub(crate) fn thought_tokens(&self) -> usize {
         self.thought_tokens
     }
 
-    /// The pieces that are left at the end of the answer.
+    /// The remaining pieces at the end of the answer.
     pub(crate) fn finish(&mut self) -> Vec<AnswerPiece> {
         let mut pieces = Vec::new();
         let held = std::mem::take(&mut self.held);
@@ -201,7 +201,7 @@ impl Speech {
                 let calls = calls::parse_unmarked(&held, &self.tools);
                 self.push_calls_or_text(calls, &held, ("", ""), &mut pieces);
             }
-            // A message that ends in its header says nothing.
+            // A message that ends in its header is empty.
             State::Header if self.markup.messages.is_some_and(|marks| marks.may_be_header(&held)) => {}
             State::Header | State::Text => self.push_text(held, &mut pieces),
             State::Thought => push_thought(held, &mut pieces),
@@ -210,7 +210,7 @@ impl Speech {
         pieces
     }
 
-    /// Takes apart the held text as far as its meaning is certain. True if the rest may yield more.
+    /// Splits the held text as far as its meaning is certain. True if the rest may give more.
     fn advance(&mut self, pieces: &mut Vec<AnswerPiece>) -> bool {
         match self.state {
             State::Header => self.advance_header(),
@@ -235,13 +235,13 @@ impl Speech {
         }
     }
 
-    /// The text before `at`; what is held goes on behind the mark that stands there.
+    /// Returns the text before `at`, and keeps the text after the mark there.
     fn take_before(&mut self, at: usize, mark: &str) -> String {
         let rest = self.held.split_off(at);
         std::mem::replace(&mut self.held, rest[mark.len()..].to_owned())
     }
 
-    /// The state behind a thought or a message.
+    /// The state after a thought or a message.
     fn state_between_messages(&self) -> State {
         match self.markup.messages {
             Some(_) => State::Header,
@@ -255,7 +255,7 @@ impl Speech {
             return true;
         };
         if !marks.may_be_header(&self.held) {
-            // An answer that is held to a form has no header.
+            // An answer with a form has no header.
             self.state = State::Text;
             return true;
         }
@@ -329,8 +329,8 @@ impl Speech {
         true
     }
 
-    /// Begins a thought at the beginning of an answer; marks of thoughts behind text are text. True where there is more to take,
-    /// false where more text has to come, `None` where no thought begins.
+    /// Begins a thought at the start of an answer; marks of thoughts after text are text. True if more can be split,
+    /// false if more text is needed, `None` if no thought begins.
     fn advance_to_thought(&mut self) -> Option<bool> {
         let marks = self.markup.thoughts.filter(|_| !self.has_begun)?;
         let text = self.held.trim_start();
@@ -350,7 +350,7 @@ impl Speech {
         None
     }
 
-    /// True if a text may be a call without marks: all of an answer. Models whose calls have marks forget them at times.
+    /// True if a whole answer may be a call without marks. Models whose calls have marks sometimes forget them.
     fn may_be_unmarked_call(&self, text: &str) -> bool {
         if !self.takes_calls() || !self.takes_unmarked || self.has_begun {
             return false;
@@ -364,7 +364,7 @@ impl Speech {
     }
 
     fn push_text(&mut self, mut text: String, pieces: &mut Vec<AnswerPiece>) {
-        // Spaces around thoughts and calls are nobody's text.
+        // Spaces around thoughts and calls are dropped.
         if self.follows_call {
             text = text.trim_start().to_owned();
         }
@@ -379,7 +379,7 @@ impl Speech {
         }
     }
 
-    /// Adds the calls that a text spells. A text without calls stays text, with the marks around it.
+    /// Adds the calls that a text spells. A text without calls stays text, with its marks.
     fn parse_calls(&mut self, text: &str, marks: (&str, &str), pieces: &mut Vec<AnswerPiece>) {
         let calls = match self.called.take() {
             Some(name) => calls::parse_arguments(name, text).map(|call| vec![call]),
@@ -415,13 +415,13 @@ fn push_thought(thought: String, pieces: &mut Vec<AnswerPiece>) {
     }
 }
 
-/// The first of the marks in a text, and its place.
+/// The first of the marks in a text, and its position.
 fn first_of(text: &str, marks: &[&'static str]) -> Option<(usize, &'static str)> {
     let places = marks.iter().filter_map(|mark| Some((text.find(mark)?, *mark)));
     places.min_by_key(|(at, _)| *at)
 }
 
-/// Bytes at the end of a text that may be the beginning of one of the marks.
+/// Bytes at the end of a text that may begin one of the marks.
 fn open_end(text: &str, marks: &[&str]) -> usize {
     let open = |mark: &str| {
         let longest = text.len().min(mark.len() - 1);

@@ -1,8 +1,8 @@
-//! Values of parameters that a model writes as plain text, by the types that a tool declares.
+//! Values of parameters that a model writes as plain text, by the types in a tool's schema.
 
 use serde_json::Value;
 
-/// Deepest chain of references and alternatives that is followed.
+/// Longest chain of references and alternatives to follow.
 const DEEPEST: usize = 16;
 
 /// Types that a schema allows.
@@ -10,12 +10,12 @@ const DEEPEST: usize = 16;
 struct Types {
     text: bool,
     null: bool,
-    /// Numbers, truth values, lists and objects, which are written as JSON.
+    /// Numbers, truth values, lists and objects are written as JSON.
     other: bool,
 }
 
-/// The value of a parameter that was written as `text`, and its source as JSON. `parameters` is the schema of all parameters of the
-/// tool; a parameter that it does not declare is a text.
+/// The value of a parameter written as `text`, and its source as JSON. `parameters` is the schema of all parameters of
+/// the tool; an undeclared parameter is a text.
 pub(super) fn typed(text: &str, parameters: Option<&Value>, name: &str) -> (Value, String) {
     let as_text = || (Value::from(text), Value::from(text).to_string());
     let schema = parameters.and_then(|root| Some((root, root.get("properties")?.get(name)?)));

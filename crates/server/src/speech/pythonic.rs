@@ -1,14 +1,14 @@
-//! Calls written as Python writes them: `[name(key="text", other=[1, True])]` (LFM2).
+//! Calls in Python's syntax: `[name(key="text", other=[1, True])]` (LFM2).
 
 use serde_json::{Map, Value};
 
-/// Lists and dictionaries inside each other at most.
+/// Deepest nesting of lists and dictionaries.
 const LARGEST_DEPTH: usize = 64;
 
-/// The name of a call and its arguments: as a map, and as JSON that keeps every digit.
+/// The name of a call and its arguments: as a map, and as JSON with every digit.
 pub(super) type PythonCall = (String, Map<String, Value>, String);
 
-/// The calls of a list, or a call without one; `None` for anything else.
+/// The calls of a list, or a single call; `None` for anything else.
 pub(super) fn calls(text: &str) -> Option<Vec<PythonCall>> {
     let text = text.trim();
     let inner = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
@@ -25,7 +25,7 @@ pub(super) fn calls(text: &str) -> Option<Vec<PythonCall>> {
     literal.rest.is_empty().then_some(calls)
 }
 
-/// True if a beginning of Python source ends inside a text.
+/// True if a prefix of Python source ends inside a text.
 pub(super) fn is_in_text(source: &str) -> bool {
     let (mut quote, mut is_escaped) = (None, false);
     for byte in source.bytes() {
@@ -40,13 +40,13 @@ pub(super) fn is_in_text(source: &str) -> bool {
     quote.is_some()
 }
 
-/// Source that is still to be read, without white space before it.
+/// The remaining source, without leading white space.
 struct Literal<'a> {
     rest: &'a str,
 }
 
 impl Literal<'_> {
-    /// True if the source goes on with a sign, which is taken.
+    /// True if the source continues with a sign, which is then skipped.
     fn take(&mut self, sign: &str) -> bool {
         let Some(rest) = self.rest.strip_prefix(sign) else {
             return false;
@@ -128,7 +128,7 @@ impl Literal<'_> {
         Some(items)
     }
 
-    /// A number, or a constant as Python or JSON spells it.
+    /// A number, or a constant in Python's or JSON's spelling.
     fn word(&mut self) -> Option<String> {
         let end = self
             .rest

@@ -1,15 +1,15 @@
-//! The marks of families of models: a row for each way in which calls and thoughts are written.
+//! The marks of model families: a row for each form of calls and thoughts.
 
-/// How a family of models writes tool calls.
+/// A family's form of tool calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CallStyle {
-    /// Texts of a chat template by which the style is known.
+    /// Texts of a chat template that identify the style.
     hints: &'static [&'static str],
     /// Marks that begin calls.
     pub(crate) begins: &'static [&'static str],
-    /// The mark that ends them; `None` where the answer's end does.
+    /// The end mark; `None` if the answer's end ends the call.
     pub(crate) end: Option<&'static str>,
-    /// Special tokens that may stand between the two.
+    /// Special tokens that may stand between the start mark and the end mark.
     pub(super) inner: &'static [&'static str],
     pub(crate) syntax: CallSyntax,
 }
@@ -30,11 +30,11 @@ pub(crate) enum CallSyntax {
     Quoted,
     /// `[name(key="value")]`.
     Pythonic,
-    /// An element for each call, and one in it for each parameter.
+    /// An element for each call, with an element for each parameter.
     Invoked(&'static InvokeMarks),
     /// A name and an object for each call, between marks.
     Sections(&'static SectionMarks),
-    /// The arguments alone: the header of the message holds the name.
+    /// Only the arguments: the header of the message has the name.
     Headed,
     /// The whole answer is `{"name": …, "parameters": {…}}`, with or without a mark or a fence.
     Bare,
@@ -93,7 +93,7 @@ const KIMI: SectionMarks = SectionMarks {
     call_end: "<|tool_call_end|>",
 };
 
-/// A style of calls between two marks, which a template shows.
+/// A style of calls between two marks of the template.
 const fn between(marks: &'static [&'static str; 1], end: &'static str, syntax: CallSyntax) -> CallStyle {
     CallStyle {
         hints: marks,
@@ -119,7 +119,7 @@ impl CallStyle {
     pub(crate) const NEMOTRON: Self = between(&["<TOOLCALL>"], "</TOOLCALL>", CallSyntax::List);
     /// Gemma.
     pub(crate) const GEMMA: Self = between(&["<start_function_call>"], "<end_function_call>", CallSyntax::Escaped);
-    /// LFM2 and LFM3. Templates show the marks of lists of tools, and not always those of calls.
+    /// LFM2 and LFM3. Their templates contain the marks of tool lists, and not always the marks of calls.
     pub(crate) const LFM: Self = Self {
         hints: &["<|tool_call_start|>", "<|tool_list_start|>"],
         ..between(&["<|tool_call_start|>"], "<|tool_call_end|>", CallSyntax::Pythonic)
@@ -197,7 +197,7 @@ impl CallStyle {
         syntax: CallSyntax::Bare,
     };
 
-    /// The styles, in the order in which a template is searched for them.
+    /// The styles, in the order of the search through a template.
     pub(super) const ALL: [Self; 14] = [
         Self::TAGGED,
         Self::MISTRAL,
@@ -215,17 +215,17 @@ impl CallStyle {
         Self::HARMONY,
     ];
 
-    /// The style that a template shows.
+    /// The style of a template.
     pub(super) fn shown(mentions: impl Fn(&str) -> bool) -> Self {
         let is_shown = |style: &Self| match style.syntax {
-            // The marks are put together of parts.
+            // The template assembles the marks from parts.
             CallSyntax::Invoked(marks) if *marks == DSML => style.hints.iter().all(|hint| mentions(hint)),
             _ => style.hints.iter().any(|hint| mentions(hint)),
         };
         Self::ALL.into_iter().find(is_shown).unwrap_or(Self::BARE)
     }
 
-    /// The mark that stands before a call that spells none.
+    /// The start mark that a call may omit.
     pub(super) fn begin(self) -> &'static str {
         self.begins.first().copied().unwrap_or("")
     }
@@ -235,7 +235,7 @@ impl CallStyle {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ThoughtMarks {
     pub(crate) begin: &'static str,
-    /// A word behind the mark, which is no part of the thought.
+    /// A word after the mark that is not part of the thought.
     pub(super) title: &'static str,
     pub(crate) end: &'static str,
 }
@@ -266,7 +266,7 @@ impl ThoughtMarks {
         end: "[/THINK]",
     };
 
-    /// The marks that a template shows.
+    /// The marks in a template.
     pub(super) fn shown(mentions: impl Fn(&str) -> bool) -> Option<Self> {
         let all = [Self::THINK, Self::CHANNEL, Self::SEED, Self::MISTRAL];
         all.into_iter()
@@ -274,20 +274,20 @@ impl ThoughtMarks {
     }
 }
 
-/// Marks of families whose answers are several messages, each behind a header that says what it is.
+/// Marks of families whose answers have several messages, each with a header for its kind.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct MessageMarks {
-    /// The mark before a header; the first header of an answer stands behind it, in the prompt.
+    /// The mark before a header; the first header of an answer follows it, in the prompt.
     begin: &'static str,
-    /// The mark behind a header.
+    /// The mark after a header.
     pub(super) body: &'static str,
     /// Marks that end a message.
     pub(super) ends: &'static [&'static str],
     /// Other special tokens of headers.
     inner: &'static [&'static str],
-    /// The words by which a header says that its message is a thought.
+    /// Words of a header that mark its message as a thought.
     thought: &'static str,
-    /// Words of a template by which the marks are known.
+    /// Words of a template that identify the marks.
     hint: &'static str,
 }
 
@@ -296,7 +296,7 @@ pub(crate) struct MessageMarks {
 pub(super) enum Message<'a> {
     Text,
     Thought,
-    /// Arguments of the tool of this name.
+    /// Arguments of the tool with this name.
     Call(&'a str),
 }
 
@@ -324,7 +324,7 @@ impl MessageMarks {
         hint: "<atem:function_calls>",
     };
 
-    /// The marks that a template shows.
+    /// The marks in a template.
     pub(super) fn shown(mentions: impl Fn(&str) -> bool) -> Option<&'static Self> {
         const HARMONY: &MessageMarks = &MessageMarks::HARMONY;
         const MUSE: &MessageMarks = &MessageMarks::MUSE;
@@ -346,7 +346,7 @@ impl MessageMarks {
         text.len() <= LONGEST_HEADER && begins.into_iter().any(fits)
     }
 
-    /// The message behind a header.
+    /// The message after a header.
     pub(super) fn message<'a>(&self, header: &'a str, style: CallStyle) -> Message<'a> {
         let recipient = header.split_once("to=").map(|(_, rest)| {
             let end = rest.find(|letter: char| letter.is_whitespace() || letter == '<');

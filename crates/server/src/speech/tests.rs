@@ -2,7 +2,7 @@ use serde_json::json;
 
 use super::*;
 
-/// Every style whose calls stand in a text.
+/// Every style with calls inside a text.
 fn marked() -> Vec<CallStyle> {
     let headed = |style: &CallStyle| style.syntax == CallSyntax::Headed;
     let all = CallStyle::ALL.into_iter().filter(|style| !headed(style));
@@ -47,7 +47,7 @@ fn told(mut speech: Speech, text: &str, size: usize) -> (String, String, Vec<(St
     (said, thought, calls)
 }
 
-/// The call as DeepSeek's templates show it.
+/// The call in the form of DeepSeek's templates.
 fn dsml(block: &str) -> String {
     format!(
         "<｜DSML｜{block}>\n<｜DSML｜invoke name=\"weather\">\n<｜DSML｜parameter name=\"city\" string=\"true\">Bern</｜DSML｜parameter>\n<｜DSML｜parameter name=\"days\" string=\"false\">2</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜{block}>"
@@ -56,7 +56,7 @@ fn dsml(block: &str) -> String {
 
 const WEATHER: &str = r#"{"name": "weather", "arguments": {"city": "Bern", "days": 2}}"#;
 
-/// Checks that a text in the marks of a style is the call of [`WEATHER`] and nothing else, however it is cut.
+/// Checks that a text in the marks of a style is the call of [`WEATHER`] and nothing else, for every cut into pieces.
 fn finds_the_call(style: CallStyle, text: &str) {
     let call = ("weather".to_owned(), r#"{"city":"Bern","days":2}"#.to_owned());
     for size in [1, 2, 3, 7, 1000] {
@@ -359,7 +359,7 @@ fn messages_of_gpt_oss_are_thoughts_texts_and_calls_by_their_headers() {
             assert_eq!(found.2, vec![call; calls], "{text}");
         }
     }
-    // Data that was asked for has no header.
+    // Requested data has no header.
     let data = told(Speech::new(markup, tools(), false), r#"{"to": "x"}"#, 1);
     assert_eq!(data.0, r#"{"to": "x"}"#);
     assert!(Speech::new(markup, KnownTools::default(), false).is_mark("<|channel|>"));

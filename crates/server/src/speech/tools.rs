@@ -32,7 +32,7 @@ pub(crate) enum ToolKind {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct KnownTools(Arc<Vec<Tool>>);
 
-/// A call as the model wrote it.
+/// A call in the model's form.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct WrittenCall {
     pub(super) name: String,

@@ -107,7 +107,7 @@ fn more_than_the_server_takes_on_is_refused_with_when_to_come_back() {
     );
     assert_eq!(server.get("/ready").status, 503);
     drop(first);
-    // A client that is gone is noticed when the next bytes are written to it.
+    // The server notices a closed connection when it writes to it.
     let is_free = (0..200).any(|_| {
         std::thread::sleep(Duration::from_millis(50));
         server.get("/ready").status == 200

@@ -1,4 +1,4 @@
-//! Requests as clients send them: fields of other servers, kinds of tools, histories, lengths.
+//! Requests of real clients: fields of other servers, kinds of tools, histories, lengths.
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};

@@ -21,7 +21,7 @@ fn idle_connections_make_room_for_others_and_busy_ones_stay() {
     let long = json!({"prompt": "In the beginning", "max_tokens": 2500, "stream": true, "ignore_eos": true});
     let mut answer = server.stream("/v1/completions", &long);
     answer.event().unwrap();
-    // Some say nothing, and some begin a request that they never end.
+    // Some send nothing, and some never finish a request.
     let idle: Vec<TcpStream> = (0..12)
         .map(|number| {
             let mut stream = server.connect();

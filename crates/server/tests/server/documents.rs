@@ -57,7 +57,7 @@ fn files_that_are_no_documents_are_refused_in_one_line() {
     assert_eq!(refused("", BYTES, "a").0, 400);
     assert_eq!(refused("?name=", BYTES, "a").0, 400);
     assert_eq!(refused("?name=a.txt", BYTES, &"a".repeat(20_000)).0, 413);
-    // A page of another site may send these kinds without asking the browser.
+    // A page of another site may send these kinds without a preflight request.
     for kind in ["text/plain", "multipart/form-data", "application/x-www-form-urlencoded"] {
         assert_eq!(refused("?name=a.txt", kind, "a").0, 415);
     }

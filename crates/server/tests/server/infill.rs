@@ -91,10 +91,14 @@ fn every_api_fills_the_gap_that_the_tokens_spell() {
         "options": {"num_predict": 6, "temperature": 0}});
     assert_eq!(server.ask("/api/generate", &body)["response"], text);
     let mut body = json!({"input_prefix": "In the", "prompt": " beginning", "input_suffix": " the heaven ", "n_predict": 6,
-        "temperature": 0, "t_max_predict_ms": 500, "samplers": ["top_k", "infill"], "response_fields": ["content"]});
+        "temperature": 0, "t_max_predict_ms": 500, "samplers": ["top_k", "infill"],
+        "response_fields": ["content", "tokens_evaluated", "timings/prompt_n", "timings/no_such"]});
     let filled = server.ask("/infill", &body);
     assert_eq!(filled["content"], text);
     assert_eq!(filled["tokens_evaluated"], before + 1);
+    // Fields are under their paths, as llama.vim reads them.
+    assert!(filled["timings/prompt_n"].is_u64());
+    assert_eq!(filled.as_object().unwrap().len(), 3);
     body["stream"] = json!(true);
     let events = server.stream("/infill", &body).events();
     let streamed: String = events.iter().filter_map(|event| event["content"].as_str()).collect();

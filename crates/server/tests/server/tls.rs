@@ -21,7 +21,7 @@ fn identity(name: &str) -> TlsIdentity {
     TlsIdentity::from_pem(&file(&format!("{name}.pem")), &file(&format!("{name}.key"))).unwrap()
 }
 
-/// A server with TLS, and what belongs to it.
+/// A server with TLS, with its certificates and keys.
 struct Running {
     port: u16,
     tls: Tls,

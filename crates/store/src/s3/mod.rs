@@ -195,7 +195,7 @@ fn variables() -> [(&'static str, AmazonS3ConfigKey); 13] {
     ]
 }
 
-/// Does work of the crate on this thread, within the limits.
+/// Runs work of the crate on this thread, within its limits.
 fn run<T>(
     until: Instant,
     most_bytes: usize,

@@ -1,5 +1,4 @@
-//! Buckets, by a server that speaks as much of S3 as is used. That signatures are right is checked by scripts/test/store-test with a
-//! server that checks them.
+//! Buckets on a test server with the used part of S3. `scripts/test/store-test` checks signatures with a real server.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -17,11 +16,11 @@ enum Fault {
     None,
     Silent,
     Drips,
-    /// Says that more comes, and closes.
+    /// Announces more bytes than it sends, and closes.
     Breaks,
     Refuses,
     Fails,
-    /// Elements within elements, in the place of an answer.
+    /// Nested elements in place of an answer.
     Nests(usize),
 }
 
@@ -140,7 +139,7 @@ impl FakeBucket {
     }
 }
 
-/// A list with elements nested at its top and where texts belong.
+/// A list with nested elements at its top and in place of texts.
 fn nested(levels: usize) -> Vec<u8> {
     let deep = "<a>".repeat(levels) + &"</a>".repeat(levels);
     format!("<ListBucketResult>{deep}<Contents><Key>{deep}</Key></Contents></ListBucketResult>").into_bytes()

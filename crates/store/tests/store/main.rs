@@ -1,4 +1,4 @@
-//! Clients of stores against servers that behave, and servers that do not.
+//! Clients of stores against correct and faulty servers.
 
 #[cfg(feature = "s3")]
 mod bucket;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use riffle_kv::{BlockStore, StoreError};
 
-/// The environment without a variable.
+/// An environment without variables.
 fn nothing(_: &str) -> Option<String> {
     None
 }
@@ -46,7 +46,7 @@ fn keeps_what_it_is_given(store: &dyn BlockStore) {
     }
     store.put(&names[0], vec![9; 100], until()).unwrap();
     assert_eq!(store.get(&names[0], 100, until()).unwrap(), Some(vec![9; 100]));
-    // More than was asked for is refused.
+    // An answer longer than requested is refused.
     let refused = store.get(&names[0], 99, until());
     assert!(matches!(refused, Err(StoreError::Wrong(_))), "{refused:?}");
     let mut listed = Vec::new();
@@ -60,7 +60,7 @@ fn keeps_what_it_is_given(store: &dyn BlockStore) {
     assert_eq!(there.iter().filter(|there| **there).count(), 7);
 }
 
-/// Checks that an operation ends by its limit, whatever the server does; returns its error.
+/// Checks that an operation ends by its limit, for any behaviour of the server; returns its error.
 fn failure_of<T: std::fmt::Debug>(ask: impl FnOnce(Instant) -> Result<T, StoreError>) -> StoreError {
     let began = Instant::now();
     let answer = ask(soon(400));

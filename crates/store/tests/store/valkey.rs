@@ -1,4 +1,4 @@
-//! Valkey and Redis, by a server that speaks as much of their protocol as is used.
+//! Valkey and Redis on a test server with the used part of their protocol.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -16,21 +16,21 @@ enum Fault {
     None,
     /// Never answers.
     Silent,
-    /// A byte now and then.
+    /// Sends a byte from time to time.
     Drips,
-    /// Says that far more bytes come than may.
+    /// Announces far more bytes than allowed.
     Huge,
     /// Another protocol.
     Babbles,
-    /// Half of the answer, then nothing.
+    /// Sends half of the answer, then nothing.
     Breaks,
     /// Refuses to write.
     Full,
-    /// Ends each connection after an answer.
+    /// Closes each connection after an answer.
     ClosesIdle,
-    /// Lists within lists within lists, as many levels as it is asked for.
+    /// Nested lists, with this number of levels.
     Nests(usize),
-    /// A list of as many lists as it is asked for, each with as many texts.
+    /// A list with this number of lists, each with as many texts.
     Spreads(usize),
 }
 
@@ -39,7 +39,7 @@ struct FakeValkey {
     port: u16,
     fault: Arc<Mutex<Fault>>,
     items: Arc<Mutex<BTreeMap<Vec<u8>, Vec<u8>>>>,
-    /// Databases that were selected.
+    /// Selected databases.
     selected: Arc<Mutex<Vec<Vec<u8>>>>,
 }
 
@@ -140,7 +140,7 @@ impl FakeValkey {
                 b":1\r\n".to_vec()
             }
             b"SCAN" => {
-                // Two rounds, as a server with many keys gives them.
+                // Two rounds, as from a server with many keys.
                 let is_first = words[1] == b"0";
                 let begin = words[3].strip_suffix(b"*").unwrap();
                 let keys: Vec<&Vec<u8>> = items.keys().filter(|key| key.starts_with(begin)).collect();
@@ -254,7 +254,7 @@ fn every_operation_ends_by_its_limit_whatever_the_server_does() {
         ];
         let get = failures[0].to_string();
         assert!(get.contains(expected), "{fault:?}: {get}");
-        // A connection that failed is not used again.
+        // A failed connection is not used again.
         server.set(Fault::None);
         assert!(
             store.get("a", 1 << 20, soon(2000)).unwrap() == Some(vec![1; 200_000]),
@@ -270,7 +270,7 @@ fn lists_within_lists_are_refused_before_they_take_stack_or_memory() {
     for (fault, expected) in [
         (Fault::Nests(5), "not the protocol"),
         (Fault::Nests(100_000), "not the protocol"),
-        // Two levels with 250,000 texts: each list is as long as it may be.
+        // Two levels with 250,000 texts: each list has its maximal length.
         (Fault::Spreads(500), "lists of more than 1048576 bytes"),
     ] {
         server.set(fault);

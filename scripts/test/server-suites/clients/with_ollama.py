@@ -85,6 +85,11 @@ def generate() -> None:
     check("generate: the template is used without raw", asked.prompt_eval_count > answer.prompt_eval_count, asked)
 
 
+def vectors() -> None:
+    for vector in client.embed(model=MODEL, input=["a", "In the beginning"]).embeddings:
+        check("vectors: a decoder gives vectors of the length 1", abs(sum(value * value for value in vector) - 1) < 1e-5, vector)
+
+
 def refused() -> None:
     def fails(name: str, status: int, ask) -> None:
         try:
@@ -98,7 +103,6 @@ def refused() -> None:
     fails("pictures", 400, lambda: client.chat(model=MODEL, messages=[{"role": "user", "content": "a", "images": [b"aa"]}]))
     fails("too long", 400, lambda: client.chat(model=MODEL, messages=[{"role": "user", "content": "word " * 300_000}]))
     fails("a sampler that there is not", 400, lambda: client.generate(model=MODEL, prompt="a", options={"mirostat": 2}))
-    fails("embeddings", 501, lambda: client.embed(model=MODEL, input="a"))
     fails("downloads", 404, lambda: client.pull("other"))
 
 
@@ -108,4 +112,5 @@ if __name__ == "__main__":
     tools()
     structured()
     generate()
+    vectors()
     refused()

@@ -1,4 +1,4 @@
-//! The settings of each agent: variables and arguments alone, so that no file of the user is changed.
+//! The settings of each agent: only variables and arguments, so that no file of the user changes.
 
 use std::ffi::OsString;
 
@@ -6,12 +6,12 @@ use serde_json::json;
 
 use crate::launch_args::Agent;
 
-/// Tokens of an answer, for agents that have to be told.
+/// Most tokens of an answer, for agents that need this number.
 const ANSWER_TOKENS: usize = 4096;
 
-/// The server and the model that an agent talks to.
+/// The server and the model for an agent.
 pub(super) struct Place<'a> {
-    /// Address of the server, without a slash at its end.
+    /// Address of the server, without a trailing slash.
     pub(super) url: &'a str,
     pub(super) key: Option<&'a str>,
     pub(super) model: &'a str,
@@ -69,7 +69,7 @@ fn claude(place: &Place<'_>) -> Settings {
         ("CLAUDE_CODE_AUTO_COMPACT_WINDOW", place.context_tokens.to_string()),
         ("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1".to_owned()),
     ];
-    // A server with several models knows none of Anthropic's names.
+    // A server with several models has no aliases for Anthropic's names.
     let names = [
         "ANTHROPIC_MODEL",
         "ANTHROPIC_DEFAULT_OPUS_MODEL",
@@ -156,7 +156,7 @@ fn aider(place: &Place<'_>) -> Settings {
     }
 }
 
-/// A variable with the key, where there is one.
+/// A variable with the key, if there is one.
 fn key_variable(place: &Place<'_>, name: &'static str) -> Vec<(&'static str, String)> {
     place.key.map(|key| (name, key.to_owned())).into_iter().collect()
 }

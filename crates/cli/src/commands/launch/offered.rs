@@ -8,10 +8,10 @@ use serde_json::Value;
 
 use crate::failure::Failure;
 
-/// Bytes of a list of models at most.
+/// Most bytes of a list of models.
 const LONGEST_LIST: u64 = 4 << 20;
 
-/// How long a server may take to answer.
+/// Time limit for the server's answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A model of a server.
@@ -24,7 +24,7 @@ pub(super) struct Offered {
 /// The models of the server at `url`, in its order.
 ///
 /// # Errors
-/// For an address without a server, and for a server that does not answer as `riffle serve` does.
+/// An address without a server, or a server that answers differently from `riffle serve`.
 pub(super) fn models(url: &str, key: Option<&str>) -> Result<Vec<Offered>, Failure> {
     let Some(rest) = url.strip_prefix("http://") else {
         return Err(Failure::new(format!(

@@ -1,4 +1,4 @@
-//! Keys and certificates of a server, from files that are read again at a hang-up.
+//! Keys and certificates of a server, read from files and again at each hang-up signal.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use crate::commands::read_text;
 use crate::failure::Failure;
 use crate::serve_args::ServeArguments;
 
-/// The files, and what of a running server follows from them.
+/// The files, and the server's state that depends on them.
 pub(super) struct Secrets {
     key_file: Option<PathBuf>,
     keys: Keys,
@@ -24,7 +24,7 @@ struct CertificateFiles {
     key: PathBuf,
 }
 
-/// The keys that let requests in; none without a file.
+/// The accepted keys; none without a file.
 pub(super) fn api_keys(arguments: &ServeArguments) -> Result<Vec<ApiKey>, Failure> {
     arguments.api_key_file.as_deref().map_or(Ok(Vec::new()), keys_of)
 }
@@ -45,7 +45,7 @@ impl Secrets {
         })
     }
 
-    /// Reads the files again. Where that fails, the server goes on with what it has.
+    /// Reads the files again. If this fails, the server keeps its current secrets.
     pub(super) fn read_again(&self) {
         if let Some(path) = &self.key_file {
             self.notes.tell(&match self.read_keys_again(path) {
@@ -101,7 +101,7 @@ impl CertificateFiles {
     }
 }
 
-/// Keys of a file, one a line.
+/// Reads the keys of a file, one per line.
 fn keys_of(path: &Path) -> Result<Vec<ApiKey>, Failure> {
     let keys = ApiKey::parse_lines(&read_text(path)?);
     if keys.is_empty() {

@@ -1,4 +1,4 @@
-//! A server with several models, each loaded when it is asked for.
+//! A server with several models, each loaded on request.
 
 use std::path::{Path, PathBuf};
 
@@ -64,7 +64,8 @@ fn refuse_options_of_one(arguments: &ServeArguments) -> Result<(), Failure> {
     }
 }
 
-/// The plan of all models, and a line for each that is left out. A typed one that cannot be served is refused; one of a folder is left out.
+/// The plan of all models, and a line for each omitted one. A typed model that cannot be served is refused; a folder's
+/// model is omitted.
 fn planned(arguments: &ServeArguments) -> Result<(ModelsPlan, String), Failure> {
     let served = served(arguments)?;
     let options = arguments.serving.engine_options()?;
@@ -105,7 +106,7 @@ fn planned(arguments: &ServeArguments) -> Result<(ModelsPlan, String), Failure> 
     }
 }
 
-/// The typed models and those of the folder, each once.
+/// The typed models and the folder's models, each once.
 fn served(arguments: &ServeArguments) -> Result<Vec<Served>, Failure> {
     let mut served: Vec<Served> = Vec::new();
     for model in &arguments.models {
@@ -132,7 +133,8 @@ fn served(arguments: &ServeArguments) -> Result<Vec<Served>, Failure> {
     Ok(served)
 }
 
-/// The GGUF files of a folder, and its folders of models, in the order of their names. Of a file in parts it is the first part.
+/// The GGUF files of a folder and its model folders, in the order of their names. A split file is named by its first
+/// part.
 fn models_in(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     let unread = |error: std::io::Error| Failure::new(format!("--models-dir {}: {error}", folder.display()));
     let mut paths = Vec::new();

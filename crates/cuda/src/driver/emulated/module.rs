@@ -56,7 +56,7 @@ pub(super) struct LaunchData {
     pub(super) seed: u64,
 }
 
-/// The library of a module, compiled unless it was before.
+/// The library of a module, compiled on first use.
 pub(super) fn load(source: &ModuleSource, cache: &KernelCache) -> Result<Library, CudaError> {
     let text = source.text(HEAD);
     let compiler = compiler();

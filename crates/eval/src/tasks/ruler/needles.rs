@@ -19,7 +19,7 @@ const NOISE: &str = "The grass is green. The sky is blue. The sun is yellow. Her
 /// Links of a chain after its first variable.
 const HOPS: usize = 4;
 
-/// Keys, values and questions of the tasks that have several.
+/// Number of keys, values and questions in tasks with several.
 const SEVERAL: usize = 4;
 
 /// Keys with their values, and the sentences that state them.

@@ -68,7 +68,7 @@ pub(super) fn common(
     Ok(corpus.prompt(document, vec![frame.tail], common.to_vec(), 120))
 }
 
-/// Coded words whose counts fall off as rank⁻² (a zeta distribution); the first rank is dots.
+/// Coded words with counts proportional to rank⁻² (a zeta distribution); the first rank is dots.
 pub(super) fn coded(
     corpus: &Corpus,
     context_tokens: usize,

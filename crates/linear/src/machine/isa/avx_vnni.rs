@@ -31,7 +31,7 @@ const fn chain<Q: Quant>() -> usize {
     groups::<Q>()
 }
 
-/// Adds products of a group, four and four.
+/// Adds products of a group, four at a time.
 #[inline]
 #[target_feature(enable = "avx2,avxvnni")]
 fn add_products<Q: Quant>(sums: __m256i, quants: __m256i, activations: __m256i) -> __m256i {

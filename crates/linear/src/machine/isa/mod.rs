@@ -61,7 +61,7 @@ enum Set {
     NeonI8mm,
 }
 
-/// Calls a kernel of the instruction set at hand.
+/// Calls a kernel of the given instruction set.
 macro_rules! dispatch {
     ($isa:expr, $kernel:ident $(::<$element:ident>)? ($($argument:expr),*)) => {
         match $isa.0 {
@@ -192,7 +192,7 @@ impl Isa {
         dispatch!(self, round(values, rounded));
     }
 
-    /// Rounds activations to 8 bits, `values` a multiple of 32 long.
+    /// Rounds activations to 8 bits; the length of `values` is a multiple of 32.
     pub(crate) fn quantise(self, values: &[f32], shape: Shape, blocks: &mut [ActivationBlock]) {
         dispatch!(self, quantise(values, shape, blocks));
     }

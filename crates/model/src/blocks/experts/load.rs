@@ -10,7 +10,7 @@ use crate::ModelError;
 use crate::blocks::{Mlp, Norm, Projection};
 use crate::weights::{Checkpoint, Stack, StackParts};
 
-/// Places below a layer, and names below these, that families use for the parts.
+/// Prefixes and names of the parts' tensors below a layer, in all families.
 const PLACES: &[&str] = &["mlp.", "block_sparse_moe.", "feed_forward.", "mixer.", ""];
 const ROUTERS: &[&str] = &[
     "gate",

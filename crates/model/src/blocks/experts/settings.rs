@@ -58,7 +58,7 @@ pub struct ExpertSettings {
     pub gated: bool,
     /// Experts have biases.
     pub biased: bool,
-    /// Weights multiply the input of experts.
+    /// True if weights multiply the inputs of experts instead of their results.
     pub weighs_input: bool,
     /// True if experts for pictures follow those for text, and routers are stored as `[hidden, experts]`.
     pub has_pictures: bool,

@@ -11,7 +11,7 @@ pub(crate) struct Convolution {
     // [channels]
     bias: Option<Vec<f32>>,
     channels: usize,
-    /// Tokens from one tap to the next.
+    /// Tokens between two taps.
     dilation: usize,
     /// True if SiLU follows.
     has_silu: bool,

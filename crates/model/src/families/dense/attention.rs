@@ -12,7 +12,7 @@ use crate::{AttentionShape, ModelConfig, ModelError};
 /// Settings shared by the attention of all layers.
 pub(super) struct Parts {
     rotary: Arc<Rotary>,
-    /// The rotation of layers with a window, or by no angle.
+    /// The rotation of layers with a window, or the identity.
     other: Arc<Rotary>,
     /// The rotation's factor on heads that are normalised after it, where it only changes the norm's epsilon.
     magnitude: f32,
@@ -110,7 +110,7 @@ impl Parts {
         let sinks = match plan.sinks.filter(|_| shape.has_sinks) {
             Some(name) => {
                 let name = format!("{prefix}.{name}");
-                // GGUF files have the name with an end.
+                // GGUF files have the name with a suffix.
                 let ended = format!("{name}.weight");
                 let name = if weights.info(&ended).is_some() { ended } else { name };
                 Some(weights.vector(&name, shape.heads)?.into())

@@ -57,14 +57,14 @@ pub(super) fn deepseek_v2(fields: &Fields) -> Planned {
 }
 
 pub(super) fn deepseek_v3(fields: &Fields) -> Planned {
-    // Sarvam has the class of DeepSeek-V3.
+    // Sarvam uses the class of DeepSeek-V3.
     match fields.text("model_type")? {
         Some("sarvam_mla") => deepseek_v3_with(&sarvam_names(fields)?, 1),
         _ => deepseek_v3_with(fields, 3),
     }
 }
 
-/// The settings of Sarvam under the names of DeepSeek-V3.
+/// Sarvam's settings under the names of DeepSeek-V3.
 fn sarvam_names(fields: &Fields) -> Result<Fields, ModelError> {
     let mut fields = fields
         .with_default("q_lora_rank", Value::Null)
@@ -107,7 +107,7 @@ fn deepseek_v3_with(fields: &Fields, dense: usize) -> Planned {
 
 pub(super) fn axk1(fields: &Fields) -> Planned {
     let mut fields = fields.clone();
-    // Counted from 0, and the first layers are dense.
+    // Counted from 0; the first layers are dense.
     if let Some(step) = fields.optional_size("moe_layer_freq")?.filter(|step| *step > 1) {
         let dense = fields.optional_count("first_k_dense_replace")?.unwrap_or(1);
         let layers = 0..fields.size("num_hidden_layers")?.min(LARGEST_COUNT);

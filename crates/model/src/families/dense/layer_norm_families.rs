@@ -70,7 +70,7 @@ pub(super) fn cohere_compass(fields: &Fields) -> Planned {
     let scale = fields.get("logit_scale").cloned().unwrap_or(json!(1.0));
     let mut plan = cohere2(&fields.clone().with("logit_scale", scale))?;
     plan.interleaved = false;
-    // Without a list no layer slides.
+    // Without a list no layer has a window.
     plan.slides = Some(|_| false);
     let types = plan.fields.texts("layer_types")?;
     let Some(parameters) = plan.fields.object("rope_parameters")? else {
@@ -100,7 +100,7 @@ pub(super) fn cohere_compass(fields: &Fields) -> Planned {
 
 pub(super) fn starcoder2(fields: &Fields) -> Planned {
     let defaults = json!({"tie_word_embeddings": true, "num_key_value_heads": 2});
-    // The class reads no types of layers.
+    // The class does not read `layer_types`.
     let mut plan = Plan::new(&fields.clone().without("layer_types"), defaults)
         .attention_bias("use_bias", true)?
         .mlp_bias("use_bias", true)?

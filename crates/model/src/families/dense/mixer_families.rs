@@ -25,7 +25,7 @@ pub(super) fn granite_hybrid(fields: &Fields) -> Planned {
     let inner = plan.fields.size("shared_intermediate_size")?;
     plan.fields = plan.fields.with("intermediate_size", inner);
     plan = plan.multipliers()?.mlp_bias("mlp_bias", false)?;
-    // GGUF files hold the gate by itself.
+    // GGUF files store the gate separately.
     plan.mlp = if plan.fields.flag("feed_forward_apart", false)? {
         MlpNames {
             gate: Gate::Tensor("shared_mlp.gate_proj"),
@@ -194,7 +194,7 @@ pub(super) fn nemotron_h(fields: &Fields) -> Planned {
     plan.fields = with_names(&plan.fields, &renamed)
         .with("mamba_proj_bias", biased)
         .with("tie_word_embeddings", false);
-    // Time steps have a least value, and no largest.
+    // Time steps have a minimum and no maximum.
     let least = plan.fields.optional_number("time_step_min")?.unwrap_or(0.0);
     plan.fields = plan.fields.with("time_step_limit", json!([least, null]));
     plan.epsilon = "layer_norm_epsilon";
@@ -236,7 +236,7 @@ pub(super) fn olmo_hybrid(fields: &Fields) -> Planned {
     let mut plan = olmo2(&fields.with_default("rms_norm_eps", 1e-6).without("head_dim"))?;
     let fields = &plan.fields;
     let layers = size(fields, "num_hidden_layers")?;
-    // A base of null is no rotation.
+    // A null base means no rotation.
     let rotation = fields.object("rope_parameters")?.map(|rotation| rotation.values());
     let base = rotation.and_then(|rotation| rotation.get("rope_theta").cloned());
     if base.or(fields.values().get("rope_theta").cloned()) == Some(Value::Null) {
@@ -436,7 +436,7 @@ pub(super) fn hybrid_kinds(
     })
 }
 
-/// A list of numbers of layers.
+/// A list of layer numbers.
 pub(super) fn indices(fields: &Fields, name: &str) -> Result<Option<Vec<usize>>, ModelError> {
     let Some(value) = fields.get(name) else {
         return Ok(None);

@@ -59,7 +59,7 @@ pub(in crate::families) struct Plan {
     pub(super) position_table: Option<(&'static str, usize)>,
     /// Parts of tensor names in some files, and the family's names for them.
     pub(super) part_renames: &'static [(&'static str, &'static str)],
-    /// Matrices are stored with rows and columns exchanged.
+    /// True if matrices are stored transposed.
     pub(super) stores_turned: bool,
     /// True if pairs rotate by the negative angle.
     pub(super) turns_back: bool,
@@ -191,10 +191,10 @@ pub(super) enum Gate {
 pub(super) struct Factors {
     pub(super) query: f64,
     pub(super) key: f64,
-    /// On the bias of keys.
+    /// The scale of the key bias.
     pub(super) key_bias: f64,
     pub(super) value: f64,
-    /// On the bias of values.
+    /// The scale of the value bias.
     pub(super) value_bias: f64,
     pub(super) attended: f64,
     pub(super) gate: f64,

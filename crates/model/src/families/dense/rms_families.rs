@@ -7,7 +7,7 @@ use super::{Block, Gate, HeadNorms, Inputs, MlpNames, NormKind, Plan, Positions}
 use crate::blocks::QueryGrowth;
 use crate::fields::Fields;
 
-/// True if the layer is not the last of four.
+/// True for all layers except every fourth.
 pub(super) fn all_but_last_of_four(layer: usize) -> bool {
     !(layer + 1).is_multiple_of(4)
 }
@@ -409,7 +409,7 @@ pub(super) fn ministral(fields: &Fields) -> Planned {
 
 pub(super) fn ministral3(fields: &Fields) -> Planned {
     let defaults = json!({"head_dim": 128, "num_key_value_heads": 8});
-    // The class reads no types of layers.
+    // The class does not read `layer_types`.
     let mut plan = Plan::new(&fields.clone().without("layer_types"), defaults);
     plan.slides = Some(|_| true);
     let Some(parameters) = plan.fields.object("rope_parameters")? else {

@@ -17,7 +17,7 @@ pub(super) const NEARLY_PLAIN: WeightSum = WeightSum {
     least: 0.0,
 };
 
-/// The number of layers, of a plausible size.
+/// The number of layers, if plausible.
 pub(super) fn layer_count(fields: &Fields) -> Result<usize, ModelError> {
     Ok(fields.size("num_hidden_layers")?.min(LARGEST_COUNT))
 }
@@ -201,7 +201,7 @@ pub(super) fn granite_moe_swa(fields: &Fields) -> Planned {
         let problem = format!("must list a number for each of {layers} layers");
         return Err(plan.fields.error("layer_rope_theta", problem));
     };
-    // Layers with the base 0 carry no positions.
+    // Layers with the base 0 have no positions.
     let base = bases.iter().copied().find(|base| *base > 0.0);
     if bases.iter().any(|other| *other != 0.0 && Some(*other) != base) {
         let problem = "gives layers two bases above 0, which is not supported";

@@ -9,7 +9,7 @@ use riffle_linear::WeightFormat;
 use super::recipe::{BAND_ROWS, Made, Parts, Recipe, Source, band_rows, plain_rows};
 use crate::ModelError;
 
-/// Columns of AWQ's codes in a word, from its low bits.
+/// Columns of AWQ's codes in a word, starting with its low bits.
 const AWQ_ORDER: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
 
 /// The layout of codes, scales and zero points in their tensors.
@@ -48,7 +48,7 @@ pub(crate) enum Zeros {
     ByRow,
     /// `[rows, groups]` of signed bytes.
     Signed,
-    /// `[rows, groups]`, added to scaled codes.
+    /// `[rows, groups]`, to be added to scaled codes.
     Biases,
 }
 

@@ -61,7 +61,7 @@ pub(super) fn bind_float8_stacks(
     checkpoint: &mut Checkpoint,
 ) -> Result<usize, ModelError> {
     let mut count = 0;
-    // Single matrices have names of another end.
+    // Tensors of single matrices have other suffixes.
     for name in names.iter().filter(|name| !name.ends_with(".weight")) {
         let scale_name = format!("{name}_scale_inv");
         let (Some(codes), Some(scales)) = (checkpoint.part(name), checkpoint.part(&scale_name)) else {

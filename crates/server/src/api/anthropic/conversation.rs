@@ -162,7 +162,7 @@ struct Said {
 
 impl Said {
     fn take(&mut self, mut block: Fields, role: &str) -> Result<(), Failure> {
-        // The kind is looked at and left for the text block to take.
+        // Reads the kind and leaves the field for the text block.
         let kind = block.kind();
         match (kind.as_str(), role) {
             ("tool_use", "assistant") => {

@@ -1,4 +1,4 @@
-//! Facts about the files of a model, as Ollama's clients read them.
+//! Facts about the files of a model, in the form for Ollama's clients.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::SystemTime;

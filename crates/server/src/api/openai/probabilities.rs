@@ -83,8 +83,8 @@ fn begins_character(bytes: &[u8]) -> bool {
     matches!(std::str::from_utf8(bytes), Err(error) if error.error_len().is_none())
 }
 
-/// `logprobs` of a completion, whose texts begin at `offsets`. `first` is the first token of a prompt, which has none. Special tokens
-/// are not part of the text: their own text is empty.
+/// `logprobs` of a completion, with texts that begin at `offsets`. `first` is the first token of a prompt and has no
+/// probability. Special tokens are not part of the text, so their own text is empty.
 pub(super) fn completion(
     tokenizer: &Tokenizer,
     first: Option<u32>,

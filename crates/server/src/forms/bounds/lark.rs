@@ -6,10 +6,10 @@ use super::{GRAMMAR_LEVELS, PATTERN_CHARACTERS, check_count, schema};
 use crate::forms::NameOrder;
 use crate::json;
 
-/// A grammar whose schemas are as llguidance is given them.
+/// A grammar with its schemas prepared for llguidance.
 ///
 /// # Errors
-/// For a grammar with too many rules and terminals, or one that is nested too deeply, and for a schema in it.
+/// A grammar with too many rules and terminals, or with too deep nesting, and errors of its schemas.
 pub(in crate::forms) fn prepared(grammar: &str, order: NameOrder) -> Result<String, String> {
     let mut reader = Reader {
         rest: grammar,

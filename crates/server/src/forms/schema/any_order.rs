@@ -1,8 +1,8 @@
 //! Writes a schema as a grammar in which the names of closed objects stand in any order, each of them once.
 //!
-//! llguidance compiles schemas with the declared names in their order. Its grammars have rules with a parameter of 64 bits. One such rule,
-//! with a bit for each name that has been written, stands for a rule for each set of names. Every other part of the schema is compiled
-//! as a schema.
+//! llguidance compiles schemas with the declared names in their order. Its grammars have rules with a parameter of 64
+//! bits. A rule with a bit for each written name replaces a rule for each set of names. Every other part of the schema
+//! is compiled as a schema.
 
 use std::collections::HashMap;
 
@@ -40,8 +40,8 @@ const ANNOTATIONS: [&str; 13] = [
     OPTIONS,
 ];
 
-/// A grammar of a schema that is [prepared](super::prepare) and has its options. `None` where no closed object has two names, where the
-/// grammar would be too large, and where references name other parts than definitions.
+/// A grammar for a schema that is [prepared](super::prepare) with its options. `None` if no closed object has two
+/// names, if the grammar would be too large, or if references name other parts than definitions.
 pub(in crate::forms) fn any_order(schema: &Value) -> Option<String> {
     let references = References::new(schema).ok()?;
     if references.has_inner_documents() {

@@ -1,7 +1,7 @@
-//! Closes objects that declare properties and do not say whether others may stand beside them.
+//! Closes objects that declare properties and do not say whether they allow others.
 //!
-//! llguidance takes declared names in their order and then any other name. A model that writes a declared name later than the schema
-//! lists it would have to make a longer name of it, such as `"city "`.
+//! llguidance takes declared names in their order and then any other name. A model that writes a declared name later
+//! than the schema lists it would have to make it longer, such as `"city "`.
 
 use std::collections::HashSet;
 
@@ -10,9 +10,9 @@ use serde_json::{Map, Value, json};
 use super::order::Patterns;
 use super::{References, is_conjunction};
 
-/// The schema with `additionalProperties: false` in objects with properties that do not say it. Objects that are part of a conjunction,
-/// directly or through a reference, stay open: each part would shut out the properties of the others. Optional names of objects that take
-/// others may stand in any order, unless a reference leads to one of them.
+/// The schema with `additionalProperties: false` in objects with properties, unless they state it. Objects within a
+/// conjunction, directly or through a reference, stay open: each part would exclude the properties of the others.
+/// Optional names of objects that allow others may stand in any order, unless a reference leads to one of them.
 ///
 /// # Errors
 /// For references beyond a bound.

@@ -4,7 +4,7 @@ use serde_json::{Map, Number, Value, json};
 
 use super::{Parts, parts};
 
-/// The largest double below 2^63. Integers of the grammar end there.
+/// The largest double below 2^63, where the grammar's integers end.
 const LARGEST: i128 = (1 << 63) - 1024;
 
 /// The largest bound without an opposite bound.
@@ -13,7 +13,7 @@ const MOST_OPEN: f64 = 1e16;
 /// Narrows bounds to exact numbers.
 ///
 /// # Errors
-/// For a constant without an exact representation, and for bounds without one between them.
+/// A constant without an exact representation, and bounds without a representable number between them.
 pub(super) fn hold(schema: &mut Value) -> Result<(), String> {
     match schema {
         Value::Array(list) => list.iter_mut().try_for_each(hold),

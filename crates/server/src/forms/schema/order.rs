@@ -1,8 +1,8 @@
-//! Lets optional names stand in any order among names that nobody declared.
+//! Lets optional names of open objects stand in any order.
 //!
-//! llguidance takes declared names in their order, and then any other name but those. A model that writes a declared name later could
-//! only make a longer name of it, such as `"city "`. So a name behind the required ones is told by a pattern of its own, and patterns
-//! have no order.
+//! llguidance takes declared names in their order, and then any other name. A model that writes a declared name later
+//! could only make it longer, such as `"city "`. So a name after the required ones gets its own pattern, because
+//! patterns have no order.
 
 use std::cell::Cell;
 

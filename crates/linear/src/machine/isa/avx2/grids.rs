@@ -117,8 +117,8 @@ fn products_of_fours<Q: Quant>(
     whole
 }
 
-/// Two sums for each of four rows over the codes of a part; each code gives eight quants. `place` gives the part, the
-/// half of the 16 rows, and the four of these.
+/// Sums of products for four rows, two each, over the codes of a part; each code gives eight quants. `place` gives the
+/// part, the half of the 16 rows, and the four rows in it.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn products_of_eights<Q: Quant>(

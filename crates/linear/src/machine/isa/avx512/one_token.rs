@@ -41,7 +41,7 @@ fn ahead_of_time<Q: Quant, const AMD: bool>(weights: &[u8], row: &[ActivationBlo
             } else {
                 Q::scales(block, INDEX, &halves, &mut expanded);
             }
-            // With two scales for a stretch unpacking costs more than reading.
+            // For stretches with two scales, unpacking is slower than reading.
             let products = if const { in_three_pieces::<Q>() } {
                 products_in_pieces::<Q, INDEX>(block, activations, &mut last)
             } else if const { Q::SHAPE.halves && has_planes::<Q>() } {

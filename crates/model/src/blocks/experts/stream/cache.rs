@@ -50,7 +50,7 @@ pub(crate) struct Held {
 /// The state that threads share.
 pub(super) struct Shared {
     state: Mutex<State>,
-    /// An expert came, failed, or is held no longer.
+    /// An expert arrived, failed, or is no longer held.
     changed: Condvar,
     /// Signals new loads.
     asked: Condvar,
@@ -378,7 +378,7 @@ impl Shared {
         };
         parts[load.part] = matrix;
         *left -= 1;
-        // Stays here: a caller may take the failure itself while other parts are still loaded.
+        // The error stays stored: a caller may take the failure while other parts are still loading.
         *has_failed |= is_failure;
         if *left > 0 {
             return;
@@ -465,7 +465,7 @@ impl State {
         };
         (slot.entry, slot.is_fresh) = (Some(entry(layer, expert)), is_early);
         self.layers[layer].slot_of[expert] = Some(number);
-        // A failure of an earlier reading is over.
+        // Clears the failure of an earlier read.
         self.failures.remove(&entry(layer, expert));
         let is_unchecked = !self.layers[layer].is_checked[expert];
         let queue = if is_early { &mut self.early } else { &mut self.needed };

@@ -43,7 +43,7 @@ pub(super) struct Load {
     pub(super) expert: usize,
     /// Gate, up or down.
     pub(super) part: usize,
-    /// The weights have not been looked at yet.
+    /// True until the weights have been checked.
     pub(super) is_unchecked: bool,
 }
 

@@ -4,7 +4,7 @@
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct ExpertStatistics {
-    /// Chosen experts that were in memory, used before.
+    /// Chosen experts that were in memory because of an earlier use.
     pub hits: u64,
     /// Chosen experts that early routing had loaded, or was loading.
     pub early: u64,

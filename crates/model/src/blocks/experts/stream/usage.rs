@@ -9,7 +9,7 @@ const HALF_LIFE: f64 = 16.0;
 
 /// The uses of a layer's experts.
 pub(super) struct Usage {
-    /// Tokens that the layer has seen.
+    /// Number of tokens in the layer so far.
     tokens: f64,
     /// For each expert: the base-2 logarithm of its use, plus the layer's half-lives at that time. Two experts keep
     /// their order while neither is used.
