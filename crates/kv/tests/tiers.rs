@@ -379,11 +379,6 @@ fn a_cache_over_tiers_is_saved_and_restored_as_one_in_memory() {
     assert_eq!(restored.tokens(0), 225);
 }
 
-#[cfg(not(target_os = "linux"))]
-#[test]
-#[ignore = "only Linux opens files without a name again, through /proc"]
-fn a_page_that_changed_on_disk() {}
-
 #[cfg(target_os = "linux")]
 #[test]
 fn a_page_that_changed_on_disk_is_an_error_that_names_it_and_never_shown() {

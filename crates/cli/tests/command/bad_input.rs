@@ -322,11 +322,6 @@ fn instructions_for_a_model_without_a_chat_template_are_refused_rather_than_drop
     assert_refused(&output, 1, &["--system", "chat template"]);
 }
 
-#[cfg(not(unix))]
-#[test]
-#[ignore = "pipes and devices have names in folders on Unix alone"]
-fn pipes_and_devices() {}
-
 #[cfg(unix)]
 #[test]
 fn what_is_no_regular_file_is_refused_at_once_and_a_prompt_may_come_from_a_pipe() {

@@ -226,11 +226,6 @@ fn typed(state: &Path, colours: bool, arguments: &[&str], steps: &[(&str, &str)]
     Some(shown)
 }
 
-#[cfg(not(unix))]
-#[test]
-#[ignore = "the script that makes a terminal does so on Unix alone"]
-fn at_a_terminal() {}
-
 #[cfg(unix)]
 #[test]
 fn at_a_terminal_control_c_stops_the_answer_and_control_d_leaves() {

@@ -329,11 +329,6 @@ fn a_killed_pull_goes_on_where_it_was() {
     assert_eq!(asked[0].header("range"), Some(format!("bytes={left}-").as_str()));
 }
 
-#[cfg(not(unix))]
-#[test]
-#[ignore = "most users of Windows may not make links"]
-fn a_link_that_exists_comes_before_a_name() {}
-
 #[cfg(unix)]
 #[test]
 fn a_path_that_exists_comes_before_a_name() {

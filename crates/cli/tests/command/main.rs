@@ -32,8 +32,3 @@ mod strangers;
 mod testing;
 mod tokenize;
 mod unused;
-
-#[cfg(not(unix))]
-#[test]
-#[ignore = "limits on file sizes and permissions are those of Unix"]
-fn file_limits() {}

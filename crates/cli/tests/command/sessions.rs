@@ -91,11 +91,6 @@ fn a_session_that_cannot_be_used_says_why_and_stays_as_it_is() {
     fails(&["--prompt", prompt], &["it is a folder", text(&path)]);
 }
 
-#[cfg(not(unix))]
-#[test]
-#[ignore = "links and permissions are those of Unix"]
-fn permissions_and_links_of_a_session() {}
-
 #[cfg(unix)]
 #[test]
 fn a_session_keeps_its_permissions_and_the_link_that_leads_to_it() {

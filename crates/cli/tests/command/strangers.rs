@@ -23,11 +23,6 @@ fn with_template(template: &str) -> ModelCopy {
     copy
 }
 
-#[cfg(not(target_os = "linux"))]
-#[test]
-#[ignore = "only Linux lists the threads and handled signals of a process"]
-fn interruption() {}
-
 // Only Linux lists the threads and handled signals of a process in /proc.
 #[cfg(target_os = "linux")]
 mod interruption {

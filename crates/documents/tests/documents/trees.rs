@@ -78,11 +78,6 @@ fn a_folder_with_nothing_to_read_and_one_with_too_many_files_are_refused() {
     assert_eq!(read(&nothing, &limits).unwrap_err(), DocumentError::NothingNamed);
 }
 
-#[cfg(not(unix))]
-#[test]
-#[ignore = "devices and links are those of Unix"]
-fn devices_and_links_out_of_a_folder() {}
-
 #[cfg(unix)]
 #[test]
 fn what_is_no_regular_file_is_refused_and_links_out_of_a_folder_are_not_followed() {

@@ -45,8 +45,3 @@ mod spelling;
 mod testing;
 mod tiers;
 mod token_selection;
-
-#[cfg(not(target_os = "linux"))]
-#[test]
-#[ignore = "faults are put into open files through /proc"]
-fn faults() {}

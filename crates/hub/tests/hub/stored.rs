@@ -132,11 +132,6 @@ fn removing_a_repository_removes_all_of_it() {
     assert_eq!(lines(cache.path()), [""; 0]);
 }
 
-#[cfg(not(unix))]
-#[test]
-#[ignore = "a cache has links on Unix alone"]
-fn bytes_that_another_snapshot_or_repository_uses() {}
-
 #[cfg(unix)]
 #[test]
 fn bytes_that_another_snapshot_uses_stay() {

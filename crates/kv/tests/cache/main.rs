@@ -19,8 +19,3 @@ mod testing;
 mod together;
 mod versions;
 mod watch;
-
-#[cfg(not(unix))]
-#[test]
-#[ignore = "pipes and devices have names in folders on Unix alone"]
-fn kinds() {}

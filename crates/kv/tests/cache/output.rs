@@ -90,11 +90,6 @@ fn only_files_of_the_same_kind_are_replaced() {
     assert_eq!(folder.names(), ["diary", "out"]);
 }
 
-#[cfg(not(unix))]
-#[test]
-#[ignore = "links, devices, pipes and permissions are those of Unix"]
-fn outputs_behind_links_and_with_permissions() {}
-
 #[cfg(unix)]
 #[test]
 fn what_is_no_file_is_refused_before_the_work_and_left_alone() {

@@ -268,11 +268,6 @@ fn replaced(file: &str, words: &[&str], replace: impl FnOnce(&Path)) -> ModelErr
     refused(directory.path(), &[&[file], words].concat())
 }
 
-#[cfg(not(unix))]
-#[test]
-#[ignore = "pipes and devices have names in folders on Unix alone"]
-fn pipes_and_devices_in_place_of_a_models_files() {}
-
 #[cfg(unix)]
 #[test]
 fn pipes_devices_and_folders_in_place_of_a_models_files_are_refused_at_once() {

@@ -108,11 +108,6 @@ fn a_server_that_ends_says_so_while_answers_go_on() {
     assert_eq!(answer.events().last(), Some(&json!("[DONE]")));
 }
 
-#[cfg(not(unix))]
-#[test]
-#[ignore = "sockets with a name are those of Unix"]
-fn a_socket_with_a_name() {}
-
 #[cfg(unix)]
 #[test]
 fn a_unix_socket_is_listened_on_and_removed_at_the_end() {
