@@ -41,6 +41,11 @@ pub fn program(path: &str) -> Command {
 /// A path that nobody can create on any system: a file is where it needs a folder.
 pub const BELOW_A_FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml/x");
 
+/// The same with the drive, where paths have one.
+pub fn absolute_below_a_file() -> PathBuf {
+    std::path::absolute(BELOW_A_FILE).expect("a path")
+}
+
 /// Gives a command the home folder `home`, under the names of every system.
 pub fn at_home<'c>(command: &'c mut Command, home: &Path) -> &'c mut Command {
     command
