@@ -49,13 +49,15 @@ pub fn remove(cache: &Path, name: &ModelName) -> Result<Removed, HubError> {
     let kept = links.iter().filter(|link| !unwanted.contains(link));
     let kept: BTreeSet<&PathBuf> = kept.map(|link| &link.blob).collect();
     let blobs: BTreeSet<&PathBuf> = unwanted.iter().map(|link| &link.blob).collect();
-    for link in &unwanted {
+    for link in unwanted.iter().filter(|link| link.path != link.blob) {
         fs::remove_file(&link.path).map_err(HubError::io(&link.path))?;
-        remove_empty_folders(&link.path, &repository.snapshots());
     }
     let mut removed = Removed { bytes: 0, files: 0 };
     for blob in blobs.into_iter().filter(|blob| !kept.contains(blob)) {
         remove_blob(cache, blob, &mut removed)?;
+    }
+    for link in &unwanted {
+        remove_empty_folders(&link.path, &repository.snapshots());
     }
     Ok(removed)
 }
