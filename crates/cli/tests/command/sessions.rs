@@ -141,6 +141,7 @@ fn several_questions_about_a_text_are_answered_as_each_alone_and_share_its_pages
 }
 
 #[test]
+#[cfg_attr(not(unix), ignore = "limits on file sizes are those of Unix")]
 fn a_disk_that_fills_in_the_middle_of_a_run_says_so_and_leaves_nothing() {
     let folder = tempfile::tempdir().expect("a folder");
     let (disk, session) = (folder.path().join("pages"), folder.path().join("session"));
