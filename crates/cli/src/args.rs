@@ -26,6 +26,7 @@ use crate::serve_args::ServeArguments;
 #[derive(Debug, Parser)]
 #[command(
     name = "riffle",
+    bin_name = "riffle",
     version,
     args_conflicts_with_subcommands = true,
     override_usage = "riffle [OPTIONS] [COMMAND]"

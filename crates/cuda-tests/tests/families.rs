@@ -1,4 +1,5 @@
 //! Decoders of every family on an emulated device, compared with the CPU.
+#![cfg(unix)]
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,4 +1,5 @@
 //! The device measurement on an emulated device: results must be right, whatever their time.
+#![cfg(unix)]
 
 use std::ops::ControlFlow;
 

@@ -19,9 +19,15 @@ pub(crate) fn shorten(documents: &mut [Document], path: &Path) {
         if let Ok(short) = typed.strip_prefix(above)
             && short.file_name().is_some()
         {
-            document.name = short.display().to_string();
+            document.name = with_slashes(short);
         }
     }
+}
+
+/// A relative path with `/` between its parts on every system, so that prompts and saved answers are the same everywhere.
+fn with_slashes(path: &Path) -> String {
+    let parts: Vec<_> = path.iter().map(|part| part.to_string_lossy()).collect();
+    parts.join("/")
 }
 
 /// Restores the paths of documents with equal names. `typed` has the paths of all documents.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use crate::cache::{Lock, Repository, entries};
@@ -30,7 +31,7 @@ pub fn remove(cache: &Path, name: &ModelName) -> Result<Removed, HubError> {
     if fs::symlink_metadata(repository.folder()).is_err() {
         return Err(not_stored());
     }
-    let _locks = locks(&repository, name)?;
+    let locks = locks(&repository, name)?;
     let links = links(&repository)?;
     let unwanted: Vec<&Link> = match &name.part {
         ModelPart::Preferred => links.iter().collect(),
@@ -43,18 +44,20 @@ pub fn remove(cache: &Path, name: &ModelName) -> Result<Removed, HubError> {
         }
     };
     if unwanted.len() == links.len() {
-        return remove_all(cache, &repository);
+        return remove_all(cache, &repository, locks);
     }
     let kept = links.iter().filter(|link| !unwanted.contains(link));
     let kept: BTreeSet<&PathBuf> = kept.map(|link| &link.blob).collect();
     let blobs: BTreeSet<&PathBuf> = unwanted.iter().map(|link| &link.blob).collect();
-    for link in &unwanted {
+    for link in unwanted.iter().filter(|link| link.path != link.blob) {
         fs::remove_file(&link.path).map_err(HubError::io(&link.path))?;
-        remove_empty_folders(&link.path, &repository.snapshots());
     }
     let mut removed = Removed { bytes: 0, files: 0 };
     for blob in blobs.into_iter().filter(|blob| !kept.contains(blob)) {
         remove_blob(cache, blob, &mut removed)?;
+    }
+    for link in &unwanted {
+        remove_empty_folders(&link.path, &repository.snapshots());
     }
     Ok(removed)
 }
@@ -125,7 +128,7 @@ fn locks(repository: &Repository, name: &ModelName) -> Result<Vec<Lock>, HubErro
     Ok(held)
 }
 
-fn remove_all(cache: &Path, repository: &Repository) -> Result<Removed, HubError> {
+fn remove_all(cache: &Path, repository: &Repository, held: Vec<Lock>) -> Result<Removed, HubError> {
     let mut removed = Removed { bytes: 0, files: 0 };
     for entry in entries(&repository.blobs())? {
         remove_blob(cache, &entry.path(), &mut removed)?;
@@ -142,7 +145,13 @@ fn remove_all(cache: &Path, repository: &Repository) -> Result<Removed, HubError
     fs::remove_dir_all(&folder).map_err(HubError::io(folder))?;
     let locks = repository.locks();
     match fs::remove_dir_all(&locks) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(HubError::io(locks)(error)),
+        // Some file systems of Windows keep a removed file in its folder until it is closed. A new download's locks stay.
+        Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => {
+            drop(held);
+            let _ = fs::remove_dir(&locks);
+            Ok(removed)
+        }
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(HubError::io(locks)(error)),
         _ => Ok(removed),
     }
 }

@@ -1,10 +1,11 @@
 //! Contents of a cache: finds models by name, and lists all.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File, FileTimes};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use riffle_system::files::set_read_time;
 use serde_json::Value;
 
 use crate::cache::{Repository, entries};
@@ -100,11 +101,8 @@ pub fn list(cache: &Path) -> Result<Vec<StoredModel>, HubError> {
 
 /// Sets the read time of the model at `path`, because not every file system does. Errors are ignored.
 pub fn mark_used(path: &Path) {
-    let touch = |path: &Path| {
-        let times = FileTimes::new().set_accessed(SystemTime::now());
-        // A cache without write permission stays unchanged.
-        let _ = File::open(path).and_then(|file| file.set_times(times));
-    };
+    // A cache without write permission stays unchanged.
+    let touch = |path: &Path| _ = set_read_time(path, SystemTime::now());
     if !path.is_dir() {
         touch(path)
     } else {

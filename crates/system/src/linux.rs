@@ -11,7 +11,6 @@ use rustix::fs::{OFlags, fadvise, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
 use crate::files::{Found, read_each_at};
-use crate::folders::absolute;
 pub(crate) use crate::unix::*;
 
 /// Most buffers of one request; systems allow 1,024.
@@ -127,7 +126,7 @@ fn cache_bytes(text: &str) -> Option<usize> {
     digits.parse::<usize>().ok()?.checked_mul(unit)
 }
 
-pub(crate) fn cache_folder() -> Option<PathBuf> {
+pub(crate) fn cache_folder(absolute: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
     Some(absolute("HOME")?.join(".cache"))
 }
 

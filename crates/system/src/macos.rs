@@ -12,7 +12,6 @@ use memmap2::{MmapMut, MmapRaw, UncheckedAdvice};
 use rustix::fs::{fcntl_nocache, fcntl_rdadvise};
 
 use crate::files::{Found, read_each_at};
-use crate::folders::absolute;
 pub(crate) use crate::unix::*;
 
 pub(crate) fn read_run_at(file: &File, targets: Vec<&mut [u8]>, offset: u64) -> io::Result<Found> {
@@ -87,6 +86,6 @@ fn setting(name: &CStr) -> Option<usize> {
         .flatten()
 }
 
-pub(crate) fn cache_folder() -> Option<PathBuf> {
+pub(crate) fn cache_folder(absolute: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
     Some(absolute("HOME")?.join("Library/Caches"))
 }

@@ -1,18 +1,19 @@
 //! Functions for every Unix.
 
-use std::fs::{DirBuilder, File, FileType, Metadata, OpenOptions, Permissions};
+use std::fs::{DirBuilder, File, FileTimes, FileType, Metadata, OpenOptions, Permissions};
 use std::io;
 use std::os::unix::fs::{
     DirBuilderExt, FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown, symlink,
 };
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use rustix::fs::OFlags;
 
 use crate::files::{Links, RemovedOnDrop, UnnamedFile};
-use crate::folders::absolute;
 
 pub(crate) const MAPPINGS_ARE_LAZY: bool = true;
+pub(crate) const LINE_CONTINUES: &str = "\\";
 pub(crate) const HOME_VARIABLES: &[&str] = &["HOME"];
 
 pub(crate) fn create_unnamed(path: &Path) -> io::Result<UnnamedFile> {
@@ -32,6 +33,10 @@ pub(crate) fn read_exact_at(file: &File, bytes: &mut [u8], offset: u64) -> io::R
 
 pub(crate) fn write_all_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
     FileExt::write_all_at(file, bytes, offset)
+}
+
+pub(crate) fn make_sparse(_file: &File) -> io::Result<()> {
+    Ok(())
 }
 
 pub(crate) fn without_waiting(options: &mut OpenOptions, links: Links) -> &mut OpenOptions {
@@ -88,6 +93,10 @@ pub(crate) fn link_file(target: &str, link: &Path) -> io::Result<()> {
     symlink(target, link)
 }
 
+pub(crate) fn set_read_time(path: &Path, time: SystemTime) -> io::Result<()> {
+    File::open(path)?.set_times(FileTimes::new().set_accessed(time))
+}
+
 pub(crate) fn is_at(file: &File, path: &Path) -> bool {
     let (Ok(opened), Ok(found)) = (file.metadata(), std::fs::symlink_metadata(path)) else {
         return false;
@@ -95,8 +104,8 @@ pub(crate) fn is_at(file: &File, path: &Path) -> bool {
     (opened.dev(), opened.ino()) == (found.dev(), found.ino())
 }
 
-pub(crate) fn state_folder() -> Option<PathBuf> {
-    absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")))
+pub(crate) fn state_folder(absolute: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
+    Some(absolute("HOME")?.join(".local/state"))
 }
 
 pub(crate) fn enable_escapes() -> bool {

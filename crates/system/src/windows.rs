@@ -1,6 +1,6 @@
 //! Functions for Windows.
 
-use std::fs::{DirBuilder, File, FileType, Metadata, OpenOptions};
+use std::fs::{DirBuilder, File, FileTimes, FileType, Metadata, OpenOptions};
 use std::io;
 use std::mem::zeroed;
 use std::ops::Range;
@@ -9,18 +9,20 @@ use std::os::windows::fs::{FileExt, OpenOptionsExt};
 use std::os::windows::io::{AsRawHandle, FromRawHandle};
 use std::path::{Path, PathBuf};
 use std::ptr;
+use std::time::SystemTime;
 
 use memmap2::{MmapMut, MmapRaw};
 use windows_sys::Win32::Foundation::{GENERIC_READ, INVALID_HANDLE_VALUE};
 use windows_sys::Win32::Storage::FileSystem::{
     BY_HANDLE_FILE_INFORMATION, FILE_ATTRIBUTE_TEMPORARY, FILE_FLAG_BACKUP_SEMANTICS, FILE_FLAG_DELETE_ON_CLOSE,
     FILE_FLAG_NO_BUFFERING, FILE_FLAG_OPEN_REPARSE_POINT, FILE_SHARE_DELETE, FILE_SHARE_READ, FILE_SHARE_WRITE,
-    GetDiskFreeSpaceExW, GetFileInformationByHandle, ReOpenFile,
+    FILE_WRITE_ATTRIBUTES, GetDiskFreeSpaceExW, GetFileInformationByHandle, ReOpenFile,
 };
 use windows_sys::Win32::System::Console::{
     ENABLE_VIRTUAL_TERMINAL_PROCESSING, GetConsoleMode, GetStdHandle, STD_ERROR_HANDLE, STD_OUTPUT_HANDLE,
     SetConsoleMode,
 };
+use windows_sys::Win32::System::IO::DeviceIoControl;
 use windows_sys::Win32::System::Memory::{MEM_RESET, PAGE_READWRITE, VirtualAlloc, VirtualUnlock};
 use windows_sys::Win32::System::ProcessStatus::{K32GetProcessMemoryInfo, PROCESS_MEMORY_COUNTERS};
 use windows_sys::Win32::System::SystemInformation::{
@@ -29,9 +31,9 @@ use windows_sys::Win32::System::SystemInformation::{
 use windows_sys::Win32::System::Threading::GetCurrentProcess;
 
 use crate::files::{Found, Links, UnnamedFile, read_each_at};
-use crate::folders::absolute;
 
 pub(crate) const MAPPINGS_ARE_LAZY: bool = false;
+pub(crate) const LINE_CONTINUES: &str = "`";
 pub(crate) const HOME_VARIABLES: &[&str] = &["USERPROFILE", "HOME"];
 
 /// The name is removed with the last handle, even if the process is killed.
@@ -100,6 +102,31 @@ pub(crate) fn start_direct(file: &File) -> io::Result<Option<File>> {
 /// The uncached handle is separate, and no longer read.
 pub(crate) fn stop_direct(_file: &File) {}
 
+pub(crate) fn make_sparse(file: &File) -> io::Result<()> {
+    // Of winioctl.h.
+    const FSCTL_SET_SPARSE: u32 = 0x900c4;
+    let (handle, mut written) = (file.as_raw_handle(), 0);
+    let nothing = ptr::null_mut();
+    // SAFETY: the handle is open while `file` is borrowed. The call takes no bytes and gives none, and the count is writable.
+    let done = unsafe {
+        DeviceIoControl(
+            handle,
+            FSCTL_SET_SPARSE,
+            nothing,
+            0,
+            nothing,
+            0,
+            &raw mut written,
+            ptr::null_mut(),
+        )
+    };
+    if done == 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
+
 pub(crate) fn without_waiting(options: &mut OpenOptions, links: Links) -> &mut OpenOptions {
     match links {
         Links::Followed => options,
@@ -150,6 +177,11 @@ pub(crate) fn free_bytes(folder: &Path) -> io::Result<u64> {
 
 pub(crate) fn link_file(_target: &str, _link: &Path) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
+}
+
+pub(crate) fn set_read_time(path: &Path, time: SystemTime) -> io::Result<()> {
+    let file = OpenOptions::new().access_mode(FILE_WRITE_ATTRIBUTES).open(path)?;
+    file.set_times(FileTimes::new().set_accessed(time))
 }
 
 pub(crate) fn is_at(file: &File, path: &Path) -> bool {
@@ -218,11 +250,11 @@ pub(crate) fn last_cache_bytes() -> Option<usize> {
     caches.map(|entry| unsafe { entry.Anonymous.Cache.Size } as usize).max()
 }
 
-pub(crate) fn cache_folder() -> Option<PathBuf> {
+pub(crate) fn cache_folder(absolute: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
     absolute("LOCALAPPDATA")
 }
 
-pub(crate) fn state_folder() -> Option<PathBuf> {
+pub(crate) fn state_folder(absolute: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
     absolute("LOCALAPPDATA")
 }
 

@@ -8,6 +8,7 @@ use riffle_engine::{
     AuditReport, Engine, EngineError, EngineOptions, GenerateOptions, RunEvent, RunReport, RunRequest, StopReason,
     human_bytes, with_threads,
 };
+use riffle_system::terminal::LINE_CONTINUES;
 
 use super::{grouped, print, read_text};
 use crate::console;
@@ -64,12 +65,13 @@ struct Subject {
 impl Subject {
     fn shipped() -> Result<Self, Failure> {
         let fixtures = fixtures()?;
-        let book = fixtures.join("text/prophets.txt");
+        let texts = fixtures.join("text");
+        let book = texts.join("prophets.txt");
         Ok(Self {
             model: fixtures.join("model"),
             text: read_text(&book)?,
             book,
-            question: read_text(&fixtures.join("text/question.txt"))?.trim_end().to_owned(),
+            question: read_text(&texts.join("question.txt"))?.trim_end().to_owned(),
         })
     }
 
@@ -138,7 +140,7 @@ impl Subject {
             format!("  {riffle} --dense      # compare with full attention: takes five times as long\n")
         };
         format!(
-            "Try next:\n{dense}  {riffle} ask --model {model} {book} \\\n    \"The pass key for field house is\"    # shows the passage behind the answer\n  {riffle} pull qwen2.5:1.5b          # a model for real questions, 1 GB\n  {riffle} chat --model qwen2.5:1.5b  # talk with it\n"
+            "Try next:\n{dense}  {riffle} ask --model {model} {book} {LINE_CONTINUES}\n    \"The pass key for field house is\"    # shows the passage behind the answer\n  {riffle} pull qwen2.5:1.5b          # a model for real questions, 1 GB\n  {riffle} chat --model qwen2.5:1.5b  # talk with it\n"
         )
     }
 }

@@ -7,6 +7,7 @@ use std::path::Path;
 use riffle_engine::{EngineOptions, MemoryPlan, available_memory_bytes, human_bytes};
 use riffle_hub::Beginning;
 use riffle_model::{LoadOptions, ModelConfig, ModelError, ModelInfo};
+use riffle_system::files::make_sparse;
 
 use super::grouped;
 use crate::console;
@@ -58,6 +59,7 @@ fn stand_in(path: &Path, whole_bytes: u64) -> io::Result<tempfile::NamedTempFile
     let mut file = tempfile::NamedTempFile::new()?;
     let mut head = File::open(path)?.take(whole_bytes);
     io::copy(&mut head, &mut file)?;
+    make_sparse(file.as_file())?;
     file.as_file().set_len(whole_bytes)?;
     Ok(file)
 }

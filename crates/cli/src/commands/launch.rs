@@ -3,8 +3,10 @@
 mod agents;
 mod offered;
 
+use std::env;
 use std::ffi::OsString;
 use std::io;
+use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -25,6 +27,9 @@ use crate::launch_args::LaunchArguments;
 
 /// Variable with the server's key.
 const KEY: &str = "RIFFLE_API_KEY";
+
+/// Endings of programs on Windows that can be started.
+const SCRIPT_ENDINGS: [&str; 3] = [".exe", ".cmd", ".bat"];
 
 /// Arguments of a server for a single agent: agents ask for titles and run sub-agents beside the main conversation.
 const SERVER: [&str; 7] = ["riffle", "serve", "--quiet", "--port", "0", "--host", "localhost"];
@@ -74,7 +79,7 @@ fn start(settings: &Settings, more: &[OsString]) -> Result<(), Failure> {
     // An interrupt is for the agent, which may continue after it.
     let interrupted = flag::register(SIGINT, Arc::new(AtomicBool::new(false)));
     interrupted.map_err(|error| Failure::new(format!("cannot listen for signals: {error}")))?;
-    let status = Command::new(settings.program)
+    let status = Command::new(program_file(settings.program, &|name| env::var_os(name)))
         .envs(settings.variables.iter().map(|(name, value)| (*name, value)))
         .args(&settings.arguments)
         .args(more)
@@ -87,6 +92,18 @@ fn start(settings: &Settings, more: &[OsString]) -> Result<(), Failure> {
         ))),
         Err(error) => Err(Failure::new(format!("{} cannot be started: {error}", settings.program))),
     }
+}
+
+/// The file of a program on the path. npm installs scripts that end with `.cmd` on Windows, where `PATHEXT` is set; there a
+/// program is looked for by its name and `.exe` alone.
+fn program_file(program: &str, variable: &dyn Fn(&str) -> Option<OsString>) -> PathBuf {
+    let (path, is_windows) = (variable("PATH").unwrap_or_default(), variable("PATHEXT").is_some());
+    let endings = SCRIPT_ENDINGS.iter().filter(|_| is_windows);
+    let names: Vec<String> = endings.map(|ending| format!("{program}{ending}")).collect();
+    env::split_paths(&path)
+        .flat_map(|folder| names.iter().map(move |name| folder.join(name)))
+        .find(|file| file.is_file())
+        .unwrap_or_else(|| PathBuf::from(program))
 }
 
 fn outcome(settings: &Settings, status: ExitStatus) -> Result<(), Failure> {
@@ -138,5 +155,26 @@ impl Drop for OwnServer {
         if let Some(thread) = self.thread.take() {
             drop(thread.join());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_script_of_npm_is_found_where_programs_have_endings() {
+        let folders = [(); 2].map(|()| tempfile::tempdir().expect("a folder"));
+        let script = folders[1].path().join("agent.cmd");
+        std::fs::write(&script, "").expect("a file");
+        let path = env::join_paths(folders.iter().map(|folder| folder.path())).expect("a path");
+        let with = |endings: Option<&str>| {
+            program_file("agent", &|name| match name {
+                "PATH" => Some(path.clone()),
+                _ => endings.map(OsString::from),
+            })
+        };
+        assert_eq!(with(Some(".EXE;.CMD")), script);
+        assert_eq!(with(None), PathBuf::from("agent"));
     }
 }

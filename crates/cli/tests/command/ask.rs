@@ -1,10 +1,10 @@
 //! Questions about documents: a text, a PDF, an EPUB, a folder; kept pages, passages and refusals.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Output;
 
-use crate::testing::{assert_refused, riffle, run_with_input, shipped_model, stderr, stdout};
+use crate::testing::{BELOW_A_FILE, absolute_below_a_file, assert_refused, riffle, run_with_input, shipped_model, stderr, stdout};
 use riffle_testing::documents as make;
 use serde_json::Value;
 
@@ -337,17 +337,14 @@ fn files_that_are_no_documents_and_missing_questions_are_one_line() {
     );
     assert_refused(&desk.ask(&["missing.txt", "Who?"]), 1, &["missing.txt: no such file"]);
     assert_refused(
-        &desk.ask(&[&text, "Who?", "--keep", "/dev/null/x"]),
+        &desk.ask(&[&text, "Who?", "--keep", BELOW_A_FILE]),
         1,
-        &["/dev/null/x", "--no-keep"],
+        &[BELOW_A_FILE, "--no-keep"],
     );
     assert_refused(&desk.ask(&[]), 2, &["FILE… QUESTION"]);
     // Without --keep, an unusable cache folder only costs time.
     let mut command = desk.command(&[&text, "Who?", "-n", "1"]);
-    let output = command
-        .env("XDG_CACHE_HOME", Path::new("/dev/null/x"))
-        .output()
-        .expect("it runs");
+    let output = command.env("XDG_CACHE_HOME", absolute_below_a_file()).output().expect("it runs");
     assert!(
         output.status.success() && stderr(&output).contains("nothing is kept for later"),
         "{}",

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::Output;
 
 use crate::testing::{ModelCopy, assert_refused, riffle, run_with_input, shipped_model, stderr, stdout};
 
@@ -196,6 +196,8 @@ fn nothing_is_coloured_where_nobody_looks() {
 /// Types into a pseudo-terminal (see the script). Returns the screen's text, or `None` without Python.
 #[cfg(unix)]
 fn typed(state: &Path, colours: bool, arguments: &[&str], steps: &[(&str, &str)]) -> Option<String> {
+    use std::process::{Command, Stdio};
+
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/testing/terminal.py");
     if !Command::new("python3")
         .arg("--version")

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use crate::testing::{assert_refused, riffle, shipped_model, stderr, stdout};
+use crate::testing::{assert_refused, at_home, riffle, shipped_model, state_below, stderr, stdout};
 use riffle_testing::hub::{COMMIT, other_home};
 
 /// A user with folders for models and for the state of programs.
@@ -25,8 +25,7 @@ impl User {
         for name in ["HF_HUB_CACHE", "LLAMA_CACHE", "XDG_STATE_HOME", "XDG_CACHE_HOME"] {
             command.env_remove(name);
         }
-        command
-            .env("HOME", home)
+        at_home(&mut command, home)
             .env("HF_HOME", home.join("hf"))
             .env("OLLAMA_MODELS", home.join(".ollama/models"))
             .args(arguments);
@@ -51,7 +50,7 @@ impl User {
     }
 
     fn last_model(&self) -> Option<String> {
-        fs::read_to_string(self.home.path().join(".local/state/riffle/last_model")).ok()
+        fs::read_to_string(state_below(self.home.path()).join("riffle/last_model")).ok()
     }
 }
 
@@ -162,7 +161,7 @@ fn models_of_other_programs_count_and_a_variable_names_one_for_every_command() {
         stderr(&output)
     );
     // A path is stored as absolute.
-    assert_eq!(user.last_model().map(|name| name.starts_with('/')), Some(true));
+    assert_eq!(user.last_model().map(|name| Path::new(&name).is_absolute()), Some(true));
     assert_refused(
         &with(Path::new("owner/none"), &RUN),
         1,
@@ -182,8 +181,6 @@ fn models_of_other_programs_count_and_a_variable_names_one_for_every_command() {
 
     // Models of other programs that Riffle cannot open are not offered.
     let mut command = user.command(&RUN);
-    command
-        .env("HOME", made.path())
-        .env("OLLAMA_MODELS", made.path().join(".ollama/models"));
+    at_home(&mut command, made.path()).env("OLLAMA_MODELS", made.path().join(".ollama/models"));
     assert_refused(&command.output().expect("it runs"), 1, &["none is here"]);
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::testing::{assert_refused, riffle, run, shipped_model, stderr, stdout};
+use crate::testing::{assert_refused, at_home, riffle, run, shipped_model, stderr, stdout};
 use riffle_testing::hub::{Fault, Hub, bytes, other_home};
 
 /// The command with a hub and a cache, without a token and without other programs' models.
@@ -22,16 +22,15 @@ fn with_hub(hub: &str, cache: &Path) -> Command {
         "http_proxy",
         "ALL_PROXY",
         "all_proxy",
-        "XDG_CACHE_HOME",
         "LLAMA_CACHE",
     ] {
         command.env_remove(name);
     }
-    command
+    at_home(&mut command, cache)
         .env("HF_ENDPOINT", hub)
         .env("HF_HUB_CACHE", cache)
         .env("HF_HOME", cache)
-        .env("HOME", cache)
+        .env("XDG_CACHE_HOME", cache.join(".cache"))
         .env("OLLAMA_MODELS", cache.join(".ollama/models"));
     command
 }

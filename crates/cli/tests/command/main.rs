@@ -10,7 +10,6 @@ mod chunks;
 mod commands;
 mod default_model;
 #[cfg(feature = "pull")]
-#[cfg(target_os = "linux")]
 mod experts;
 #[cfg(unix)]
 mod file_limits;
@@ -22,11 +21,9 @@ mod measure;
 mod mistakes;
 mod nested;
 mod numbers;
-#[cfg(target_os = "linux")]
 mod output;
 mod policies;
 mod quantize;
-#[cfg(unix)]
 mod serve;
 mod sessions;
 mod shared_documents;

@@ -1,7 +1,9 @@
 //! Tests of riffle without a command.
 
 use std::fs;
-use std::path::Path;
+use std::path::{MAIN_SEPARATOR_STR, Path};
+
+use riffle_system::terminal::LINE_CONTINUES;
 
 use crate::testing::{assert_refused, riffle, run, shipped_model, stdout};
 
@@ -9,7 +11,9 @@ use crate::testing::{assert_refused, riffle, run, shipped_model, stdout};
 fn screen() -> String {
     let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let output = riffle().current_dir(checkout).output().expect("the binary runs");
-    stdout(&output).replace(env!("CARGO_BIN_EXE_riffle"), "target/release/riffle")
+    stdout(&output)
+        .replace(env!("CARGO_BIN_EXE_riffle"), "target/release/riffle")
+        .replace(MAIN_SEPARATOR_STR, "/")
 }
 
 /// The percentage at the start of the line with this label.
@@ -53,7 +57,7 @@ fn one_screen_says_what_happened_and_what_to_try_next() {
     assert!(kept > 90.0 && kept < 100.0, "and keeps most of what they hold: {kept}");
 
     let (_, next) = screen.split_once("Try next:\n").expect("what to try next");
-    let next = next.replace("\\\n", "");
+    let next = next.replace(&format!("{LINE_CONTINUES}\n"), "");
     let commands: Vec<&str> = next.lines().map(str::trim).collect();
     assert!((2..=4).contains(&commands.len()), "{next}");
     let model = shipped_model();

@@ -96,6 +96,7 @@ fn write(path: &Path, text: &str) {
 }
 
 #[test]
+#[cfg_attr(not(unix), ignore = "only Unix has the signal that reads keys again")]
 fn a_day_from_a_file_of_options_to_the_end_of_the_server() {
     let folder = tempfile::tempdir().expect("a folder");
     let (keys, options) = (folder.path().join("keys"), folder.path().join("riffle.toml"));
@@ -140,6 +141,7 @@ fn a_day_from_a_file_of_options_to_the_end_of_the_server() {
 }
 
 #[test]
+#[cfg_attr(not(unix), ignore = "only Unix has the signal that reads keys again")]
 fn a_hang_up_ends_nothing_and_an_open_address_without_keys_is_announced() {
     let mut server = Server::start(&["--host", "0.0.0.0", "--base-path", "/house"], &[]);
     server.line_with("warning: every machine that reaches this address");
@@ -202,6 +204,7 @@ fn certificates_that_cannot_be_used_end_the_start_in_one_line() {
 }
 
 #[test]
+#[cfg_attr(not(unix), ignore = "the server is ended by a signal of Unix")]
 fn models_by_name_and_from_a_folder_are_served_together() {
     let folder = tempfile::tempdir().expect("a folder");
     let (models, hybrid) = (folder.path().join("models"), folder.path().join("models/hybrid"));

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::testing::{assert_refused, run, run_shipped, shipped_model, stderr, stdout};
+use crate::testing::{BELOW_A_FILE, assert_refused, run, run_shipped, shipped_model, stderr, stdout};
 use riffle_kv::PathLock;
 use serde_json::Value;
 
@@ -141,6 +141,7 @@ fn several_questions_about_a_text_are_answered_as_each_alone_and_share_its_pages
 }
 
 #[test]
+#[cfg_attr(not(unix), ignore = "limits on file sizes are those of Unix")]
 fn a_disk_that_fills_in_the_middle_of_a_run_says_so_and_leaves_nothing() {
     let folder = tempfile::tempdir().expect("a folder");
     let (disk, session) = (folder.path().join("pages"), folder.path().join("session"));
@@ -224,8 +225,8 @@ fn a_second_question_about_a_text_starts_at_once_in_another_process() {
         "1Q",
     ]);
     assert_refused(&output, 1, &["--prefix-cache-budget", "1Q"]);
-    let output = run_shipped(&["--prompt", "x", "--prefix-cache", "/dev/null/x"]);
-    assert_refused(&output, 1, &["cannot create", "/dev/null/x"]);
+    let output = run_shipped(&["--prompt", "x", "--prefix-cache", BELOW_A_FILE]);
+    assert_refused(&output, 1, &["cannot create", BELOW_A_FILE]);
 }
 
 /// `riffle session compress` on the shipped model.

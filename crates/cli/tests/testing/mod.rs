@@ -38,6 +38,27 @@ pub fn program(path: &str) -> Command {
     command
 }
 
+/// A path that nobody can create on any system: a file is where it needs a folder.
+pub const BELOW_A_FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml/x");
+
+/// The same with the drive, where paths have one.
+pub fn absolute_below_a_file() -> PathBuf {
+    std::path::absolute(BELOW_A_FILE).expect("a path")
+}
+
+/// Gives a command the home folder `home`, under the names of every system.
+pub fn at_home<'c>(command: &'c mut Command, home: &Path) -> &'c mut Command {
+    command
+        .env("HOME", home)
+        .env("USERPROFILE", home)
+        .env("LOCALAPPDATA", home.join("AppData/Local"))
+}
+
+/// The folder below a home folder where programs keep what they need between runs.
+pub fn state_below(home: &Path) -> PathBuf {
+    home.join(if cfg!(windows) { "AppData/Local" } else { ".local/state" })
+}
+
 /// Runs the command to its end.
 pub fn run(arguments: &[&str]) -> Output {
     riffle().args(arguments).output().expect("the binary runs")

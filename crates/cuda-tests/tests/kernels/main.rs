@@ -1,4 +1,5 @@
 //! Kernels compared with references in f64 and with the CPU's crates, on every available device.
+#![cfg(unix)]
 
 mod ahead;
 mod attention;

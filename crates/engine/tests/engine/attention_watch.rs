@@ -112,6 +112,7 @@ fn layers_that_are_not_watched_are_not_seen() {
 }
 
 #[test]
+#[cfg_attr(not(unix), ignore = "an emulated device compiles its kernels with g++")]
 fn a_device_sees_what_the_cpu_sees() {
     let path = fixture(MODEL);
     let seen = [None, Some(any_device())].map(|device| {

@@ -186,6 +186,7 @@ fn recurrent_layers_and_windows_of_layers_are_left_alone() {
 }
 
 #[test]
+#[cfg_attr(not(unix), ignore = "an emulated device compiles its kernels with g++")]
 fn a_device_compresses_as_the_processor_does() {
     use crate::testing::device::{MODEL, any_device, difference};
     let tokens = prompt(150);

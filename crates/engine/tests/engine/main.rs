@@ -6,8 +6,12 @@ mod attention_watch;
 mod cached_attention;
 mod compress;
 mod delta;
+// An emulated device compiles its kernels with g++.
+#[cfg(unix)]
 mod device;
+#[cfg(unix)]
 mod device_flow;
+#[cfg(unix)]
 mod device_summaries;
 mod draft;
 mod encode;

@@ -481,6 +481,7 @@ fn an_answer_that_is_stopped_reports_what_was_written() {
 }
 
 #[test]
+#[cfg_attr(not(unix), ignore = "an emulated device compiles its kernels with g++")]
 fn more_answers_than_a_device_multiplies_alike_take_turns() {
     let device = crate::testing::device::any_device();
     let options = options()

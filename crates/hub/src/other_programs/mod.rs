@@ -93,8 +93,8 @@ impl OtherPrograms {
                 .chain([PathBuf::from(OLLAMA_SERVICE)])
                 .collect(),
         };
-        let caches = given("XDG_CACHE_HOME").or_else(|| below_home(".cache"));
-        let llama_cpp = given("LLAMA_CACHE").or_else(|| caches.map(|folder| folder.join("llama.cpp")));
+        let caches = || Some(folders::caches_of(variable)?.join("llama.cpp"));
+        let llama_cpp = given("LLAMA_CACHE").or_else(caches);
         Self {
             ollama,
             lm_studio: home.as_deref().map(lm_studio::folders).unwrap_or_default(),

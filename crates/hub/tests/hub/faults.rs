@@ -140,7 +140,8 @@ fn damage_in_what_an_earlier_pull_left_costs_the_download_and_not_the_file() {
         let pulled = pull_named(&hub, cache.path(), "owner/model").expect("pulled");
         assert_eq!(fs::read(&pulled.path).expect("a file"), weights);
         assert!(!partial.exists());
-        fs::remove_file(blobs.join(sum(&weights))).expect("removed");
+        let file = fs::canonicalize(&pulled.path).expect("a file");
+        fs::remove_file(file).expect("removed");
     }
 }
 

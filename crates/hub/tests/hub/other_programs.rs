@@ -12,6 +12,7 @@ use crate::settings;
 fn programs(home: &Path) -> OtherPrograms {
     OtherPrograms::from_variables(&|name| match name {
         "HOME" => Some(home.as_os_str().to_owned()),
+        "XDG_CACHE_HOME" => Some(home.join(".cache").into_os_string()),
         "OLLAMA_MODELS" => Some(home.join(".ollama/models").into_os_string()),
         _ => None,
     })

@@ -34,8 +34,11 @@ fn a_gguf_file_is_pulled_into_python_s_layout_and_found() {
         .join(riffle_testing::hub::COMMIT)
         .join("m-Q4_K_M.gguf");
     assert_eq!(link, pulled.path);
-    let target = fs::read_link(&link).expect("a link");
-    assert_eq!(target.to_str(), Some(format!("../../blobs/{}", sum(&weights)).as_str()));
+    // Without links, the file itself lies there.
+    if cfg!(unix) {
+        let target = fs::read_link(&link).expect("a link");
+        assert_eq!(target.to_str(), Some(format!("../../blobs/{}", sum(&weights)).as_str()));
+    }
     assert!(hub.asked_for("m-Q8_0.gguf").is_empty() && hub.asked_for("README.md").is_empty());
     for text in ["owner/model", "owner/model:q4_k_m", "owner/model/m-Q4_K_M.gguf"] {
         assert_eq!(find(cache.path(), &name(text)).expect(text), pulled.path);

@@ -272,7 +272,7 @@ fn a_cache_that_cannot_be_written_is_named() {
     fs::write(&file, "").expect("a file");
     let message = refused_with(|settings| settings.cache = file.join("cache"), &hub, "owner/model");
     assert!(
-        message.contains(Path::new("file/cache").to_str().expect("UTF-8")),
+        message.contains(Path::new("file").join("cache").to_str().expect("UTF-8")),
         "{message}"
     );
 }

@@ -49,11 +49,9 @@ fn models_are_listed_with_size_and_state() {
             "owner/model:Q8_0 Q8_0 5000 complete"
         ]
     );
-    let shard = cache
-        .path()
-        .join("models--owner--model/blobs")
-        .join(sum(&bytes(2000, 3)));
-    fs::remove_file(shard).expect("removed");
+    let snapshot = cache.path().join("models--owner--model/snapshots").join(COMMIT);
+    let shard = fs::canonicalize(snapshot.join("m-Q8_0-00002-of-00002.gguf"));
+    fs::remove_file(shard.expect("a file")).expect("removed");
     assert_eq!(
         lines(cache.path())[1],
         "owner/model:Q8_0 Q8_0 3000 1 of its 2 files are missing"

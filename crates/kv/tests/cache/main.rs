@@ -6,7 +6,6 @@ mod evict;
 mod kinds;
 mod memory;
 mod mixed;
-#[cfg(unix)]
 mod output;
 mod pool;
 mod prefix;

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
+#[cfg(unix)]
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
@@ -49,10 +50,12 @@ fn refusal(path: &Path) -> String {
     message
 }
 
+#[cfg(unix)]
 fn mode(path: &Path) -> u32 {
     fs::metadata(path).unwrap().permissions().mode() & 0o777
 }
 
+#[cfg(unix)]
 fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
@@ -87,6 +90,7 @@ fn only_files_of_the_same_kind_are_replaced() {
     assert_eq!(folder.names(), ["diary", "out"]);
 }
 
+#[cfg(unix)]
 #[test]
 fn what_is_no_file_is_refused_before_the_work_and_left_alone() {
     let folder = Folder::new();
@@ -107,6 +111,7 @@ fn what_is_no_file_is_refused_before_the_work_and_left_alone() {
     assert!(fs::symlink_metadata(folder.path("dangling")).unwrap().is_symlink());
 }
 
+#[cfg(unix)]
 #[test]
 fn a_link_stays_and_its_target_is_replaced() {
     let folder = Folder::new();
@@ -121,6 +126,7 @@ fn a_link_stays_and_its_target_is_replaced() {
     assert_eq!(folder.names(), ["elsewhere", "link"]);
 }
 
+#[cfg(unix)]
 #[test]
 fn a_replaced_file_keeps_its_permissions_and_a_new_cache_is_its_owners_alone() {
     let folder = Folder::new();
@@ -193,15 +199,19 @@ fn leftovers_of_ours_are_cleared_and_files_of_others_stay() {
     fs::write(&under_way, "a diary").unwrap();
     write(&path, "notes: three");
     assert_eq!(fs::read_to_string(&under_way).unwrap(), "a diary");
-    fs::remove_file(&under_way).unwrap();
-    symlink("out", &under_way).unwrap();
-    write(&path, "notes: four");
-    assert!(fs::symlink_metadata(&under_way).is_ok());
+    #[cfg(unix)]
+    {
+        fs::remove_file(&under_way).unwrap();
+        symlink("out", &under_way).unwrap();
+        write(&path, "notes: four");
+        assert!(fs::symlink_metadata(&under_way).is_ok());
+    }
     for name in foreign {
         assert_eq!(fs::read_to_string(folder.path(name)).unwrap(), "notes: mine", "{name}");
     }
 }
 
+#[cfg(unix)]
 #[test]
 fn a_lock_file_is_no_link_and_a_link_has_the_lock_of_its_target() {
     let folder = Folder::new();

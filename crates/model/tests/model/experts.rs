@@ -293,6 +293,7 @@ fn a_file_that_is_cut_off_or_changed_is_one_line_and_never_a_wrong_answer() {
 }
 
 #[test]
+#[cfg_attr(not(unix), ignore = "Windows replaces no file that a program has mapped")]
 fn a_file_that_another_takes_the_place_of_is_read_to_the_end() {
     let (folder, path) = mixture(WeightFormat::Q8_0, 8);
     let tokens = [3, 1, 4, 1, 5];

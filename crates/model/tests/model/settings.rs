@@ -242,6 +242,7 @@ fn sampling_defaults_that_cannot_be_are_refused() {
 }
 
 /// Every file of a model directory.
+#[cfg(unix)]
 const FILES: [&str; 7] = [
     "config.json",
     "generation_config.json",

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use riffle_server::{ApiKey, ListenAddress, Server, ServerOptions};
+use riffle_server::{ApiKey, ServerOptions};
 use serde_json::json;
 
-use crate::testing::{engine, options, start};
+use crate::testing::{options, start};
 
 fn body() -> String {
     json!({"prompt": "a", "max_tokens": 1}).to_string()
@@ -113,6 +113,10 @@ fn a_server_that_ends_says_so_while_answers_go_on() {
 fn a_unix_socket_is_listened_on_and_removed_at_the_end() {
     use std::io::{Read, Write};
     use std::os::unix::net::{UnixListener, UnixStream};
+
+    use riffle_server::{ListenAddress, Server};
+
+    use crate::testing::engine;
 
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("riffle.sock");
