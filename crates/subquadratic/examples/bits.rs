@@ -78,7 +78,13 @@ fn attended(
         pages: &pages,
     };
     let mut partial = Partial::new(rows, GROUP, DIM);
-    attend(&queries, &kv, &Selection::full(TOKENS), &AttendOptions::for_head_dim(DIM), &mut partial)?;
+    attend(
+        &queries,
+        &kv,
+        &Selection::full(TOKENS),
+        &AttendOptions::for_head_dim(DIM),
+        &mut partial,
+    )?;
     let mut out = vec![0.0; rows * GROUP * DIM];
     partial.finish_into(&mut out, GROUP * DIM, None)?;
     Ok(out)

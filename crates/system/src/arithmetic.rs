@@ -16,7 +16,10 @@ mod tests {
     fn a_product_and_a_sum_are_rounded_once() {
         let small = f32::EPSILON;
         // The product is 1 + 2ε + ε²: two roundings lose the last term.
-        assert_eq!(fused_multiply_add(1.0 + small, 1.0 + small, -(1.0 + 2.0 * small)), small * small);
+        assert_eq!(
+            fused_multiply_add(1.0 + small, 1.0 + small, -(1.0 + 2.0 * small)),
+            small * small
+        );
         // Half a unit and a bit more rounds up, and a bit less down.
         let tiny = f32::MIN_POSITIVE;
         assert_eq!(fused_multiply_add(small / 2.0, 1.0, 1.0), 1.0);
