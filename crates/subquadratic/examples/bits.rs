@@ -58,13 +58,13 @@ fn attended(
         write_values(&mut v.plane_mut(), DIM, 0, PAGE, values, DIM)?;
         planes.push((k, v));
     }
-    let page = |(number, (keys, values)): (usize, &(PlaneBuf, PlaneBuf))| PageView {
+    let pages = planes.iter().enumerate().map(|(number, (keys, values))| PageView {
         start: number * PAGE,
         tokens: PAGE,
         keys: keys.plane(),
         values: values.plane(),
-    };
-    let pages: Vec<PageView<'_>> = planes.iter().enumerate().map(page).collect();
+    });
+    let pages: Vec<PageView<'_>> = pages.collect();
     let queries = QueryTile {
         data: &queries[..rows * GROUP * DIM],
         rows,
