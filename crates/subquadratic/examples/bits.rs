@@ -58,13 +58,13 @@ fn attended(
         write_values(&mut v.plane_mut(), DIM, 0, PAGE, values, DIM)?;
         planes.push((k, v));
     }
-    let page = |(number, (keys, values)): (usize, &(PlaneBuf, PlaneBuf))| PageView {
+    let pages = planes.iter().enumerate().map(|(number, (keys, values))| PageView {
         start: number * PAGE,
         tokens: PAGE,
         keys: keys.plane(),
         values: values.plane(),
-    };
-    let pages: Vec<PageView<'_>> = planes.iter().enumerate().map(page).collect();
+    });
+    let pages: Vec<PageView<'_>> = pages.collect();
     let queries = QueryTile {
         data: &queries[..rows * GROUP * DIM],
         rows,
@@ -78,7 +78,13 @@ fn attended(
         pages: &pages,
     };
     let mut partial = Partial::new(rows, GROUP, DIM);
-    attend(&queries, &kv, &Selection::full(TOKENS), &AttendOptions::for_head_dim(DIM), &mut partial)?;
+    attend(
+        &queries,
+        &kv,
+        &Selection::full(TOKENS),
+        &AttendOptions::for_head_dim(DIM),
+        &mut partial,
+    )?;
     let mut out = vec![0.0; rows * GROUP * DIM];
     partial.finish_into(&mut out, GROUP * DIM, None)?;
     Ok(out)

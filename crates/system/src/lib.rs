@@ -6,6 +6,7 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 
+pub mod arithmetic;
 mod direct;
 pub mod files;
 pub mod folders;

@@ -35,6 +35,11 @@ pub(crate) fn write_all_at(file: &File, bytes: &[u8], offset: u64) -> io::Result
     FileExt::write_all_at(file, bytes, offset)
 }
 
+#[inline]
+pub(crate) fn fused_multiply_add(a: f32, b: f32, c: f32) -> f32 {
+    a.mul_add(b, c)
+}
+
 pub(crate) fn make_sparse(_file: &File) -> io::Result<()> {
     Ok(())
 }

@@ -102,6 +102,22 @@ pub(crate) fn start_direct(file: &File) -> io::Result<Option<File>> {
 /// The uncached handle is separate, and no longer read.
 pub(crate) fn stop_direct(_file: &File) {}
 
+/// By f64, whose product of two f32 is exact. An inexact sum becomes the neighbour with an odd last bit, so that the second
+/// rounding cannot go wrong (Boldo and Melquiond 2008).
+#[inline]
+pub(crate) fn fused_multiply_add(a: f32, b: f32, c: f32) -> f32 {
+    let (product, c) = (f64::from(a) * f64::from(b), f64::from(c));
+    let sum = product + c;
+    let rest = sum - product;
+    let error = (product - (sum - rest)) + (c - rest);
+    let bits = sum.to_bits();
+    if !sum.is_finite() || error == 0.0 || bits & 1 == 1 {
+        return sum as f32;
+    }
+    let is_larger = (error > 0.0) == (sum > 0.0);
+    f64::from_bits(if is_larger { bits + 1 } else { bits - 1 }) as f32
+}
+
 pub(crate) fn make_sparse(file: &File) -> io::Result<()> {
     // Of winioctl.h.
     const FSCTL_SET_SPARSE: u32 = 0x900c4;

@@ -12,6 +12,7 @@ pub(crate) use scales::scale_bytes;
 mod tests;
 
 use bytemuck::Pod;
+use riffle_system::arithmetic::fused_multiply_add;
 
 use crate::LANES;
 use crate::half::{bf16_to_f32, f8_to_f16, f16_to_f32};
@@ -87,7 +88,7 @@ impl Element for F32 {
 
     #[inline(always)]
     fn multiply_add(bits: f32, value: f32, sum: f32) -> f32 {
-        bits.mul_add(value, sum)
+        fused_multiply_add(bits, value, sum)
     }
 }
 
@@ -104,7 +105,7 @@ impl Element for F16 {
 
     #[inline(always)]
     fn multiply_add(bits: u16, value: f32, sum: f32) -> f32 {
-        f16_to_f32(bits).mul_add(value, sum)
+        fused_multiply_add(f16_to_f32(bits), value, sum)
     }
 }
 
@@ -121,7 +122,7 @@ impl Element for F8 {
 
     #[inline(always)]
     fn multiply_add(bits: u8, value: f32, sum: f32) -> f32 {
-        Self::widen(bits, 0).mul_add(value, sum)
+        fused_multiply_add(Self::widen(bits, 0), value, sum)
     }
 }
 
@@ -138,8 +139,8 @@ impl Element for Bf16 {
 
     #[inline(always)]
     fn multiply_add(bits: [u16; 2], value: [f32; 2], sum: f32) -> f32 {
-        let sum = bf16_to_f32(bits[0]).mul_add(value[0], sum);
-        bf16_to_f32(bits[1]).mul_add(value[1], sum)
+        let sum = fused_multiply_add(bf16_to_f32(bits[0]), value[0], sum);
+        fused_multiply_add(bf16_to_f32(bits[1]), value[1], sum)
     }
 }
 
@@ -157,7 +158,7 @@ impl Element for RoundedBf16 {
 
     #[inline(always)]
     fn multiply_add(bits: [u16; 2], value: [u16; 2], sum: f32) -> f32 {
-        let sum = bf16_to_f32(bits[1]).mul_add(bf16_to_f32(value[1]), sum);
-        bf16_to_f32(bits[0]).mul_add(bf16_to_f32(value[0]), sum)
+        let sum = fused_multiply_add(bf16_to_f32(bits[1]), bf16_to_f32(value[1]), sum);
+        fused_multiply_add(bf16_to_f32(bits[0]), bf16_to_f32(value[0]), sum)
     }
 }

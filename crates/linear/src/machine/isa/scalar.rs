@@ -1,5 +1,7 @@
 //! Plain code: defines the bits that every other instruction set must compute.
 
+use riffle_system::arithmetic::fused_multiply_add;
+
 use crate::LANES;
 use crate::float::{Element, GroupSums, PANEL};
 use crate::half::{f16_to_f32, f32_to_bf16};
@@ -75,11 +77,11 @@ fn quant_row(shape: Shape, expanded: &[Expanded], row: &[ActivationBlock], sums:
             }
             for part in 0..parts {
                 let scale = weights.scales[part][lane] * activations.scale;
-                *sum = (products[part] as f32).mul_add(scale, *sum);
+                *sum = fused_multiply_add(products[part] as f32, scale, *sum);
             }
             if shape.minimums {
                 for part in 0..parts {
-                    *sum = weights.minimums[part][lane].mul_add(activations.negative_sums[part], *sum);
+                    *sum = fused_multiply_add(weights.minimums[part][lane], activations.negative_sums[part], *sum);
                 }
             }
         }
