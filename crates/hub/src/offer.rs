@@ -111,7 +111,7 @@ impl Machine {
             offers[at].is(names)
         };
         let largest = fitting.iter().find(comfortable);
-        // If all are slow, an offer above the compromise would be even slower.
+        // If all offers are slow, larger ones than the compromise would be even slower.
         let slower = || {
             let below = |&&at: &&usize| has_few_bits(&offers[at]);
             fitting.iter().find(compromise).or_else(|| fitting.iter().find(below))

@@ -115,7 +115,7 @@ pub enum KvError {
         /// The folder of the disk tier.
         folder: PathBuf,
     },
-    /// Tokens came in planes of another shape or format than the cache's.
+    /// The planes of the tokens have another shape or format than the cache's.
     #[error(
         "tokens for layer {layer} came in planes of another shape or format than the cache's: encode them for its shape"
     )]

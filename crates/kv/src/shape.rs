@@ -11,10 +11,10 @@ pub const DEFAULT_PAGE_TOKENS: usize = 256;
 /// The largest page.
 pub const MAX_PAGE_TOKENS: usize = 1024;
 
-/// The most different layer shapes in one cache.
+/// Limit on the distinct layer shapes of one cache.
 pub const MAX_LAYER_KINDS: usize = 6;
 
-/// The most layers of a cache with different layers.
+/// Limit on the layers of a cache whose layers have several shapes.
 pub const MAX_MIXED_LAYERS: usize = 256;
 
 /// The heads and widths of a layer of a cache.

@@ -71,7 +71,7 @@ impl BudgetParameter {
         }
     }
 
-    /// The parameter for contexts of `context_tokens`: the highest value is finite.
+    /// The parameter for contexts of `context_tokens`, which limit an infinite highest value.
     pub fn at(self, context_tokens: usize) -> Self {
         if self.high.is_finite() {
             self

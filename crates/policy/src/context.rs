@@ -40,7 +40,7 @@ pub struct SelectContext<'a> {
     pub phase: Phase,
     /// The layer of the queries.
     pub layer: usize,
-    /// Layers of the model.
+    /// Number of layers of the model.
     pub layers: usize,
     /// The KV head of the queries.
     pub kv_head: usize,

@@ -88,7 +88,7 @@ impl ChunkSize {
 }
 
 impl ChunkWork {
-    /// Reading a share of the pairs, chosen without an estimate.
+    /// Work of reading a share of the pairs, if the choice needs no estimate.
     pub const fn reading(share: f64) -> Self {
         Self {
             share,
@@ -254,7 +254,7 @@ fn scoring_ns(data: &[f32], page: &PageView<'_>) -> f64 {
     })
 }
 
-/// The fastest of several runs.
+/// Nanoseconds of the fastest of several runs.
 fn best_ns(mut run: impl FnMut()) -> f64 {
     let times = (0..7).map(|_| {
         let start = Instant::now();

@@ -22,7 +22,7 @@ pub fn top_share(scores: &[f32], share: f32, least: usize, forced: impl Fn(usize
     let mut held: f64 = chosen.iter().map(|index| f64::from(scores[*index])).sum();
     let wanted = f64::from(share) * (held + sum(&others));
     let least = least.saturating_sub(chosen.len()).min(others.len());
-    // The choice ends within `first..end`; everything before `first` is chosen, with the sum `held`.
+    // The last chosen weight is in `first..end`. All weights before `first` are chosen, and `held` is their sum.
     let (mut first, mut end) = (0, others.len());
     while end - first > FEW {
         let middle = first + (end - first) / 2;

@@ -25,7 +25,7 @@ pub struct Traits {
     pub decode: bool,
     /// True if every query reads every token: the baseline of all comparisons.
     pub dense: bool,
-    /// The facts that it promises to find.
+    /// The facts that the policy is sure to find.
     pub recall: Recall,
     /// The keys that it reads.
     pub keys: KeyUse,
@@ -65,7 +65,7 @@ pub struct Traits {
 /// The questions for which a policy finds the answering tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Recall {
-    /// None for certain: it evicts keys, or selects by position.
+    /// No fact is sure to be found: the policy evicts keys, or selects by position.
     None,
     /// Questions at the end of a prompt. The policy selects among all keys, but by the last queries of a chunk: a
     /// question in the middle may miss its answer.

@@ -116,8 +116,8 @@ impl Staging {
         self.ring.memory.bytes()
     }
 
-    /// The half to fill next; unread pages in it are lost. A half without any page that may still be read is preferred:
-    /// a call that has reached a page reads none before it.
+    /// The half to fill next; unread pages in it are lost. A half whose pages the current call has passed is preferred,
+    /// because a call reads pages in order.
     pub(super) fn next_half(&mut self, reading: Option<PageKey>) -> usize {
         let mut in_turn = (0..self.halves.len()).map(|number| self.half_in_turn(number));
         let is_behind = |Ahead { key, .. }: &Ahead| {

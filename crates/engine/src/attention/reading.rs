@@ -235,7 +235,7 @@ pub(crate) fn observed<'c>(
         .collect()
 }
 
-/// Queries of a KV head and their selection.
+/// A KV head, its queries and their selection.
 pub(crate) type QueriesRead<'a> = (usize, QueryTile<'a>, &'a Selection);
 
 /// The reads of a chunk's tiles.

@@ -25,7 +25,7 @@ use crate::ledger::Ledger;
 use crate::slots::SlotMap;
 pub(crate) use files::PlaneFiles;
 
-/// Number of requests, after one that waited for the disk, for which later reads are announced.
+/// After a read that waited for the disk, this many further requests announce the reads that follow them.
 const COLD_REQUESTS: u32 = 64;
 
 /// Identifies a plane of a page.
@@ -54,7 +54,7 @@ pub(crate) struct PlaneFile {
     _name: Option<RemovedOnDrop>,
     space: Arc<Ledger>,
     used: Mutex<Used>,
-    /// Above 0 after a read that waited for the disk.
+    /// Number of requests that still announce later reads.
     cold: AtomicU32,
     /// First slot after the planes that were announced last.
     expected_end: AtomicU32,

@@ -279,7 +279,7 @@ impl OffloadEngine {
     /// Loads the pages expected next, as far as slots are free.
     fn expect(&mut self, expected: &[FarPage<'_>]) -> Result<(), KvError> {
         for (place, page) in expected.iter().enumerate() {
-            // After all reads of the current layer.
+            // These pages are due after all reads of the current layer.
             let due = usize::MAX / 2 + place;
             if !self.ring.holds(page.id(), page.planes) && !self.ask(page, due)? {
                 break;

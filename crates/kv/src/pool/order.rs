@@ -11,7 +11,7 @@ use crate::shape::MAX_LAYER_KINDS;
 pub(crate) struct LeaveOrder {
     /// By page.
     ages: Vec<Age>,
-    /// By page size, of keys and of values.
+    /// `[page size][keys, values]`: near planes in the order in which they leave.
     near: [[BTreeSet<Queued>; 2]; MAX_LAYER_KINDS],
     ram: [[BTreeSet<Queued>; 2]; MAX_LAYER_KINDS],
 }

@@ -107,7 +107,7 @@ impl PageStore {
         &mut self.planes[self.records.size(page)][kind as usize]
     }
 
-    /// The number of a page's size.
+    /// Index of a page's size.
     pub(crate) fn size(&self, page: PageId) -> usize {
         self.records.size(page)
     }

@@ -172,7 +172,7 @@ impl Loading {
         blocks * slices(&self.shape)
     }
 
-    /// Number of last blocks, of `found`, that are loaded layer by layer.
+    /// Number of the last blocks that are loaded layer by layer, if `found` blocks exist.
     fn tail(&self, found: usize) -> usize {
         // While another process publishes, blocks arrive one by one.
         if self.wait.is_zero() { found.div_ceil(TAIL) } else { 0 }

@@ -223,7 +223,7 @@ fn append(cache: &mut KvCache, plain: &mut Plain, text: usize, count: usize) {
     }
     match &mut plain.text {
         Some(tokens) if appended == SHAPE.layers.count() => tokens.extend(ids),
-        // Layers of different lengths match no text.
+        // Only some layers have the tokens, so the contents belong to no text.
         text if appended > 0 => *text = None,
         _ => {}
     }

@@ -232,8 +232,8 @@ fn work(parameters: &Parameters, chunk: &ChunkSize) -> ChunkWork {
     let tokens = chunk.tokens as f64;
     let logits = (chunk.rows.min(parameters.count("last")) * chunk.group) as f64 * tokens;
     ChunkWork {
-        // As measured on text. The share depends on the mass; only the minimum number of blocks, columns and
-        // diagonals is a budget.
+        // The constant was measured on text. The share depends on the mass; only `min_budget`, the least number of
+        // blocks, columns and diagonals, is a budget.
         share: (0.35 + 3.0 * parameters.count("min_budget") as f64 / tokens).min(1.0),
         scored: logits + chunk.group as f64 * tokens,
         weighed: logits,

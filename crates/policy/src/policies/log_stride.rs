@@ -82,7 +82,7 @@ impl LogStride {
     }
 }
 
-/// Bytes per token of the means of keys and values, which the caller stores.
+/// Bytes per token for the means of keys and values. The caller stores these means.
 fn mean_bytes(parameters: &Parameters, head_dim: usize) -> f64 {
     (parameters.count("landmarks") * 8 * head_dim) as f64 / parameters.count("block") as f64
 }

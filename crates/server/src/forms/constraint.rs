@@ -20,7 +20,7 @@ pub(super) struct PreparedForm {
 struct FormedAnswer {
     /// The matcher and the allowed tokens after the latest token.
     next: Receiver<Next>,
-    /// The value from `next`, after it was waited for.
+    /// The value received from `next`; `None` before it has arrived.
     known: Option<Next>,
     worker: Worker,
 }

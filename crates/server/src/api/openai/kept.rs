@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(kept.response("c").unwrap()["id"], "c");
         assert!(kept.forget_response("a") && !kept.forget_response("a"));
         assert_eq!(kept.conversation("c"), None);
-        // An item is not a response.
+        // The id of an item names no response.
         kept.keep(&[json!({"id": "msg_1"})]);
         assert!(kept.response("msg_1").is_none() && !kept.forget_response("msg_1"));
     }
