@@ -4,7 +4,9 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Output;
 
-use crate::testing::{BELOW_A_FILE, absolute_below_a_file, assert_refused, riffle, run_with_input, shipped_model, stderr, stdout};
+use crate::testing::{
+    BELOW_A_FILE, absolute_below_a_file, assert_refused, riffle, run_with_input, shipped_model, stderr, stdout,
+};
 use riffle_testing::documents as make;
 use serde_json::Value;
 
@@ -344,7 +346,10 @@ fn files_that_are_no_documents_and_missing_questions_are_one_line() {
     assert_refused(&desk.ask(&[]), 2, &["FILE… QUESTION"]);
     // Without --keep, an unusable cache folder only costs time.
     let mut command = desk.command(&[&text, "Who?", "-n", "1"]);
-    let output = command.env("XDG_CACHE_HOME", absolute_below_a_file()).output().expect("it runs");
+    let output = command
+        .env("XDG_CACHE_HOME", absolute_below_a_file())
+        .output()
+        .expect("it runs");
     assert!(
         output.status.success() && stderr(&output).contains("nothing is kept for later"),
         "{}",

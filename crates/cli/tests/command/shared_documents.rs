@@ -9,7 +9,9 @@ use std::process::{Child, Output, Stdio};
 use riffle_documents::framed;
 use serde_json::{Value, json};
 
-use crate::testing::{BELOW_A_FILE, ModelCopy, absolute_below_a_file, riffle, run_with_input, shipped_model, stderr, stdout};
+use crate::testing::{
+    BELOW_A_FILE, ModelCopy, absolute_below_a_file, riffle, run_with_input, shipped_model, stderr, stdout,
+};
 
 /// A template with the question at the end, as the shipped model needs it.
 const TEMPLATE: &str = "{% for m in messages %}{{ m.content }}{% if not loop.last %}\n{% endif %}{% endfor %}";
@@ -131,7 +133,9 @@ fn the_folder_of_chat_is_chosen_and_refused_as_that_of_ask() {
     assert!(stderr(&output).contains("--no-keep"), "{}", stderr(&output));
     // The default folder is unusable, which only costs time.
     let mut command = desk.command(&["chat", "--ctx", "4096", "-n", "4"]);
-    command.arg(desk.document()).env("XDG_CACHE_HOME", absolute_below_a_file());
+    command
+        .arg(desk.document())
+        .env("XDG_CACHE_HOME", absolute_below_a_file());
     let output = run_with_input(&mut command, QUESTION.as_bytes());
     assert!(
         output.status.success() && stderr(&output).contains("nothing is kept for later"),
