@@ -196,15 +196,21 @@ fn stray_word(word: &str, usage: Option<&str>) -> String {
     }
 }
 
-/// The most similar command of `riffle`, or of the command that `usage` names; `None` if none is similar.
+/// The most similar commands of `riffle`, or of the command that `usage` names; `None` if none is similar.
 fn unknown_command(word: &str, usage: &str) -> Option<String> {
     let command = command_of(usage)?;
     let names = command.get_subcommands().filter(|command| !command.is_hide_set());
     let distances = names.map(|command| (strsim::osa_distance(word, command.get_name()), command.get_name()));
-    let (_, name) = distances
+    let similar: Vec<_> = distances
         .filter(|(distance, name)| *distance <= 1 + name.len() / 4)
-        .min()?;
-    Some(format!("'{word}' is no command; a similar command is {usage} {name}"))
+        .collect();
+    let (least, _) = similar.iter().min()?;
+    let names = similar.iter().filter(|(distance, _)| distance == least);
+    let names: Vec<_> = names.map(|(_, name)| format!("{usage} {name}")).collect();
+    Some(format!(
+        "'{word}' is no command; a similar command is {}",
+        names.join(" or ")
+    ))
 }
 
 /// The command of words such as `riffle eval needle`.

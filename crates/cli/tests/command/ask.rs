@@ -254,7 +254,11 @@ fn pages_and_chapters_can_be_chosen() {
     let refused = desk.ask(&[&epub, "Who?", "--chapter", "Whales"]);
     assert_refused(&refused, 1, &["no chapter is called \"Whales\"", "Visions"]);
     let refused = desk.ask(&[&pdf, "Where", "is", "it"]);
-    assert_refused(&refused, 1, &["\"Where\" is no file", "put the question in quotes"]);
+    assert_refused(
+        &refused,
+        1,
+        &["\"Where\" is no file", "write the whole question in quotes"],
+    );
 }
 
 #[test]

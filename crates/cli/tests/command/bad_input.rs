@@ -360,8 +360,8 @@ fn what_is_no_regular_file_is_refused_at_once_and_a_prompt_may_come_from_a_pipe(
 #[test]
 fn a_command_line_that_riffle_does_not_have_is_one_line_with_the_nearest() {
     for (arguments, parts) in [
-        (&["rum"][..], &["'rum'", "'run'"][..]),
-        (&["eval", "needel"], &["'needel'", "'needle'"]),
+        (&["rum"][..], &["'rum'", "riffle run or riffle rm"][..]),
+        (&["eval", "needel"], &["'needel'", "riffle eval needle; see"]),
         (&["run", "--modl", "x"], &["--modl", "--model", "see riffle run --help"]),
         (&["rm"], &["riffle: rm needs <NAME>", "see riffle rm --help"]),
         (
