@@ -56,7 +56,7 @@ SHAPES = {"gemma4-e4b": gemma4, "lfm2-1.2b": lfm2, "deepseek-v2-lite": deepseek}
 def spread_attention(model):
     """Gives normed queries the logits of a trained model, about 1 apart. Otherwise a token sees one other alone, and most weights are subnormal numbers."""
     for name, weights in model.named_parameters():
-        if name.endswith("q_norm.weight") and model.config.model_type == "gemma4_text":
+        if name.endswith("q_norm.weight"):
             weights.data /= len(weights) ** 0.5
 
 
