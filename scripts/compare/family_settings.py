@@ -352,6 +352,11 @@ EXPERTS = {
         like(B16, FEW, SIX, num_experts_per_tok=3, head_dim=16, num_attention_heads_per_layer=[2, 6], shared_expert_intermediate_size=20, moe_routed_scaling_factor=1.6, layer_types=["full_attention", "sliding_attention"], rope_parameters=dict(full_attention=dict(rope_type="default", rope_theta=50000.0, partial_rotary_factor=0.5), sliding_attention=dict(rope_type="default", rope_theta=900.0, partial_rotary_factor=1.0)), **WINDOW),
         dict(gguf=False, num_experts=8, moe_intermediate_size=20, num_experts_per_tok=2, head_dim=8, shared_expert_intermediate_size=12, gating="per-element", attention_bias=True, tie_word_embeddings=True, mlp_layer_types=["sparse", "dense", "sparse", "sparse"], layer_types=["full_attention", "sliding_attention"] * 2, **WINDOW),
     ],
+    "lara_mini": [
+        like(B16, SIX, num_hidden_layers=5, num_experts_per_tok=3, head_dim=16, shared_expert_intermediate_size=20, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=24, tie_word_embeddings=True, **WINDOW),
+        dict(num_experts=8, moe_intermediate_size=20, num_experts_per_tok=2, head_dim=8, shared_expert_intermediate_size=12, norm_topk_prob=False, attention_bias=True, tie_word_embeddings=False, layer_types=["full_attention", "linear_attention", "sliding_attention", "linear_attention"], linear_num_key_heads=1, linear_num_value_heads=3, linear_key_head_dim=8, linear_value_head_dim=16, linear_conv_kernel_dim=3, **YARN, **WINDOW),
+        dict(num_experts=4, moe_intermediate_size=12, num_experts_per_tok=4, head_dim=16, shared_expert_intermediate_size=12, layer_types=["linear_attention", "full_attention"] * 2, linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=16, linear_value_head_dim=16),
+    ],
     "mellum": [
         like(B16, FEW, SIX, num_experts_per_tok=3, head_dim=16, layer_types=["sliding_attention", "full_attention"], rope_parameters=dict(full_attention=YARN["rope_parameters"], sliding_attention=rope()["rope_parameters"]), **WINDOW),
         dict(num_experts=8, moe_intermediate_size=20, num_experts_per_tok=2, head_dim=8, norm_topk_prob=False, attention_bias=True, tie_word_embeddings=True, mlp_layer_types=["sparse", "dense", "sparse", "dense"]),

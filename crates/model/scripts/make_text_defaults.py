@@ -19,7 +19,7 @@ OUT = pathlib.Path(__file__).resolve().parent.parent / "src" / "families" / "tex
 TYPES = """llama mistral ministral ministral3 smollm3 vaultgemma seed_oss arcee nemotron jais2 olmo olmo2 olmo3 glm glm4 ernie4_5
 helium hunyuan_v1_dense apertus apertus1p5_text starcoder2 stablelm cwm gpt_neox persimmon phi qwen2 qwen3 gemma gemma2 gemma3_text cohere cohere2 cohere_compass_text exaone4
 granite granite_swa hyperclovax phi3 qwen2_vl_text qwen2_5_vl_text qwen2_5_omni_text qwen3_vl_text qwen3_5_text gemma4_text gemma4_unified_text muse_glimmer_text exaone internlm3
-iquestcoder falcon gptj nanochat minicpm3 youtu lfm2 lfm3 granitemoehybrid bamba falcon_h1 mamba2 nemotron_h emu3_text_model olmo_hybrid
+iquestcoder falcon gptj nanochat minicpm3 youtu lfm2 lfm3 granitemoehybrid bamba falcon_h1 mamba2 nemotron_h emu3_text_model olmo_hybrid lara_mini
 gpt2 gpt_bigcode opt biogpt glm4v_text glm_ocr_text granite4_vision_text granite_docling_text hunyuan_vl_text paddleocr_vl_text
 qwen3_vl_moe_text qwen3_5_moe_text qwen4_exp_text qwen3_omni_moe_text glm4v_moe_text ernie4_5_vl_moe_text llama4_text aria_text deepseek_v3 deepseek_v32 glm_moe_dsa mistral4""".split()
 # Settings that change no logits of a text.

@@ -77,13 +77,14 @@ impl GatedDeltaNet {
         let decay_biases = weights.vector(&part("dt_bias"), value_heads)?;
         let [norm, output] = if storage.is_apart {
             ["o_norm", "o_proj"]
+        } else if weights.info(&part("out_norm.weight")).is_some() {
+            ["out_norm", "out_proj"]
         } else {
             ["norm", "out_proj"]
         };
         let norm = weights.vector(&part(&format!("{norm}.weight")), shape.value_dim)?;
         let convolution = convolution(weights, part, shape.channels(), shape.kernel)?;
-        let [mixed, gate] = inputs(weights, part, shape, hidden, storage)?;
-        let [strength, decay] = decays(weights, part, shape, hidden, storage)?;
+        let [mixed, gate, strength, decay] = projections(weights, part, shape, hidden, storage)?;
         Ok(GatedDeltaNet {
             shape: *shape,
             recurrence: Recurrence {
@@ -228,6 +229,34 @@ pub(super) fn convolution(
     } else {
         Convolution::load(weights, &part("conv1d"), channels, kernel, false)
     }
+}
+
+/// The projections to queries, keys and values, to the gate, to strengths and to decays. Lara has one tensor for all.
+fn projections(
+    weights: &mut Checkpoint,
+    part: impl Fn(&str) -> String + Copy,
+    shape: &GatedDeltaNetShape,
+    hidden: usize,
+    storage: DeltaNetStorage,
+) -> Result<[Projection; 4], ModelError> {
+    let fused = part("in_proj.weight");
+    if weights.info(&fused).is_none() {
+        let [mixed, gate] = inputs(weights, part, shape, hidden, storage)?;
+        let [strength, decay] = decays(weights, part, shape, hidden, storage)?;
+        return Ok([mixed, gate, strength, decay]);
+    }
+    let mut end = 0;
+    let parts = [
+        shape.channels(),
+        shape.value_width(),
+        shape.value_heads,
+        shape.value_heads,
+    ]
+    .map(|rows| {
+        end += rows;
+        (end - rows..end).collect()
+    });
+    Projection::load_rows(weights, &fused, end, hidden, parts)
 }
 
 /// The projections to queries, keys and values, and to the gate. Qwen3-Next has one tensor, grouped by key head.

@@ -29,8 +29,8 @@ pub use activation::Activation;
 pub(crate) use activation::{sigmoid_gate, sigmoid_gate_heads, softplus, softplus_gate_heads};
 pub use attention::{Attention, KeyValue};
 pub(crate) use experts::{
-    Behind, ExpertScratch, ExpertStreams, StreamedLayer, expert_classes, expert_forms, names_experts, read_rate,
-    scratch_bytes as expert_scratch_bytes,
+    Behind, EXPERT_COUNTS, ExpertScratch, ExpertStreams, StreamedLayer, expert_classes, expert_forms, names_experts,
+    read_rate, scratch_bytes as expert_scratch_bytes,
 };
 pub use experts::{
     Expert, ExpertBudget, ExpertCache, ExpertClass, ExpertGroups, ExpertSettings, ExpertStatistics, ExpertWeights,

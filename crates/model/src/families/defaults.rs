@@ -5,6 +5,7 @@ use std::sync::LazyLock;
 use serde_json::{Map, Value};
 
 use crate::ModelError;
+use crate::blocks::EXPERT_COUNTS;
 use crate::fields::Fields;
 
 /// The default settings of each type of text model. `scripts/make_text_defaults.py` writes the file.
@@ -52,8 +53,11 @@ fn with_defaults(mut fields: Fields, model_type: &str, but_for: &[&str]) -> Resu
         let rotation = fields.object(place)?;
         has_base |= rotation.is_some_and(|rotation| rotation.get("rope_theta").is_some());
     }
+    let has_experts = EXPERT_COUNTS.iter().any(|name| fields.get(name).is_some());
     for (name, value) in defaults {
-        if but_for.contains(&name.as_str()) || (name == "rope_theta" && has_base) {
+        let name = name.as_str();
+        let is_elsewhere = (name == "rope_theta" && has_base) || (EXPERT_COUNTS.contains(&name) && has_experts);
+        if but_for.contains(&name) || is_elsewhere {
             continue;
         }
         fields = fields.with_default(name, value.clone());

@@ -123,6 +123,13 @@ const WRAPPED: &[(&str, &str, &str, &str)] = &[
         "deepseek_v3",
         "language_model.model.",
     ),
+    // It names the number of experts otherwise than the class does.
+    (
+        "experts/qwen3_moe",
+        "Qwen3VLMoeForConditionalGeneration",
+        "qwen3_vl_moe_text",
+        "model.language_model.",
+    ),
     (
         "dense/gemma4_text",
         "Gemma4ForConditionalGeneration",
@@ -311,7 +318,8 @@ fn settings_that_transformers_does_not_read_are_refused() {
 fn settings_that_a_file_leaves_out_are_those_of_its_class() {
     let defaults: Value = serde_json::from_str(include_str!("../../src/families/text_defaults.json")).unwrap();
     let mut left_out = 0;
-    for case in cases(&vectors().join("dense"), "") {
+    let folders = ["dense", "experts"].map(|folder| cases(&vectors().join(folder), ""));
+    for case in folders.into_iter().flatten() {
         let mut config: Value = serde_json::from_slice(&std::fs::read(case.join("config.json")).unwrap()).unwrap();
         let Some(defaults) = config["model_type"].as_str().and_then(|name| defaults.get(name)) else {
             continue;

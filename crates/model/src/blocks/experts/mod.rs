@@ -18,6 +18,7 @@ use riffle_linear::PackedMatrix;
 
 pub use router::{ExpertGroups, Router, RouterRules, Scoring, WeightSum};
 pub(crate) use scratch::{ExpertScratch, scratch_bytes};
+pub(crate) use settings::EXPERT_COUNTS;
 pub use settings::{ExpertSettings, FusedLayout};
 use stream::Held;
 pub use stream::{

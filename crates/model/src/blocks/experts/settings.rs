@@ -8,13 +8,14 @@ use crate::config::LARGEST_COUNT;
 use crate::fields::Fields;
 use crate::{ExpertShape, ModelConfig, ModelError};
 
-/// Names of the settings for the number of experts, the experts per token, and their inner width.
-const EXPERTS: &[&str] = &[
+/// Names of the setting for the number of experts.
+pub(crate) const EXPERT_COUNTS: &[&str] = &[
     "num_experts",
     "num_local_experts",
     "n_routed_experts",
     "moe_num_experts",
 ];
+/// Names of the settings for the experts per token, and for their inner width.
 const USED: &[&str] = &["num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts"];
 const WIDTH: &[&str] = &["moe_intermediate_size", "intermediate_size"];
 /// Names of the settings for the shared block's inner width, and for the number of shared experts of equal width.
@@ -173,7 +174,7 @@ fn needed<'a>(fields: &Fields, names: &[&'a str]) -> Result<(&'a str, usize), Mo
 }
 
 fn shape(fields: &Fields) -> Result<ExpertShape, ModelError> {
-    let (_, experts) = needed(fields, EXPERTS)?;
+    let (_, experts) = needed(fields, EXPERT_COUNTS)?;
     let (used_name, used) = needed(fields, USED)?;
     if used > experts {
         let problem = format!("{used} experts of a token are more than the {experts} of a layer");

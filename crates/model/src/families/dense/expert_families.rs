@@ -6,7 +6,7 @@ use super::plan::Planned;
 use super::rms_families::{granite, hunyuan};
 use super::{HeadNorms, NormKind, Plan};
 use crate::ModelError;
-use crate::blocks::{Activation, ExpertSettings, FusedLayout, Scoring, WeightSum};
+use crate::blocks::{Activation, EXPERT_COUNTS, ExpertSettings, FusedLayout, Scoring, WeightSum};
 use crate::config::LARGEST_COUNT;
 use crate::fields::Fields;
 
@@ -30,12 +30,11 @@ pub(super) fn with_layer_types(fields: &Fields, slides: impl Fn(usize) -> bool) 
 
 /// Defaults without the number of experts, for settings that have it under another name.
 pub(super) fn expert_defaults(fields: &Fields, mut defaults: Value) -> Value {
-    const NAMES: [&str; 2] = ["num_experts", "num_local_experts"];
     if let Some(defaults) = defaults
         .as_object_mut()
-        .filter(|_| NAMES.iter().any(|name| fields.get(name).is_some()))
+        .filter(|_| EXPERT_COUNTS.iter().any(|name| fields.get(name).is_some()))
     {
-        NAMES.iter().for_each(|name| _ = defaults.remove(*name));
+        EXPERT_COUNTS.iter().for_each(|name| _ = defaults.remove(*name));
     }
     defaults
 }

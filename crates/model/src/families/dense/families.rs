@@ -12,8 +12,8 @@ use super::layer_norm_families::{
     cohere, cohere_compass, cohere2, falcon, gpt_neox, gptj, jais2, nemotron, olmo, persimmon, stablelm, starcoder2,
 };
 use super::layered_families::{afmoe, cohere2_moe, laguna, llama4, mimo_v2_flash};
-use super::linear_families::{kimi_linear, minimax};
-use super::mixer_families::{bamba, falcon_h1, granite_hybrid, mamba2, nemotron_h, olmo_hybrid};
+use super::linear_families::{kimi_linear, lara_mini, minimax, olmo_hybrid};
+use super::mixer_families::{bamba, falcon_h1, granite_hybrid, mamba2, nemotron_h};
 use super::position_families::{biogpt, gpt_bigcode, gpt2, opt};
 use super::rms_families::{
     apertus, apertus1p5, arcee, cwm, emu3, ernie4_5, exaone, exaone4, gemma, glm, glm_ocr, glm4, glm4v, granite,
@@ -200,6 +200,7 @@ pub(in crate::families) const FAMILIES: &[Family] = &[
     family!("BambaForCausalLM", "bamba", bamba).with_partial_rotation(),
     family!("FalconH1ForCausalLM", "falcon_h1", falcon_h1).with_settings(MULTIPLIERS),
     family!("OlmoHybridForCausalLM", "olmo_hybrid", olmo_hybrid),
+    family!("LaraMiniForCausalLM", "lara_mini", lara_mini).with_settings(EXPERTS),
     family!("Mamba2ForCausalLM", "mamba2", mamba2).with_renames(&[
         ("backbone.embeddings.", "model.embed_tokens."),
         ("backbone.embedding.", "model.embed_tokens."),

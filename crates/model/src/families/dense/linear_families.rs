@@ -1,16 +1,18 @@
-//! Families with layers of linear attention: Kimi Delta Attention and lightning attention.
+//! Families with layers of linear attention: Gated DeltaNet, Kimi Delta Attention and lightning attention.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::super::latent::LatentAttention;
-use super::expert_families::mixtral;
-use super::mixer_families::{check_mixer_activation, hybrid_kinds, indices};
+use super::super::qwen3_5::recurrent_shape;
+use super::expert_families::{HEAD_NORMS, expert_defaults, mixtral, with_experts};
+use super::mixer_families::{check_mixer_activation, hybrid_kinds, indices, kinds, size};
 use super::plan::Planned;
-use super::{LayerParts, MixerPlan, NormedStream, Plan, Positions};
+use super::rms_families::olmo2;
+use super::{HeadNorms, LayerParts, MixerPlan, NormedStream, Plan, Positions};
 use crate::blocks::{Activation, ExpertSettings};
 use crate::config::LARGEST_COUNT;
 use crate::fields::Fields;
-use crate::{KimiDeltaShape, LightningShape, ModelError, StateShape};
+use crate::{GatedDeltaNetShape, KimiDeltaShape, LightningShape, ModelError, StateShape};
 
 pub(super) fn kimi_linear(fields: &Fields) -> Planned {
     let defaults = json!({
@@ -140,6 +142,114 @@ pub(super) fn minimax(fields: &Fields) -> Planned {
         activation: Activation::from_fields(&plan.fields, "hidden_act", "silu")?,
     };
     Ok(plan)
+}
+
+/// Gated DeltaNet layers in Llama's style, attention layers in OLMo 2's.
+pub(super) fn olmo_hybrid(fields: &Fields) -> Planned {
+    let heads = size(fields, "num_attention_heads")?;
+    let mut plan = olmo2(&fields.with_default("rms_norm_eps", 1e-6).without("head_dim"))?;
+    let fields = &plan.fields;
+    let layers = size(fields, "num_hidden_layers")?;
+    // A null base means no rotation.
+    let rotation = fields.object("rope_parameters")?.map(|rotation| rotation.values());
+    let base = rotation.and_then(|rotation| rotation.get("rope_theta").cloned());
+    if base.or(fields.values().get("rope_theta").cloned()) == Some(Value::Null) {
+        plan.positions = Positions::Listed(vec![false; layers]);
+    }
+    let count = |name: &str, default: usize| match fields.get(name) {
+        Some(_) => size(fields, name),
+        None => Ok(default),
+    };
+    let key_heads = count("linear_num_key_heads", heads)?;
+    let value_heads = count("linear_num_value_heads", heads)?;
+    if !value_heads.is_multiple_of(key_heads) {
+        let problem = format!("{value_heads} value heads are not a multiple of the {key_heads} key heads");
+        return Err(fields.error("linear_num_value_heads", problem));
+    }
+    let key_dim = count(
+        "linear_key_head_dim",
+        3 * size(fields, "hidden_size")? / (4 * key_heads),
+    )?;
+    let state = StateShape::GatedDeltaNet(GatedDeltaNetShape {
+        key_heads,
+        value_heads,
+        key_dim,
+        value_dim: count("linear_value_head_dim", 2 * key_dim)?,
+        kernel: count("linear_conv_kernel_dim", 4)?,
+    });
+    check_mixer_activation(fields, "hidden_act")?;
+    let grows = fields.flag("linear_allow_neg_eigval", true)?;
+    plan.mixer = MixerPlan::GatedDeltaNet {
+        name: "linear_attn",
+        is_apart: true,
+        strength_limit: if grows { 2.0 } else { 1.0 },
+        epsilon: 1e-5,
+    };
+    let types = match plan.fields.texts("layer_types")? {
+        types if !types.is_empty() => types,
+        _ => {
+            let attends = |layer: usize| layer % 4 == 3 || (layers < 4 && layer + 1 == layers);
+            let kind = |layer| {
+                if attends(layer) {
+                    "full_attention"
+                } else {
+                    "linear_attention"
+                }
+            };
+            (0..layers).map(|layer| kind(layer).to_owned()).collect()
+        }
+    };
+    plan.layers = hybrid_kinds(&plan.fields, &types, state)?;
+    plan.part_renames = &[
+        (".attention_layer_norm.", ".input_layernorm."),
+        (".feedforward_layer_norm.", ".post_attention_layernorm."),
+    ];
+    Ok(plan)
+}
+
+/// Gated DeltaNet layers, and attention layers whose keys carry positions where they have a window.
+pub(super) fn lara_mini(fields: &Fields) -> Planned {
+    let defaults = json!({
+        "num_key_value_heads": 4, "head_dim": 128, "rms_norm_eps": 1e-6, "sliding_window": 512, "num_experts": 128,
+        "num_experts_per_tok": 4, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+        "norm_topk_prob": true, "linear_num_key_heads": 8, "linear_num_value_heads": 16, "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "tie_word_embeddings": true,
+    });
+    let mut plan = Plan::new(fields, expert_defaults(fields, defaults)).attention_bias("attention_bias", false)?;
+    let fields = &plan.fields;
+    check_mixer_activation(fields, "hidden_act")?;
+    let state = StateShape::GatedDeltaNet(recurrent_shape(fields)?);
+    plan.mixer = MixerPlan::GatedDeltaNet {
+        name: "linear_attn",
+        is_apart: false,
+        strength_limit: 1.0,
+        epsilon: fields.optional_epsilon("rms_norm_eps")?.unwrap_or(1e-6) as f32,
+    };
+    const PERIOD: [&str; 5] = [
+        "linear_attention",
+        "sliding_attention",
+        "linear_attention",
+        "full_attention",
+        "sliding_attention",
+    ];
+    let types = match fields.texts("layer_types")? {
+        types if !types.is_empty() => types,
+        _ => (0..size(fields, "num_hidden_layers")?)
+            .map(|layer| PERIOD[layer % PERIOD.len()].to_owned())
+            .collect(),
+    };
+    plan.layers = kinds(fields, &types, |kind| match kind {
+        "linear_attention" => Some(LayerParts::mixer(state)),
+        "full_attention" => Some(LayerParts::ATTENTION),
+        "sliding_attention" => Some(LayerParts {
+            slides: true,
+            ..LayerParts::ATTENTION
+        }),
+        _ => None,
+    })?;
+    plan.positions = Positions::InWindows;
+    plan.head_norms = HeadNorms::Each(HEAD_NORMS);
+    with_experts(plan, |experts| experts)
 }
 
 fn layer_count(fields: &Fields) -> Result<usize, ModelError> {

@@ -3,12 +3,11 @@
 use serde_json::{Value, json};
 
 use super::plan::{Factors, Planned};
-use super::rms_families::olmo2;
 use super::{Block, Gate, LayerParts, MixerPlan, MlpNames, Plan, Positions};
 use crate::blocks::{Activation, ExpertSettings, Mamba2Factors, Mamba2Norm, Mamba2Settings, Scoring};
 use crate::config::LARGEST_COUNT;
 use crate::fields::Fields;
-use crate::{GatedDeltaNetShape, Mamba2Shape, ModelError, StateShape};
+use crate::{Mamba2Shape, ModelError, StateShape};
 
 pub(super) fn granite_hybrid(fields: &Fields) -> Planned {
     let defaults = json!({
@@ -227,68 +226,6 @@ pub(super) fn nemotron_h(fields: &Fields) -> Planned {
     if types.iter().any(|kind| kind == "moe") {
         plan.experts = Some(nemotron_experts(&plan.fields, &types)?);
     }
-    Ok(plan)
-}
-
-/// Gated DeltaNet layers in Llama's style, attention layers in OLMo 2's.
-pub(super) fn olmo_hybrid(fields: &Fields) -> Planned {
-    let heads = size(fields, "num_attention_heads")?;
-    let mut plan = olmo2(&fields.with_default("rms_norm_eps", 1e-6).without("head_dim"))?;
-    let fields = &plan.fields;
-    let layers = size(fields, "num_hidden_layers")?;
-    // A null base means no rotation.
-    let rotation = fields.object("rope_parameters")?.map(|rotation| rotation.values());
-    let base = rotation.and_then(|rotation| rotation.get("rope_theta").cloned());
-    if base.or(fields.values().get("rope_theta").cloned()) == Some(Value::Null) {
-        plan.positions = Positions::Listed(vec![false; layers]);
-    }
-    let count = |name: &str, default: usize| match fields.get(name) {
-        Some(_) => size(fields, name),
-        None => Ok(default),
-    };
-    let key_heads = count("linear_num_key_heads", heads)?;
-    let value_heads = count("linear_num_value_heads", heads)?;
-    if !value_heads.is_multiple_of(key_heads) {
-        let problem = format!("{value_heads} value heads are not a multiple of the {key_heads} key heads");
-        return Err(fields.error("linear_num_value_heads", problem));
-    }
-    let key_dim = count(
-        "linear_key_head_dim",
-        3 * size(fields, "hidden_size")? / (4 * key_heads),
-    )?;
-    let state = StateShape::GatedDeltaNet(GatedDeltaNetShape {
-        key_heads,
-        value_heads,
-        key_dim,
-        value_dim: count("linear_value_head_dim", 2 * key_dim)?,
-        kernel: count("linear_conv_kernel_dim", 4)?,
-    });
-    check_mixer_activation(fields, "hidden_act")?;
-    let grows = fields.flag("linear_allow_neg_eigval", true)?;
-    plan.mixer = MixerPlan::GatedDeltaNet {
-        name: "linear_attn",
-        strength_limit: if grows { 2.0 } else { 1.0 },
-        epsilon: 1e-5,
-    };
-    let types = match plan.fields.texts("layer_types")? {
-        types if !types.is_empty() => types,
-        _ => {
-            let attends = |layer: usize| layer % 4 == 3 || (layers < 4 && layer + 1 == layers);
-            let kind = |layer| {
-                if attends(layer) {
-                    "full_attention"
-                } else {
-                    "linear_attention"
-                }
-            };
-            (0..layers).map(|layer| kind(layer).to_owned()).collect()
-        }
-    };
-    plan.layers = hybrid_kinds(&plan.fields, &types, state)?;
-    plan.part_renames = &[
-        (".attention_layer_norm.", ".input_layernorm."),
-        (".feedforward_layer_norm.", ".post_attention_layernorm."),
-    ];
     Ok(plan)
 }
 

@@ -57,9 +57,10 @@ pub(super) enum MixerPlan {
         settings: Mamba2Settings,
         factors: Mamba2Factors,
     },
-    /// Gated DeltaNets with one tensor per projection.
     GatedDeltaNet {
         name: &'static str,
+        /// True if each projection is a separate tensor, named as in attention.
+        is_apart: bool,
         /// The largest strength.
         strength_limit: f32,
         epsilon: f32,
@@ -235,13 +236,14 @@ impl Plan {
             (
                 MixerPlan::GatedDeltaNet {
                     name,
+                    is_apart,
                     strength_limit,
                     epsilon,
                 },
                 StateShape::GatedDeltaNet(shape),
             ) => {
                 let storage = DeltaNetStorage {
-                    is_apart: true,
+                    is_apart,
                     ..DeltaNetStorage::default()
                 };
                 let mixer = GatedDeltaNet::load(weights, &format!("{prefix}{name}"), &shape, hidden, epsilon, storage)?;

@@ -349,7 +349,7 @@ impl Plan {
         let embedding = self.has_embedding_norm.then_some("norm of embeddings");
         let positions = self.position_table.map(|_| "embeddings of positions");
         let stream = self.normed_stream.map(|_| "norms in place of the residual stream");
-        let delta = matches!(self.mixer, MixerPlan::GatedDeltaNet { .. }).then_some("strengths above one");
+        let delta = matches!(self.mixer, MixerPlan::GatedDeltaNet { .. }).then_some("Gated DeltaNet of this family");
         let parts = [
             by_head, after, growth, indexer, latent, factors, gate, embedding, delta, positions, stream,
         ];
