@@ -21,7 +21,9 @@ helium hunyuan_v1_dense apertus apertus1p5_text starcoder2 stablelm cwm gpt_neox
 granite granite_swa hyperclovax phi3 qwen2_vl_text qwen2_5_vl_text qwen2_5_omni_text qwen3_vl_text qwen3_5_text gemma4_text gemma4_unified_text muse_glimmer_text exaone internlm3
 iquestcoder falcon gptj nanochat minicpm3 youtu lfm2 lfm3 granitemoehybrid bamba falcon_h1 mamba2 nemotron_h emu3_text_model olmo_hybrid lara_mini
 gpt2 gpt_bigcode opt biogpt glm4v_text glm_ocr_text granite4_vision_text granite_docling_text hunyuan_vl_text paddleocr_vl_text
-qwen3_vl_moe_text qwen3_5_moe_text qwen4_exp_text qwen3_omni_moe_text glm4v_moe_text ernie4_5_vl_moe_text llama4_text aria_text deepseek_v3 deepseek_v32 glm_moe_dsa mistral4""".split()
+qwen3_vl_moe_text qwen3_5_moe_text qwen4_exp_text qwen3_omni_moe_text glm4v_moe_text ernie4_5_vl_moe_text llama4_text aria_text deepseek_v3 deepseek_v32 glm_moe_dsa mistral4
+deepseek_v2 glm4_moe_lite mixtral qwen2_moe qwen3_moe qwen3_next gpt_oss olmoe granitemoe granitemoeshared ernie4_5_moe hunyuan_v1_moe phimoe dots1 glm4_moe kimi_linear minimax
+sarvam_mla sarvam_moe axk1 lfm2_moe afmoe cohere2_moe exaone_moe flex_olmo flint granitemoe_swa hy_v3 kolibri1 laguna mellum mimo_v2_flash solar_open minimax_m2""".split()
 # Settings that change no logits of a text.
 IGNORED = ("initializer", "dropout", "pdrop", "token_id", "chunk_size", "logits_to_keep", "aux_loss", "loss_coefficient", "pretraining_tp", "use_cache", "kernels")
 

@@ -8,7 +8,7 @@ use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 
 use crate::logits::{check, check_against};
-use crate::testing::{Tensor, bent, cases, vectors};
+use crate::testing::{Tensor, bent, cases, load_model, logits_of, vectors};
 
 #[test]
 fn logits_of_every_dense_family_equal_the_reference_for_every_batch_size() {
@@ -27,7 +27,7 @@ fn logits_of_every_family_with_experts_equal_the_reference_for_every_batch_size(
 /// A model directory of `class` around the text model of `case`, whose tensor names begin with `beginning`.
 fn wrap(case: &Path, class: &str, text_type: &str, beginning: &str) -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
-    let mut text: Value = serde_json::from_slice(&std::fs::read(case.join("config.json")).unwrap()).unwrap();
+    let mut text = settings_of(case);
     text["model_type"] = json!(text_type);
     let tied = text["tie_word_embeddings"].clone();
     let whole = json!({
@@ -167,7 +167,7 @@ fn settings_that_belong_to_a_class_are_not_those_of_its_text_model() {
 
 /// Checks that each change of one setting of a case is refused in words.
 fn assert_refused(case: &Path, refusals: &[(&str, Value, &str)]) {
-    let settings: Value = serde_json::from_slice(&std::fs::read(case.join("config.json")).unwrap()).unwrap();
+    let settings = settings_of(&case);
     for (name, value, words) in refusals {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("config.json");
@@ -182,7 +182,7 @@ fn assert_refused(case: &Path, refusals: &[(&str, Value, &str)]) {
 #[test]
 fn layers_of_gemma_4_that_do_not_fit_together_are_refused_by_name() {
     let case = vectors().join("dense/gemma4_text");
-    let settings: Value = serde_json::from_slice(&std::fs::read(case.join("config.json")).unwrap()).unwrap();
+    let settings = settings_of(&case);
     let layers = settings["num_hidden_layers"].as_u64().unwrap();
     let refusals = [
         ("num_kv_shared_layers", json!(layers), "num_kv_shared_layers"),
@@ -314,13 +314,53 @@ fn settings_that_transformers_does_not_read_are_refused() {
     );
 }
 
+/// A model directory with the weights of `case` and these settings.
+fn with_settings(case: &Path, config: &Value) -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("config.json"), config.to_string()).unwrap();
+    let weights = directory.path().join("model.safetensors");
+    std::fs::copy(case.join("model.safetensors"), weights).unwrap();
+    directory
+}
+
+fn check_with_settings(case: &Path, config: &Value) {
+    check_against(with_settings(case, config).path(), case);
+}
+
+fn settings_of(case: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(case.join("config.json")).unwrap()).unwrap()
+}
+
+#[test]
+fn bamba_reads_the_rotated_share_from_the_settings_of_its_rotation_alone() {
+    let case = vectors().join("dense/bamba");
+    let mut config = settings_of(&case);
+    config["rope_parameters"] = json!({"rope_type": "default", "rope_theta": 1e4});
+    config["partial_rotary_factor"] = json!(0.25);
+    check_with_settings(&case, &config);
+}
+
+#[test]
+fn the_base_of_a_rotation_that_a_file_leaves_out_is_that_of_its_class() {
+    let case = vectors().join("experts/mixtral");
+    let logits = |rotation: Value| {
+        let mut config = settings_of(&case);
+        config["rope_parameters"] = rotation;
+        let directory = with_settings(&case, &config);
+        logits_of(&load_model(directory.path()), &[3, 4, 5, 6, 7, 8, 9], 7)
+    };
+    let left_out = logits(json!({"rope_type": "default"}));
+    assert_eq!(left_out, logits(json!({"rope_type": "default", "rope_theta": 1e6})));
+    assert_ne!(left_out, logits(json!({"rope_type": "default", "rope_theta": 1e4})));
+}
+
 #[test]
 fn settings_that_a_file_leaves_out_are_those_of_its_class() {
     let defaults: Value = serde_json::from_str(include_str!("../../src/families/text_defaults.json")).unwrap();
     let mut left_out = 0;
     let folders = ["dense", "experts"].map(|folder| cases(&vectors().join(folder), ""));
     for case in folders.into_iter().flatten() {
-        let mut config: Value = serde_json::from_slice(&std::fs::read(case.join("config.json")).unwrap()).unwrap();
+        let mut config = settings_of(&case);
         let Some(defaults) = config["model_type"].as_str().and_then(|name| defaults.get(name)) else {
             continue;
         };
@@ -337,21 +377,10 @@ fn settings_that_a_file_leaves_out_are_those_of_its_class() {
 }
 
 /// Compares logits under other settings with the case's logits.
-fn check_with_settings(case: &Path, config: &Value) {
-    let directory = tempfile::tempdir().unwrap();
-    std::fs::write(directory.path().join("config.json"), config.to_string()).unwrap();
-    std::fs::copy(
-        case.join("model.safetensors"),
-        directory.path().join("model.safetensors"),
-    )
-    .unwrap();
-    check_against(directory.path(), case);
-}
-
 #[test]
 fn a_head_with_weights_of_its_own_is_used_where_embeddings_are_said_to_be_tied() {
     let case = vectors().join("dense/arcee");
-    let mut config: Value = serde_json::from_slice(&std::fs::read(case.join("config.json")).unwrap()).unwrap();
+    let mut config = settings_of(&case);
     config["tie_word_embeddings"] = json!(true);
     check_with_settings(&case, &config);
 }
