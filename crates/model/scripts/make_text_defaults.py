@@ -3,10 +3,11 @@
     python scripts/make_text_defaults.py
 
 Writes src/families/text_defaults.json: for each type of text model the defaults of its configuration class, and the classes around a
-text model that tie embeddings.
+text model that tie embeddings or have defaults of their own for it.
 """
 
 import dataclasses
+import inspect
 import json
 import math
 import pathlib
@@ -62,6 +63,11 @@ def main():
         tied = {field.name: field.default for field in dataclasses.fields(config)}.get("tie_word_embeddings")
         if tied is True:
             defaults[name] = {"tie_word_embeddings": True}
+        # Some add settings of their own to a text model that lacks them.
+        if '.init_kwargs, **self.text_config' in inspect.getsource(config):
+            own = config.sub_configs_defaults["text_config"].init_kwargs
+            text = {key: value for key, value in own.items() if key == "rope_parameters" or is_setting(key, value)}
+            defaults.setdefault(name, {})["text_config"] = text
     lines = (f"{json.dumps(name)}: {json.dumps(settings, sort_keys=True)}" for name, settings in sorted(defaults.items()))
     OUT.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 

@@ -39,15 +39,24 @@ pub(super) fn is_tied_by_default(class: &str) -> bool {
     tied.and_then(Value::as_bool).unwrap_or(false)
 }
 
-/// The settings of a wrapped text model, with all defaults of its class. The wrapper decides if embeddings are tied.
-pub(super) fn with_wrapped_defaults(fields: Fields, text_type: &str) -> Result<Fields, ModelError> {
+/// The settings of the text model in `class`, with all defaults of both classes. The wrapper decides if embeddings are tied.
+pub(super) fn with_wrapped_defaults(mut fields: Fields, class: &str, text_type: &str) -> Result<Fields, ModelError> {
+    let own = DEFAULTS.get(class).and_then(|defaults| defaults.get("text_config"));
+    if let Some(Value::Object(own)) = own {
+        fields = with_missing(fields, own, &[])?;
+    }
     with_defaults(fields, text_type, &["tie_word_embeddings"])
 }
 
-fn with_defaults(mut fields: Fields, model_type: &str, but_for: &[&str]) -> Result<Fields, ModelError> {
-    let Some(Value::Object(defaults)) = DEFAULTS.get(model_type) else {
-        return Ok(fields);
-    };
+fn with_defaults(fields: Fields, model_type: &str, but_for: &[&str]) -> Result<Fields, ModelError> {
+    match DEFAULTS.get(model_type) {
+        Some(Value::Object(defaults)) => with_missing(fields, defaults, but_for),
+        _ => Ok(fields),
+    }
+}
+
+/// Adds the defaults that no setting of the same meaning replaces.
+fn with_missing(mut fields: Fields, defaults: &Map<String, Value>, but_for: &[&str]) -> Result<Fields, ModelError> {
     let mut has_base = false;
     for place in ["rope_parameters", "rope_scaling"] {
         let rotation = fields.object(place)?;

@@ -251,6 +251,6 @@ pub(crate) fn text_fields(fields: Fields) -> Result<Fields, ModelError> {
         Some(text) => text.text("model_type")?.unwrap_or(wrapper.text_type).to_owned(),
         None => wrapper.text_type.to_owned(),
     };
-    let fields = with_wrapped_defaults(fields, &text_type)?;
+    let fields = with_wrapped_defaults(fields, wrapper.class, &text_type)?;
     Ok(fields.with("model_type", text_type))
 }
