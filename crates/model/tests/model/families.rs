@@ -332,6 +332,33 @@ fn settings_of(case: &Path) -> Value {
 }
 
 #[test]
+fn gpt_oss_without_settings_of_its_rotation_stretches_the_base_that_the_file_names() {
+    let case = vectors().join("experts/gpt_oss");
+    let mut config = settings_of(&case);
+    config.as_object_mut().unwrap().remove("rope_parameters");
+    config["rope_theta"] = json!(100.0);
+    let logits = |config: &Value| {
+        let directory = with_settings(&case, config);
+        logits_of(&load_model(directory.path()), &[3, 4, 5, 6, 7, 8, 9], 7)
+    };
+    let named = logits(&config);
+    config["rope_parameters"] = json!({
+        "rope_type": "yarn", "rope_theta": 100.0, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+        "truncate": false, "original_max_position_embeddings": 4096,
+    });
+    assert_eq!(named, logits(&config));
+}
+
+#[test]
+fn a_scaling_that_cohere_2_with_experts_does_not_read_is_refused() {
+    let scaling = json!({"rope_type": "linear", "factor": 3.0});
+    assert_refused(
+        &vectors().join("experts/cohere2_moe"),
+        &[("rope_scaling", scaling, "rope_parameters")],
+    );
+}
+
+#[test]
 fn bamba_reads_the_rotated_share_from_the_settings_of_its_rotation_alone() {
     let case = vectors().join("dense/bamba");
     let mut config = settings_of(&case);

@@ -243,8 +243,8 @@ pub(super) fn gpt_oss(fields: &Fields) -> Planned {
     let is_stretched = ["rope_parameters", "rope_scaling"].map(|name| plan.fields.get(name).is_some());
     if is_stretched == [false; 2] {
         let rotation = json!({
-            "rope_type": "yarn", "rope_theta": 150_000.0, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
-            "truncate": false, "original_max_position_embeddings": 4096,
+            "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": false,
+            "original_max_position_embeddings": 4096,
         });
         plan.fields = plan.fields.with("rope_parameters", rotation);
     }

@@ -132,6 +132,10 @@ pub(super) fn cohere2_moe(fields: &Fields) -> Planned {
         "rope_theta": 10_000.0, "sliding_window": 4096, "head_dim": 128, "num_experts": 8, "num_experts_per_tok": 2,
         "num_shared_experts": 0, "norm_topk_prob": true,
     });
+    if fields.object("rope_scaling")?.is_some() {
+        let problem = "is a setting that transformers does not read for this family; name it rope_parameters";
+        return Err(fields.error("rope_scaling", problem));
+    }
     let mut plan = cohere(&Plan::new(fields, defaults).fields)?;
     plan.head_norms = HeadNorms::None;
     if plan.fields.get("rms_norm_eps").is_some() {
