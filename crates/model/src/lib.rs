@@ -78,6 +78,7 @@ mod recorded;
 mod recurrent;
 mod reranking;
 mod rope_scaling;
+mod score_head;
 mod state_shape;
 mod stream;
 mod tokenizer;
@@ -118,6 +119,7 @@ pub use progress::LayerProgress;
 pub use recurrent::{RecurrentLayer, RecurrentState};
 pub use reranking::{Reranking, ScoreRule};
 pub use rope_scaling::{RopeMethod, RopeScaling};
+pub use score_head::ScoreHead;
 pub use state_shape::{
     GatedDeltaNetShape, KimiDeltaShape, LightningShape, Mamba2Shape, NgramShape, ShortConvolutionShape, StateShape,
 };

@@ -10,7 +10,7 @@ use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use riffle_files::human_bytes;
-use riffle_model::{Batch, Decoder, Forward, HostForward, RecurrentState, ScoreRule, SegmentTokens};
+use riffle_model::{Batch, Decoder, Forward, HostForward, RecurrentState, ScoreHead, ScoreRule, SegmentTokens};
 
 use crate::plan::available_memory_bytes;
 use crate::{Engine, EngineError};
@@ -184,8 +184,10 @@ impl Encoding {
         let width = self.model.config.hidden_size;
         let mut normed = Vec::new();
         for (segment, text) in group.batch.segments().iter().zip(texts) {
+            let takes_first = self.model.score_head.as_ref().is_some_and(ScoreHead::takes_first);
             let rows = match self.wanted {
                 Wanted::Vector => segment.rows.clone(),
+                Wanted::Score(_) if takes_first => segment.rows.start..segment.rows.start + 1,
                 Wanted::Score(_) => segment.rows.end - 1..segment.rows.end,
             };
             let last = rows.end - 1;
@@ -207,9 +209,7 @@ impl Encoding {
     /// The inputs of a score: numbers of a row of the batch with this state after the final norm.
     fn outputs(&mut self, rule: ScoreRule, row: usize, normed: &[f32]) -> Result<Vec<f32>, EngineError> {
         if let (Some(head), ScoreRule::Logistic | ScoreRule::FirstOfSoftmax) = (&self.model.score_head, rule) {
-            let mut outputs = vec![0.0; head.out_features()];
-            head.matmul(normed, &mut outputs);
-            return Ok(outputs);
+            return Ok(head.apply(normed));
         }
         let mut logits = vec![0.0; self.model.config.vocab_size];
         self.forward.logits(&[row], &mut logits)?;

@@ -112,6 +112,12 @@ impl Tokenizer {
         Ok(self)
     }
 
+    /// This tokenizer for texts in lower case. Added tokens keep their case.
+    pub(crate) fn in_lower_case(mut self) -> Tokenizer {
+        Arc::make_mut(&mut self.pipeline).normalizer.lower();
+        self
+    }
+
     fn resolve(
         &self,
         settings: &TokenizerSettings,
