@@ -10,7 +10,7 @@ use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use riffle_files::human_bytes;
-use riffle_model::{Batch, Decoder, Forward, HostForward, RecurrentState, ScoreHead, ScoreRule, SegmentTokens};
+use riffle_model::{Batch, Decoder, Forward, HostForward, RecurrentState, ScoreHead, ScoreRule, SegmentTokens, TextTokens};
 
 use crate::plan::available_memory_bytes;
 use crate::{Engine, EngineError};
@@ -27,7 +27,7 @@ pub struct Encoding {
     engine: Arc<Engine>,
     model: Arc<Decoder>,
     wanted: Wanted,
-    texts: Vec<Vec<u32>>,
+    texts: Vec<TextTokens>,
     /// Texts that share a batch, in order.
     groups: Vec<Range<usize>>,
     /// Groups that are done.
@@ -78,6 +78,7 @@ impl Encoding {
     /// anything is allocated.
     pub fn vectors(engine: &Arc<Engine>, texts: Vec<Vec<u32>>) -> Result<Self, EngineError> {
         engine.embedding()?;
+        let texts = texts.into_iter().map(TextTokens::from).collect();
         Self::begin(engine, texts, Wanted::Vector, EngineError::NoVectors)
     }
 
@@ -86,7 +87,7 @@ impl Encoding {
     ///
     /// # Errors
     /// As [`vectors`](Self::vectors), with [`EngineError::NoScores`].
-    pub fn scores(engine: &Arc<Engine>, prompts: Vec<Vec<u32>>) -> Result<Self, EngineError> {
+    pub fn scores(engine: &Arc<Engine>, prompts: Vec<TextTokens>) -> Result<Self, EngineError> {
         let rule = engine.reranking()?.rule();
         Self::begin(engine, prompts, Wanted::Score(rule), EngineError::NoScores)
     }
@@ -100,7 +101,7 @@ impl Encoding {
 
     fn begin(
         engine: &Arc<Engine>,
-        texts: Vec<Vec<u32>>,
+        texts: Vec<TextTokens>,
         wanted: Wanted,
         refusal: impl Fn(String) -> EngineError,
     ) -> Result<Self, EngineError> {
@@ -112,7 +113,7 @@ impl Encoding {
             return Err(refusal("its layers have attention of several kinds".to_owned()));
         }
         check_lengths(engine, &texts)?;
-        let lengths: Vec<usize> = texts.iter().map(Vec::len).collect();
+        let lengths: Vec<usize> = texts.iter().map(|text| text.tokens.len()).collect();
         let groups = groups(&lengths);
         let rows = groups
             .iter()
@@ -166,9 +167,14 @@ impl Encoding {
 
     fn begin_group(&mut self, texts: Range<usize>) -> Result<Group, EngineError> {
         let adapters = self.engine.options().sequence.adapters;
-        let segments = self.texts[texts].iter();
-        let batch = Batch::new(segments.map(|text| SegmentTokens::prompt(text, 0).with_adapters(adapters)))?;
+        let texts = &self.texts[texts];
+        let segment = |text| SegmentTokens::prompt(text, 0).with_adapters(adapters);
+        let batch = Batch::new(texts.iter().map(|text| segment(&text.tokens)))?;
         self.forward.embed(&batch)?;
+        for (segment, text) in batch.segments().iter().zip(texts) {
+            self.forward
+                .mark_second_text(segment.rows.start + text.of_first..segment.rows.end);
+        }
         let states = batch.segments().iter().map(|_| RecurrentState::new(&self.model.config));
         Ok(Group {
             states: states.collect(),
@@ -198,7 +204,7 @@ impl Encoding {
                 Wanted::Score(rule) => vec![rule.score(&self.outputs(rule, last, &normed)?)],
             };
             if !result.iter().all(|value| value.is_finite()) {
-                let position = self.texts[text].len();
+                let position = self.texts[text].tokens.len();
                 return Err(EngineError::NonFiniteLogits { position });
             }
             self.results.push(result);
@@ -280,16 +286,17 @@ fn groups(lengths: &[usize]) -> Vec<Range<usize>> {
     groups
 }
 
-fn check_lengths(engine: &Engine, texts: &[Vec<u32>]) -> Result<(), EngineError> {
+fn check_lengths(engine: &Engine, texts: &[TextTokens]) -> Result<(), EngineError> {
     let most = Encoding::most_tokens(engine);
     for (number, text) in texts.iter().enumerate() {
-        if text.is_empty() {
+        let tokens = text.tokens.len();
+        if tokens == 0 {
             return Err(EngineError::EmptyPrompt);
         }
-        if text.len() > most {
+        if tokens > most {
             return Err(EngineError::TextTooLong {
                 number,
-                tokens: text.len(),
+                tokens,
                 most,
             });
         }

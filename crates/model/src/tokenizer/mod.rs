@@ -75,6 +75,24 @@ pub struct Tokenizer {
     adds_bos: bool,
 }
 
+/// The tokens of a text, or of two texts in one sequence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TextTokens {
+    /// All tokens.
+    pub tokens: Vec<u32>,
+    /// Number of leading tokens that count as the first text's: all of them, unless the model tells two texts apart.
+    pub of_first: usize,
+}
+
+impl From<Vec<u32>> for TextTokens {
+    fn from(tokens: Vec<u32>) -> Self {
+        Self {
+            of_first: tokens.len(),
+            tokens,
+        }
+    }
+}
+
 impl Tokenizer {
     /// A tokenizer read from `path`, with the ids of BOS and EOS.
     pub(crate) fn new(
@@ -167,6 +185,33 @@ impl Tokenizer {
         poll: &mut dyn FnMut(usize) -> ControlFlow<()>,
     ) -> Result<Vec<u32>, ModelError> {
         self.encode_around(text.text(), text.literals(), add_special, poll)
+    }
+
+    /// True if [`encode_pair_until`](Self::encode_pair_until) is possible.
+    pub fn joins_texts(&self) -> bool {
+        self.pipeline.surroundings.joins_texts()
+    }
+
+    /// Token ids of two texts in one sequence, with the tokens that the model expects around them. Control tokens that the
+    /// texts spell stay text. `poll` is as in [`encode_conversation_until`](Self::encode_conversation_until).
+    ///
+    /// # Errors
+    /// As there, and for a tokenizer that does not join texts.
+    pub fn encode_pair_until(
+        &self,
+        texts: [&str; 2],
+        poll: &mut dyn FnMut(usize) -> ControlFlow<()>,
+    ) -> Result<TextTokens, ModelError> {
+        let mut encode = |text: &str| {
+            let literals = [0..text.len()];
+            let literals = if text.is_empty() { &[] } else { literals.as_slice() };
+            self.encode_around(text, literals, false, poll)
+        };
+        let [first, second] = texts;
+        let (first, second) = (encode(first)?, encode(second)?);
+        let joined = self.pipeline.surroundings.around_pair(&first, &second);
+        let (tokens, of_first) = joined.ok_or_else(|| failed("the tokenizer does not join two texts".to_owned()))?;
+        Ok(TextTokens { tokens, of_first })
     }
 
     fn encode_around(

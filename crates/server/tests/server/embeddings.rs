@@ -146,7 +146,7 @@ fn a_text_beyond_the_model_is_refused_or_cut_as_the_request_says() {
 
 #[test]
 fn documents_are_ordered_by_their_scores() {
-    for name in ["reranker", "classifier"] {
+    for name in ["reranker", "classifier", "bert-reranker"] {
         let (server, expected) = made(name);
         let scores = numbers(&expected["scores"]);
         let mut body = json!({"model": "made", "query": expected["query"], "documents": expected["documents"]});
