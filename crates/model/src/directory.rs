@@ -71,7 +71,13 @@ pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelErr
     let tokenizer = Tokenizer::from_directory(path, &settings)?
         .map(|tokenizer| tokenizer.without_added_tokens_from(config.vocab_size))
         .transpose()?
-        .map(|tokenizer| if embedding.lowers { tokenizer.in_lower_case() } else { tokenizer });
+        .map(|tokenizer| {
+            if embedding.lowers {
+                tokenizer.in_lower_case()
+            } else {
+                tokenizer
+            }
+        });
     let tokenizer_ms = milliseconds_since(start);
     Ok(Parts {
         path: path.to_owned(),

@@ -19,8 +19,8 @@ use crate::tokenizer::{TokenizerSettings, tokenizer_file};
 use crate::weights::Checkpoint;
 use crate::{
     AdapterInfo, AdapterSpec, ChatTemplate, ExpertCache, ExpertClass, GenerationDefaults, InfillTokens, MOST_ADAPTERS,
-    ModelConfig, ModelError, ModelInfo, Reranking, RopeScaling, ScoreHead, TensorInfo, TensorType, TextEmbedding, Tokenizer,
-    TokenizerInfo, directory, gguf, least_expert_cache_bytes,
+    ModelConfig, ModelError, ModelInfo, Reranking, RopeScaling, ScoreHead, TensorInfo, TensorType, TextEmbedding,
+    Tokenizer, TokenizerInfo, directory, gguf, least_expert_cache_bytes,
 };
 
 /// A model ready to run.

@@ -10,7 +10,9 @@ use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use riffle_files::human_bytes;
-use riffle_model::{Batch, Decoder, Forward, HostForward, RecurrentState, ScoreHead, ScoreRule, SegmentTokens, TextTokens};
+use riffle_model::{
+    Batch, Decoder, Forward, HostForward, RecurrentState, ScoreHead, ScoreRule, SegmentTokens, TextTokens,
+};
 
 use crate::plan::available_memory_bytes;
 use crate::{Engine, EngineError};
@@ -294,11 +296,7 @@ fn check_lengths(engine: &Engine, texts: &[TextTokens]) -> Result<(), EngineErro
             return Err(EngineError::EmptyPrompt);
         }
         if tokens > most {
-            return Err(EngineError::TextTooLong {
-                number,
-                tokens,
-                most,
-            });
+            return Err(EngineError::TextTooLong { number, tokens, most });
         }
     }
     Ok(())

@@ -89,7 +89,9 @@ impl PositionTable {
     pub(crate) fn turn_to_second_text(&self, hidden: &mut [f32]) {
         let [first, second] = self.types.as_slice() else { return };
         let difference: Vec<f32> = second.iter().zip(first).map(|(second, first)| second - first).collect();
-        hidden.chunks_exact_mut(difference.len()).for_each(|row| add(row, &difference));
+        hidden
+            .chunks_exact_mut(difference.len())
+            .for_each(|row| add(row, &difference));
     }
 
     /// Bytes in memory.

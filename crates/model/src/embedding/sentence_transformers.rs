@@ -49,11 +49,11 @@ impl EmbeddingFiles {
     }
 
     /// From the pooling type of a GGUF file.
-    pub(crate) fn of_gguf(pooling_type: Option<i128>) -> Self {
+    pub(crate) fn of_gguf(pooling_type: Option<i128>, is_bidirectional: bool) -> Self {
         /// `pooling_type` of rerankers, in llama.cpp's numbers.
         const RANK: i128 = 4;
         Self {
-            embedding: TextEmbedding::of_gguf(pooling_type),
+            embedding: TextEmbedding::of_gguf(pooling_type, is_bidirectional),
             dense: Vec::new(),
             ranks: pooling_type == Some(RANK),
             lowers: false,

@@ -27,6 +27,7 @@ mod source;
 mod spelt;
 mod tokenizer;
 mod word_patterns;
+mod word_pieces;
 mod writer;
 
 use std::collections::BTreeMap;
@@ -104,7 +105,10 @@ pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelErr
     Ok(Parts {
         path: path.to_owned(),
         format: FORMAT,
-        embedding: EmbeddingFiles::of_gguf(header.integer(&format!("{}.pooling_type", architecture.prefix()))?),
+        embedding: EmbeddingFiles::of_gguf(
+            header.integer(&format!("{}.pooling_type", architecture.prefix()))?,
+            config.is_bidirectional,
+        ),
         infill,
         reranking_prompt: header.text("tokenizer.chat_template.rerank")?.map(str::to_owned),
         fields,

@@ -60,6 +60,7 @@ pub(crate) use settings::TokenizerSettings;
 pub(crate) use stored::{StoredModel, StoredTokens};
 pub(crate) use surroundings::Surroundings;
 pub(crate) use vocabulary::Vocabulary;
+pub(crate) use words::WordPieces;
 
 /// Most characters of a problem in an error.
 const LONGEST_PROBLEM: usize = 240;

@@ -107,7 +107,12 @@ impl Surroundings {
     /// them. With `has_types`, the tokens behind the first text and its `between` count as the second text's.
     pub(crate) fn with_pair(mut self, between: Vec<u32>, has_types: bool) -> Surroundings {
         let part = |tokens, is_second| PairPart { tokens, is_second };
-        if let [Surrounding::Tokens(before), Surrounding::Text, Surrounding::Tokens(behind)] = self.parts.as_slice() {
+        if let [
+            Surrounding::Tokens(before),
+            Surrounding::Text,
+            Surrounding::Tokens(behind),
+        ] = self.parts.as_slice()
+        {
             self.pair = Some(vec![
                 part(PairTokens::Special(before.clone()), false),
                 part(PairTokens::First, false),
@@ -205,10 +210,12 @@ impl PostProcessorText {
                     )),
                 };
                 let part = |piece: PieceText| match piece {
-                    PieceText::Sequence { id: SequenceText::A, .. } => Ok(Surrounding::Text),
-                    PieceText::Sequence { id: SequenceText::B, .. } => {
-                        Err("post_processor: the template of a single text names a second one".to_owned())
-                    }
+                    PieceText::Sequence {
+                        id: SequenceText::A, ..
+                    } => Ok(Surrounding::Text),
+                    PieceText::Sequence {
+                        id: SequenceText::B, ..
+                    } => Err("post_processor: the template of a single text names a second one".to_owned()),
                     PieceText::SpecialToken { id, .. } => special(&id).map(Surrounding::Tokens),
                 };
                 let parts = single.into_iter().map(part).collect::<Result<Vec<_>, _>>()?;
@@ -253,7 +260,9 @@ fn pair_part(piece: PieceText, special: &impl Fn(&str) -> Result<Vec<u32>, Strin
 
 /// True if a template has both texts once, in order, and all its tokens of the second type at its end.
 fn is_usual_pair(pair: &[PairPart]) -> bool {
-    let texts = pair.iter().filter(|part| !matches!(part.tokens, PairTokens::Special(_)));
+    let texts = pair
+        .iter()
+        .filter(|part| !matches!(part.tokens, PairTokens::Special(_)));
     let texts: Vec<&PairTokens> = texts.map(|part| &part.tokens).collect();
     texts == [&PairTokens::First, &PairTokens::Second] && pair.is_sorted_by_key(|part| part.is_second)
 }

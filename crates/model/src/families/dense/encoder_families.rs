@@ -26,20 +26,14 @@ pub(super) const BERT_NAMES: &[(&str, &str)] = &[
 /// Tensors of heads that predict masked tokens, and stored positions.
 const UNUSED: [&str; 4] = ["cls.", "lm_head.", "model.pooler.", "model.embeddings.position_ids"];
 
-/// The setting with the rows of the position table before the first position's row.
-const UNUSED_ROWS: &str = "unused_position_rows";
-
 pub(super) fn bert(fields: &Fields) -> Planned {
     encoder(fields, 0)
 }
 
 /// RoBERTa and XLM-R: rows up to that of the padding token's id are unused.
 pub(super) fn roberta(fields: &Fields) -> Planned {
-    let unused = match fields.optional_size(UNUSED_ROWS)? {
-        Some(unused) => unused,
-        None => fields.optional_token_id("pad_token_id")?.unwrap_or(1) as usize + 1,
-    };
-    encoder(fields, unused)
+    let padding = fields.optional_token_id("pad_token_id")?.unwrap_or(1);
+    encoder(fields, padding as usize + 1)
 }
 
 fn encoder(fields: &Fields, unused_rows: usize) -> Planned {
@@ -48,7 +42,10 @@ fn encoder(fields: &Fields, unused_rows: usize) -> Planned {
             return Err(fields.error(name, format!("must be {value} in this architecture")));
         }
     }
-    if let Some(kind) = fields.text("position_embedding_type")?.filter(|kind| *kind != "absolute") {
+    if let Some(kind) = fields
+        .text("position_embedding_type")?
+        .filter(|kind| *kind != "absolute")
+    {
         let problem = format!("is {kind:?}, and only \"absolute\" is supported");
         return Err(fields.error("position_embedding_type", problem));
     }
@@ -93,7 +90,11 @@ pub(super) fn build(
     weights.rename(|name| moved_norm(&named_as_now(name), config.layers));
     let mut decoder = super::build(plan, config, weights)?;
     let types = plan.fields.size("type_vocab_size")?;
-    let types = weights.matrix("model.embeddings.token_type_embeddings.weight", types, config.hidden_size)?;
+    let types = weights.matrix(
+        "model.embeddings.token_type_embeddings.weight",
+        types,
+        config.hidden_size,
+    )?;
     decoder.positions = decoder.positions.map(|table| table.with_types(&types, has_pairs));
     decoder.score_head = score_head(config, weights)?;
     weights.forget(|name| UNUSED.iter().any(|beginning| name.starts_with(beginning)));
@@ -108,7 +109,10 @@ fn score_head(config: &ModelConfig, weights: &mut Checkpoint) -> Result<Option<S
     } else {
         ["model.pooler.dense", "classifier"]
     };
-    let Some(outputs) = weights.info(&format!("{outer}.weight")).and_then(|info| info.shape.first().copied()) else {
+    let Some(outputs) = weights
+        .info(&format!("{outer}.weight"))
+        .and_then(|info| info.shape.first().copied())
+    else {
         return Ok(None);
     };
     let inner = Dense::load(weights, inner, (hidden, hidden), true, DenseActivation::Tanh)?;
@@ -129,7 +133,9 @@ fn moved_norm(name: &str, layers: usize) -> String {
     if let Some(kind) = name.strip_prefix(FIRST) {
         return before(0, kind);
     }
-    let norm = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once(".output.LayerNorm."));
+    let norm = name
+        .strip_prefix("model.layers.")
+        .and_then(|rest| rest.split_once(".output.LayerNorm."));
     match norm.and_then(|(layer, kind)| Some((layer.parse::<usize>().ok()?, kind))) {
         Some((layer, kind)) if layer + 1 == layers => format!("model.norm.{kind}"),
         Some((layer, kind)) => before(layer + 1, kind),
