@@ -3,8 +3,8 @@
 use super::tokenizer::Tokens;
 use crate::ModelError;
 use crate::tokenizer::{
-    AddedTokens, Behavior, CONTROL, Cut, Decoder, Decoding, Model, NORMAL, Normalization, Normalizer, Pattern,
-    Pipeline, PreTokenizer, SPACE_PIECE, Surroundings, Unknown, Vocabulary, WordPieces, is_punctuation,
+    AddedTokens, Behavior, CONTROL, Cut, Decoder, Decoding, Model, Normalization, Normalizer, Pattern, Pipeline,
+    PreTokenizer, SPACE_PIECE, Surroundings, Unknown, Vocabulary, WordPieces, is_punctuation,
 };
 
 /// Prefix of every piece of a word except the first, in tokenizer.json.
@@ -19,10 +19,7 @@ impl Tokens<'_> {
         let texts: Vec<String> = self.pieces_by_kind().map(|(text, kind)| spelt(text, kind)).collect();
         let numbered = texts.iter().enumerate();
         let vocabulary = Vocabulary::new(numbered.map(|(id, text)| (id as u32, text.as_str()))).map_err(broken)?;
-        // Files do not say it.
-        let has_capitals = self
-            .pieces_by_kind()
-            .any(|(text, kind)| kind == NORMAL && !text.starts_with('[') && text.contains(char::is_uppercase));
+        let is_cased = has_capitals(&texts);
         let token = |setting: &'static str, usual: &str| -> Result<Option<u32>, ModelError> {
             Ok(self.named(setting)?.or_else(|| vocabulary.id(usual)))
         };
@@ -39,7 +36,7 @@ impl Tokens<'_> {
             longest_piece: vocabulary.longest_text(),
         };
         let mut steps = vec![Normalization::CleanText, Normalization::SpacedIdeographs];
-        if !has_capitals {
+        if !is_cased {
             steps.extend([Normalization::StripNonSpacingMarks, Normalization::Lowercase]);
         }
         let cuts = vec![
@@ -56,6 +53,12 @@ impl Tokens<'_> {
             vocabulary,
         })
     }
+}
+
+/// True for the vocabulary of a model that reads capitals, in which many pieces have them. Files do not say it.
+fn has_capitals(texts: &[String]) -> bool {
+    let is_cased = |text: &&String| !text.contains('[') && text.contains(|c: char| c.is_ascii_uppercase());
+    texts.iter().filter(is_cased).count() * 100 > texts.len()
 }
 
 /// A piece as tokenizer.json spells it.

@@ -204,8 +204,12 @@ impl Tokenizer {
         poll: &mut dyn FnMut(usize) -> ControlFlow<()>,
     ) -> Result<TextTokens, ModelError> {
         let mut encode = |text: &str| {
-            let literals = [0..text.len()];
-            let literals = if text.is_empty() { &[] } else { literals.as_slice() };
+            let whole = 0..text.len();
+            let literals: &[Range<usize>] = if text.is_empty() {
+                &[]
+            } else {
+                std::slice::from_ref(&whole)
+            };
             self.encode_around(text, literals, false, poll)
         };
         let [first, second] = texts;
