@@ -10,7 +10,7 @@ use crate::inputs::InputSums;
 use crate::layer::{Layer, Step};
 use crate::weights::Checkpoint;
 use crate::workspace::{CUT_GRID, ROW_BLOCK, Workspace};
-use crate::{Batch, ExpertCache, ModelConfig, ModelError, ModelOutline, Predictor, SegmentPart};
+use crate::{Batch, ExpertCache, ModelConfig, ModelError, ModelOutline, Predictor, ScoreHead, SegmentPart};
 
 /// A complete model: weights and the order of its steps. A [`Forward`](crate::Forward) runs batches through it.
 pub struct Decoder {
@@ -36,8 +36,8 @@ pub struct Decoder {
     pub head: Option<PackedMatrix>,
     /// `[vocab_size]`.
     pub head_bias: Option<Vec<f32>>,
-    /// `[outputs, hidden_size]`: the head of a model that scores a text by its last token's state.
-    pub score_head: Option<PackedMatrix>,
+    /// The head of a model that scores texts.
+    pub score_head: Option<ScoreHead>,
     /// Logits become cap · tanh(logit / cap), if the family does this.
     pub logit_cap: Option<f32>,
     /// The layer that predicts further tokens, if it was requested at load.
@@ -94,7 +94,7 @@ impl Decoder {
     pub(crate) fn bytes(&self) -> u64 {
         let head = self.head.as_ref().map_or(0, |head| head.bytes() as u64);
         let bias = self.head_bias.as_ref().map_or(0, |bias| 4 * bias.len() as u64);
-        let score = self.score_head.as_ref().map_or(0, |score| score.bytes() as u64);
+        let score = self.score_head.as_ref().map_or(0, ScoreHead::bytes);
         let layers: u64 = self.layers.iter().map(Layer::bytes).sum();
         let predictor = self.predictor.as_ref().map_or(0, |predictor| predictor.bytes());
         let embedding_norm = self.embedding_norm.as_ref().map_or(0, Norm::bytes);

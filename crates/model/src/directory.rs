@@ -66,15 +66,23 @@ pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelErr
             None => name.to_owned(),
         });
     }
+    let embedding = EmbeddingFiles::from_directory(path, config.hidden_size, config.is_bidirectional)?;
     let start = Instant::now();
     let tokenizer = Tokenizer::from_directory(path, &settings)?
         .map(|tokenizer| tokenizer.without_added_tokens_from(config.vocab_size))
-        .transpose()?;
+        .transpose()?
+        .map(|tokenizer| {
+            if embedding.lowers {
+                tokenizer.in_lower_case()
+            } else {
+                tokenizer
+            }
+        });
     let tokenizer_ms = milliseconds_since(start);
     Ok(Parts {
         path: path.to_owned(),
         format: "safetensors",
-        embedding: EmbeddingFiles::from_directory(path, config.hidden_size)?,
+        embedding,
         infill: tokenizer.as_ref().and_then(InfillTokens::of_vocabulary),
         reranking_prompt: None,
         family,

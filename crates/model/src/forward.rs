@@ -164,6 +164,18 @@ impl HostForward {
         });
     }
 
+    /// Marks rows of the batch as tokens of the second of two texts, for models that tell them apart. Call it after
+    /// [`embed`](Forward::embed) and before the first layer, once for a row.
+    ///
+    /// # Panics
+    /// For rows that the batch does not have.
+    pub fn mark_second_text(&mut self, rows: Range<usize>) {
+        if let Some(positions) = &self.model.positions {
+            let width = self.model.config.hidden_size;
+            positions.turn_to_second_text(&mut self.hidden[rows.start * width..rows.end * width]);
+        }
+    }
+
     /// Begins a batch with hidden states, `[rows, hidden_size]`, from [`hidden`](Self::hidden) for its tokens.
     /// Continue with the next layer after theirs.
     ///

@@ -78,6 +78,7 @@ mod recorded;
 mod recurrent;
 mod reranking;
 mod rope_scaling;
+mod score_head;
 mod state_shape;
 mod stream;
 mod tokenizer;
@@ -116,13 +117,14 @@ pub use outline::ModelOutline;
 pub use predictor::{Predictor, PredictorForward};
 pub use progress::LayerProgress;
 pub use recurrent::{RecurrentLayer, RecurrentState};
-pub use reranking::{Reranking, ScoreRule};
+pub use reranking::{RankingText, Reranking, ScoreRule};
 pub use rope_scaling::{RopeMethod, RopeScaling};
+pub use score_head::ScoreHead;
 pub use state_shape::{
     GatedDeltaNetShape, KimiDeltaShape, LightningShape, Mamba2Shape, NgramShape, ShortConvolutionShape, StateShape,
 };
 pub use stream::StreamDecoder;
-pub use tokenizer::Tokenizer;
+pub use tokenizer::{TextTokens, Tokenizer};
 pub use weights::{TensorInfo, TensorType};
 pub use workspace::scratch_bytes;
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use riffle_files::human_bytes;
-use riffle_linear::{Activations, PackedMatrix, WeightFormat};
+use riffle_linear::{Activations, WeightFormat};
 
 use crate::adapters::{Adapter, Base, unusable};
 use crate::blocks::{ExpertStreams, StreamedLayer, expert_classes, expert_forms, names_experts, read_rate};
@@ -19,8 +19,8 @@ use crate::tokenizer::{TokenizerSettings, tokenizer_file};
 use crate::weights::Checkpoint;
 use crate::{
     AdapterInfo, AdapterSpec, ChatTemplate, ExpertCache, ExpertClass, GenerationDefaults, InfillTokens, MOST_ADAPTERS,
-    ModelConfig, ModelError, ModelInfo, Reranking, RopeScaling, TensorInfo, TensorType, TextEmbedding, Tokenizer,
-    TokenizerInfo, directory, gguf, least_expert_cache_bytes,
+    ModelConfig, ModelError, ModelInfo, Reranking, RopeScaling, ScoreHead, TensorInfo, TensorType, TextEmbedding,
+    Tokenizer, TokenizerInfo, directory, gguf, least_expert_cache_bytes,
 };
 
 /// A model ready to run.
@@ -236,7 +236,9 @@ impl OpenedModel {
         let mut info = parts.info();
         let mut decoder = (parts.family.build)(&parts.fields, &info.config, &mut parts.weights)?;
         decoder.check_layers(&parts.fields)?;
-        decoder.score_head = parts.score_head(&info.config)?;
+        if decoder.score_head.is_none() {
+            decoder.score_head = parts.score_head(&info.config)?;
+        }
         let embedding = std::mem::take(&mut parts.embedding);
         let embedding = embedding.load(&mut parts.weights, info.config.hidden_size)?;
         decoder.input_sums = parts.weights.take_input_sums();
@@ -262,7 +264,7 @@ impl OpenedModel {
         decoder.config = info.config.clone();
         times.weights_ms = milliseconds_since(start);
         riffle_linear::gather_pages();
-        let outputs = decoder.score_head.as_ref().map(PackedMatrix::out_features);
+        let outputs = decoder.score_head.as_ref().map(ScoreHead::outputs);
         let tokenizer = parts.tokenizer.as_ref();
         let reranking = Reranking::of_model(&info.config, outputs, tokenizer, parts.reranking_prompt);
         Ok(LoadedModel {
@@ -375,7 +377,7 @@ impl Parts {
 
     /// Takes the head of a model that scores texts, if it has one. In a model for words only, such a head is an unused
     /// tensor.
-    fn score_head(&mut self, config: &ModelConfig) -> Result<Option<PackedMatrix>, ModelError> {
+    fn score_head(&mut self, config: &ModelConfig) -> Result<Option<ScoreHead>, ModelError> {
         const NAME: &str = "score.weight";
         if config.predicts_tokens && !self.embedding.ranks {
             return Ok(None);
@@ -383,7 +385,8 @@ impl Parts {
         let Some(rows) = self.weights.info(NAME).and_then(|info| info.shape.first().copied()) else {
             return Ok(None);
         };
-        self.weights.matrix(NAME, rows, config.hidden_size).map(Some)
+        let matrix = self.weights.matrix(NAME, rows, config.hidden_size)?;
+        Ok(Some(ScoreHead::of_last(matrix)))
     }
 
     /// Lets experts stay in the files, with `bytes` of memory for those in use.

@@ -1,6 +1,8 @@
 //! Scores documents for a query.
 
-use crate::{ConversationText, ModelConfig, Tokenizer};
+use std::ops::ControlFlow;
+
+use crate::{ConversationText, ModelConfig, ModelError, TextTokens, Tokenizer};
 
 /// Default task of a Qwen3 reranker.
 const QWEN3_TASK: &str = "Given a web search query, retrieve relevant passages that answer the query";
@@ -27,18 +29,56 @@ pub enum ScoreRule {
     FirstOfSoftmax,
 }
 
-/// A model's prompt for a query and a document, and the way from its answer to a score from 0 to 1.
+/// A model's input for a query and a document, and the way from its answer to a score from 0 to 1.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reranking {
-    prompt: String,
+    /// The prompt, or `None` for a model that reads the two texts behind each other.
+    prompt: Option<String>,
     rule: ScoreRule,
+}
+
+/// A query and a document as a model reads them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RankingText {
+    /// A prompt with both.
+    Prompt(ConversationText),
+    /// The query and the document, which the tokenizer joins.
+    Pair([String; 2]),
+}
+
+impl RankingText {
+    /// Bytes of the text.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Prompt(text) => text.text().len(),
+            Self::Pair(texts) => texts.iter().map(String::len).sum(),
+        }
+    }
+
+    /// Its tokens, with those that the model expects around them. `poll` is as in [`Tokenizer::encode_conversation_until`].
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode_conversation_until`] and [`Tokenizer::encode_pair_until`].
+    pub fn encode_until(
+        &self,
+        tokenizer: &Tokenizer,
+        poll: &mut dyn FnMut(usize) -> ControlFlow<()>,
+    ) -> Result<TextTokens, ModelError> {
+        match self {
+            Self::Prompt(text) => tokenizer
+                .encode_conversation_until(text, false, poll)
+                .map(TextTokens::from),
+            Self::Pair([query, document]) => tokenizer.encode_pair_until([query, document], poll),
+        }
+    }
 }
 
 impl Reranking {
     /// The reranking of a model: by its score head of `outputs` rows, or by the words "yes" and "no" of a Qwen3 model
-    /// without one. `prompt` is the files' own.
+    /// without one. `prompt` is the files' own. An encoder with a score head reads the two texts behind each other.
     ///
-    /// The reason why the model is no reranker, in one line.
+    /// The error is the reason why the model is no reranker, in one line.
     pub(crate) fn of_model(
         config: &ModelConfig,
         outputs: Option<usize>,
@@ -46,6 +86,9 @@ impl Reranking {
         prompt: Option<String>,
     ) -> Result<Self, String> {
         let tokenizer = tokenizer.ok_or("it has no tokenizer")?;
+        if let (true, Some(outputs)) = (config.is_bidirectional, outputs) {
+            return Self::of_encoder(outputs, tokenizer);
+        }
         let is_qwen3 = config.architecture.starts_with("Qwen3") && tokenizer.token_id("<|im_start|>").is_some();
         let prompt = prompt.or_else(|| is_qwen3.then(|| QWEN3_PROMPT.to_owned()));
         let prompt = prompt.ok_or("its files do not say how a query and a document stand in its prompt")?;
@@ -66,7 +109,23 @@ impl Reranking {
                 _ => return Err("it has no tokens \"yes\" and \"no\"".to_owned()),
             },
         };
-        Ok(Self { prompt, rule })
+        Ok(Self {
+            prompt: Some(prompt),
+            rule,
+        })
+    }
+
+    fn of_encoder(outputs: usize, tokenizer: &Tokenizer) -> Result<Self, String> {
+        if outputs != 1 {
+            return Err(format!("its score head has {outputs} outputs, and 1 is supported"));
+        }
+        if !tokenizer.joins_texts() {
+            return Err("its tokenizer does not say how a query and a document are joined".to_owned());
+        }
+        Ok(Self {
+            prompt: None,
+            rule: ScoreRule::Logistic,
+        })
     }
 
     /// The way from the last token's state to a score.
@@ -76,18 +135,21 @@ impl Reranking {
 
     /// True if the prompt has a place for an instruction.
     pub fn takes_instruction(&self) -> bool {
-        self.prompt.contains(INSTRUCTION)
+        self.prompt.as_ref().is_some_and(|prompt| prompt.contains(INSTRUCTION))
     }
 
-    /// The prompt for a document. Control tokens that query and document spell stay text.
-    pub fn text(&self, instruction: Option<&str>, query: &str, document: &str) -> ConversationText {
+    /// The model's input for a document. Control tokens that query and document spell stay text.
+    pub fn text(&self, instruction: Option<&str>, query: &str, document: &str) -> RankingText {
+        let Some(prompt) = &self.prompt else {
+            return RankingText::Pair([query.to_owned(), document.to_owned()]);
+        };
         let places = [
             (INSTRUCTION, instruction.unwrap_or(QWEN3_TASK)),
             (QUERY, query),
             (DOCUMENT, document),
         ];
         let mut text = ConversationText::default();
-        let mut rest = self.prompt.as_str();
+        let mut rest = prompt.as_str();
         let next = |rest: &str| {
             let found = places
                 .iter()
@@ -100,7 +162,7 @@ impl Reranking {
             rest = &rest[at + place.len()..];
         }
         text.push_marks(rest);
-        text
+        RankingText::Prompt(text)
     }
 }
 
@@ -125,10 +187,12 @@ mod tests {
     #[test]
     fn contents_of_a_prompt_stay_text() {
         let reranking = Reranking {
-            prompt: QWEN3_PROMPT.to_owned(),
+            prompt: Some(QWEN3_PROMPT.to_owned()),
             rule: ScoreRule::Tokens(0, 1),
         };
-        let text = reranking.text(None, "what is {document}?", "it ends<|im_end|>");
+        let RankingText::Prompt(text) = reranking.text(None, "what is {document}?", "it ends<|im_end|>") else {
+            panic!("a prompt is expected");
+        };
         assert!(text.text().contains("<Instruct>: Given a web search query"));
         assert!(
             text.text()

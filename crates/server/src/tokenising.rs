@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::http::StatusCode;
 use riffle_engine::{Engine, EngineError, largest_text_bytes};
-use riffle_model::{ConversationText, ModelError};
+use riffle_model::{ConversationText, ModelError, RankingText, TextTokens, Tokenizer};
 use tokio::sync::Semaphore;
 
 use crate::app::aside;
@@ -85,6 +85,28 @@ pub(crate) fn encode_now(
         }
         Wanted::Count => usize::MAX,
     };
+    encode_bytes(engine, (bytes, most), client, |tokenizer, poll| {
+        tokenizer.encode_conversation_until(text, add_special, poll)
+    })
+}
+
+/// The tokens of a query and a document, while the client waits.
+pub(crate) fn encode_ranking_now(engine: &Engine, text: &RankingText, client: &Client) -> Result<TextTokens, Failure> {
+    encode_bytes(engine, (text.bytes(), usize::MAX), client, |tokenizer, poll| {
+        text.encode_until(tokenizer, poll)
+    })
+}
+
+/// Decides during a tokenisation, from the least number of its tokens, if it goes on.
+type Poll<'a> = &'a mut dyn FnMut(usize) -> ControlFlow<()>;
+
+/// The tokens of `bytes` bytes of text, at most `most`, while the client waits.
+fn encode_bytes<T>(
+    engine: &Engine,
+    (bytes, most): (usize, usize),
+    client: &Client,
+    encode: impl FnOnce(&Tokenizer, Poll<'_>) -> Result<T, ModelError>,
+) -> Result<T, Failure> {
     refuse_too_large(engine, bytes)?;
     let tokenizer = engine.tokenizer().map_err(|error| Failure::from_engine(&error))?;
     let mut poll = |tokens: usize| {
@@ -94,9 +116,12 @@ pub(crate) fn encode_now(
             ControlFlow::Continue(())
         }
     };
-    match tokenizer.encode_conversation_until(text, add_special, &mut poll) {
+    match encode(tokenizer, &mut poll) {
         // The client is gone, so nobody reads the error.
-        Err(ModelError::TokenizeInterrupted) => Err(too_long(bytes, most.saturating_add(1), context)),
+        Err(ModelError::TokenizeInterrupted) => {
+            let context = engine.plan().context_tokens;
+            Err(too_long(bytes, most.saturating_add(1), context))
+        }
         encoded => encoded.map_err(|error| Failure::from_engine(&EngineError::from(error))),
     }
 }

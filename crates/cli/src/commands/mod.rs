@@ -180,7 +180,8 @@ pub(crate) fn note_template(engine: &Engine) {
 
 /// The warning about a model that was not trained to answer.
 pub(crate) fn template_note(engine: &Engine) -> Option<&'static str> {
-    engine.chat_template().is_none().then_some(
+    let predicts_tokens = engine.model().config().predicts_tokens;
+    (predicts_tokens && engine.chat_template().is_none()).then_some(
         "this model has no chat template: it continues text, and its answers may make no sense; take one made for conversation, \
          often named -Instruct or -it (riffle pull --list)",
     )

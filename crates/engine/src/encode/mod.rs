@@ -10,7 +10,9 @@ use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use riffle_files::human_bytes;
-use riffle_model::{Batch, Decoder, Forward, HostForward, RecurrentState, ScoreRule, SegmentTokens};
+use riffle_model::{
+    Batch, Decoder, Forward, HostForward, RecurrentState, ScoreHead, ScoreRule, SegmentTokens, TextTokens,
+};
 
 use crate::plan::available_memory_bytes;
 use crate::{Engine, EngineError};
@@ -27,7 +29,7 @@ pub struct Encoding {
     engine: Arc<Engine>,
     model: Arc<Decoder>,
     wanted: Wanted,
-    texts: Vec<Vec<u32>>,
+    texts: Vec<TextTokens>,
     /// Texts that share a batch, in order.
     groups: Vec<Range<usize>>,
     /// Groups that are done.
@@ -78,6 +80,7 @@ impl Encoding {
     /// anything is allocated.
     pub fn vectors(engine: &Arc<Engine>, texts: Vec<Vec<u32>>) -> Result<Self, EngineError> {
         engine.embedding()?;
+        let texts = texts.into_iter().map(TextTokens::from).collect();
         Self::begin(engine, texts, Wanted::Vector, EngineError::NoVectors)
     }
 
@@ -86,7 +89,7 @@ impl Encoding {
     ///
     /// # Errors
     /// As [`vectors`](Self::vectors), with [`EngineError::NoScores`].
-    pub fn scores(engine: &Arc<Engine>, prompts: Vec<Vec<u32>>) -> Result<Self, EngineError> {
+    pub fn scores(engine: &Arc<Engine>, prompts: Vec<TextTokens>) -> Result<Self, EngineError> {
         let rule = engine.reranking()?.rule();
         Self::begin(engine, prompts, Wanted::Score(rule), EngineError::NoScores)
     }
@@ -100,7 +103,7 @@ impl Encoding {
 
     fn begin(
         engine: &Arc<Engine>,
-        texts: Vec<Vec<u32>>,
+        texts: Vec<TextTokens>,
         wanted: Wanted,
         refusal: impl Fn(String) -> EngineError,
     ) -> Result<Self, EngineError> {
@@ -112,7 +115,7 @@ impl Encoding {
             return Err(refusal("its layers have attention of several kinds".to_owned()));
         }
         check_lengths(engine, &texts)?;
-        let lengths: Vec<usize> = texts.iter().map(Vec::len).collect();
+        let lengths: Vec<usize> = texts.iter().map(|text| text.tokens.len()).collect();
         let groups = groups(&lengths);
         let rows = groups
             .iter()
@@ -166,9 +169,14 @@ impl Encoding {
 
     fn begin_group(&mut self, texts: Range<usize>) -> Result<Group, EngineError> {
         let adapters = self.engine.options().sequence.adapters;
-        let segments = self.texts[texts].iter();
-        let batch = Batch::new(segments.map(|text| SegmentTokens::prompt(text, 0).with_adapters(adapters)))?;
+        let texts = &self.texts[texts];
+        let segment = |text| SegmentTokens::prompt(text, 0).with_adapters(adapters);
+        let batch = Batch::new(texts.iter().map(|text| segment(&text.tokens)))?;
         self.forward.embed(&batch)?;
+        for (segment, text) in batch.segments().iter().zip(texts) {
+            self.forward
+                .mark_second_text(segment.rows.start + text.of_first..segment.rows.end);
+        }
         let states = batch.segments().iter().map(|_| RecurrentState::new(&self.model.config));
         Ok(Group {
             states: states.collect(),
@@ -184,8 +192,10 @@ impl Encoding {
         let width = self.model.config.hidden_size;
         let mut normed = Vec::new();
         for (segment, text) in group.batch.segments().iter().zip(texts) {
+            let takes_first = self.model.score_head.as_ref().is_some_and(ScoreHead::takes_first);
             let rows = match self.wanted {
                 Wanted::Vector => segment.rows.clone(),
+                Wanted::Score(_) if takes_first => segment.rows.start..segment.rows.start + 1,
                 Wanted::Score(_) => segment.rows.end - 1..segment.rows.end,
             };
             let last = rows.end - 1;
@@ -196,7 +206,7 @@ impl Encoding {
                 Wanted::Score(rule) => vec![rule.score(&self.outputs(rule, last, &normed)?)],
             };
             if !result.iter().all(|value| value.is_finite()) {
-                let position = self.texts[text].len();
+                let position = self.texts[text].tokens.len();
                 return Err(EngineError::NonFiniteLogits { position });
             }
             self.results.push(result);
@@ -207,9 +217,7 @@ impl Encoding {
     /// The inputs of a score: numbers of a row of the batch with this state after the final norm.
     fn outputs(&mut self, rule: ScoreRule, row: usize, normed: &[f32]) -> Result<Vec<f32>, EngineError> {
         if let (Some(head), ScoreRule::Logistic | ScoreRule::FirstOfSoftmax) = (&self.model.score_head, rule) {
-            let mut outputs = vec![0.0; head.out_features()];
-            head.matmul(normed, &mut outputs);
-            return Ok(outputs);
+            return Ok(head.apply(normed));
         }
         let mut logits = vec![0.0; self.model.config.vocab_size];
         self.forward.logits(&[row], &mut logits)?;
@@ -280,18 +288,15 @@ fn groups(lengths: &[usize]) -> Vec<Range<usize>> {
     groups
 }
 
-fn check_lengths(engine: &Engine, texts: &[Vec<u32>]) -> Result<(), EngineError> {
+fn check_lengths(engine: &Engine, texts: &[TextTokens]) -> Result<(), EngineError> {
     let most = Encoding::most_tokens(engine);
     for (number, text) in texts.iter().enumerate() {
-        if text.is_empty() {
+        let tokens = text.tokens.len();
+        if tokens == 0 {
             return Err(EngineError::EmptyPrompt);
         }
-        if text.len() > most {
-            return Err(EngineError::TextTooLong {
-                number,
-                tokens: text.len(),
-                most,
-            });
+        if tokens > most {
+            return Err(EngineError::TextTooLong { number, tokens, most });
         }
     }
     Ok(())

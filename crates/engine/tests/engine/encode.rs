@@ -1,8 +1,10 @@
 //! Whole texts: vectors and scores as sentence-transformers and transformers compute them.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use riffle_engine::{Encoding, Engine, EngineError, EngineOptions, Session, embed, with_threads};
+use riffle_model::TextTokens;
 use riffle_testing::fixture;
 use serde_json::Value;
 
@@ -37,7 +39,7 @@ fn tokens(list: &Value) -> Vec<Vec<u32>> {
     serde_json::from_value(list.clone()).unwrap()
 }
 
-fn scores(engine: &Arc<Engine>, prompts: Vec<Vec<u32>>) -> Vec<Vec<f32>> {
+fn scores(engine: &Arc<Engine>, prompts: Vec<TextTokens>) -> Vec<Vec<f32>> {
     let mut encoding = Encoding::scores(engine, prompts).unwrap();
     while encoding.advance().unwrap().is_continue() {}
     encoding.into_results()
@@ -56,7 +58,7 @@ fn close(found: &[Vec<f32>], expected: &[Vec<f64>], what: &str) {
 
 #[test]
 fn vectors_are_those_of_sentence_transformers() {
-    for name in ["qwen3", "gemma", "gemma-file"] {
+    for name in ["qwen3", "gemma", "gemma-file", "bert", "bert-file", "xlm-roberta"] {
         let (engine, expected) = made(name);
         let tokenizer = engine.tokenizer().unwrap();
         let encode = |text: &str| tokenizer.encode(text, true).unwrap();
@@ -65,7 +67,7 @@ fn vectors_are_those_of_sentence_transformers() {
         close(&embed(&engine, ids).unwrap(), &rows(&expected["vectors"]), name);
         let embedding = engine.embedding().unwrap();
         assert!(embedding.is_normalised);
-        if name.ends_with("-file") {
+        if expected["prompt"].is_null() || name.ends_with("-file") {
             continue;
         }
         let prompt = &embedding.prompts[expected["prompt"].as_str().unwrap()];
@@ -82,16 +84,25 @@ fn vectors_are_those_of_sentence_transformers() {
 
 #[test]
 fn scores_are_those_of_transformers() {
-    for name in ["reranker", "classifier", "reranker-file"] {
+    for name in [
+        "reranker",
+        "classifier",
+        "reranker-file",
+        "bert-reranker",
+        "xlm-reranker",
+        "xlm-reranker-file",
+    ] {
         let (engine, expected) = made(name);
         let (tokenizer, reranking) = (engine.tokenizer().unwrap(), engine.reranking().unwrap());
         let query = expected["query"].as_str().unwrap();
         let prompt = |document: &str| {
             let text = reranking.text(None, query, document);
-            tokenizer.encode_conversation(&text, false).unwrap()
+            text.encode_until(tokenizer, &mut |_| ControlFlow::Continue(()))
+                .unwrap()
         };
-        let prompts: Vec<Vec<u32>> = texts(&expected["documents"]).into_iter().map(prompt).collect();
-        assert_eq!(prompts, tokens(&expected["tokens"]), "{name}");
+        let prompts: Vec<TextTokens> = texts(&expected["documents"]).into_iter().map(prompt).collect();
+        let ids: Vec<Vec<u32>> = prompts.iter().map(|prompt| prompt.tokens.clone()).collect();
+        assert_eq!(ids, tokens(&expected["tokens"]), "{name}");
         let wanted: Vec<f64> = serde_json::from_value(expected["scores"].clone()).unwrap();
         let wanted: Vec<Vec<f64>> = wanted.into_iter().map(|score| vec![score]).collect();
         close(&scores(&engine, prompts), &wanted, name);
@@ -103,6 +114,7 @@ fn a_text_has_the_same_bits_alone_and_beside_others_on_any_number_of_threads() {
     for name in [
         "vectors/embedding/qwen3",
         "vectors/embedding/gemma",
+        "vectors/embedding/bert",
         "model",
         "model-hybrid",
     ] {
@@ -110,7 +122,7 @@ fn a_text_has_the_same_bits_alone_and_beside_others_on_any_number_of_threads() {
         let most = Encoding::most_tokens(&engine).min(1500);
         let text = |length: usize| {
             (0..length.min(most))
-                .map(|at| 3 + (at * at % 200) as u32)
+                .map(|at| 3 + (at * at % 160) as u32)
                 .collect::<Vec<u32>>()
         };
         let texts: Vec<Vec<u32>> = [5, 700, 1, 300, 1500, 20].into_iter().map(text).collect();
@@ -163,7 +175,7 @@ fn texts_beyond_the_model_are_refused_and_never_cut() {
 
 #[test]
 fn models_refuse_what_they_were_not_made_for() {
-    for name in ["qwen3", "gemma", "classifier"] {
+    for name in ["qwen3", "gemma", "classifier", "bert", "xlm-roberta", "bert-reranker"] {
         let (engine, _) = made(name);
         let error = Session::new(&engine).err().unwrap();
         assert!(matches!(error, EngineError::NoTokens), "{name}: {error}");

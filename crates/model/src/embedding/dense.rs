@@ -53,8 +53,36 @@ impl Dense {
         self.outputs
     }
 
+    /// Reads the layer `name` from `(inputs, outputs)` elements.
+    pub(crate) fn load(
+        weights: &mut Checkpoint,
+        name: &str,
+        (inputs, outputs): (usize, usize),
+        has_bias: bool,
+        activation: DenseActivation,
+    ) -> Result<Dense, ModelError> {
+        let weight = weights.matrix(&format!("{name}.weight"), outputs, inputs)?;
+        let bias = has_bias.then(|| weights.vector(&format!("{name}.bias"), outputs));
+        Ok(Dense {
+            weight: std::sync::Arc::new(weight),
+            bias: bias.transpose()?,
+            outputs,
+            activation,
+        })
+    }
+
+    /// A matrix alone, `[outputs, inputs]`.
+    pub(crate) fn of_matrix(matrix: PackedMatrix) -> Dense {
+        Dense {
+            outputs: matrix.out_features(),
+            weight: std::sync::Arc::new(matrix),
+            bias: None,
+            activation: DenseActivation::Identity,
+        }
+    }
+
     /// Its result for a vector.
-    pub(super) fn apply(&self, input: &[f32]) -> Vec<f32> {
+    pub(crate) fn apply(&self, input: &[f32]) -> Vec<f32> {
         let mut output = vec![0.0; self.outputs];
         self.weight.matmul(input, &mut output);
         if let Some(bias) = &self.bias {
@@ -67,7 +95,7 @@ impl Dense {
     }
 
     /// Bytes in memory.
-    pub(super) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.weight.bytes() as u64 + self.bias.as_ref().map_or(0, |bias| 4 * bias.len() as u64)
     }
 }
@@ -121,31 +149,16 @@ impl DenseFiles {
     /// A layer with its weights beside the model's, as `{name}.weight`, for vectors of `inputs` elements; `None` if
     /// there is none.
     pub(super) fn beside(weights: &mut Checkpoint, name: &str, inputs: usize) -> Result<Option<Dense>, ModelError> {
-        let name = format!("{name}.weight");
-        let Some(outputs) = weights.info(&name).and_then(|info| info.shape.first().copied()) else {
+        let info = weights.info(&format!("{name}.weight"));
+        let Some(outputs) = info.and_then(|info| info.shape.first().copied()) else {
             return Ok(None);
         };
-        Ok(Some(Dense {
-            weight: std::sync::Arc::new(weights.matrix(&name, outputs, inputs)?),
-            bias: None,
-            outputs,
-            activation: DenseActivation::Identity,
-        }))
+        Dense::load(weights, name, (inputs, outputs), false, DenseActivation::Identity).map(Some)
     }
 
     /// Reads the weights.
     pub(super) fn load(mut self) -> Result<Dense, ModelError> {
-        let weight = self.weights.matrix("linear.weight", self.outputs, self.inputs)?;
-        let bias = if self.has_bias {
-            Some(self.weights.vector("linear.bias", self.outputs)?)
-        } else {
-            None
-        };
-        Ok(Dense {
-            weight: std::sync::Arc::new(weight),
-            bias,
-            outputs: self.outputs,
-            activation: self.activation,
-        })
+        let shape = (self.inputs, self.outputs);
+        Dense::load(&mut self.weights, "linear", shape, self.has_bias, self.activation)
     }
 }

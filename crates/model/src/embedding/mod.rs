@@ -61,9 +61,12 @@ impl Default for TextEmbedding {
 }
 
 impl TextEmbedding {
-    /// The pooling of a GGUF file's `pooling_type`, with llama.cpp's numbers; `None` without this key.
-    pub(crate) fn of_gguf(pooling_type: Option<i128>) -> Self {
+    /// The pooling of a GGUF file's `pooling_type`, with llama.cpp's numbers; `None` without this key. A model that reads in
+    /// both directions (`is_bidirectional`) pools the mean without it, and ranks by its first token.
+    pub(crate) fn of_gguf(pooling_type: Option<i128>, is_bidirectional: bool) -> Self {
         let pooling = match pooling_type {
+            None if is_bidirectional => Ok(Pooling::Mean),
+            Some(4) if is_bidirectional => Ok(Pooling::First),
             None | Some(3 | 4) => Ok(Pooling::Last),
             Some(1) => Ok(Pooling::Mean),
             Some(2) => Ok(Pooling::First),
@@ -159,10 +162,10 @@ mod tests {
 
     #[test]
     fn an_unknown_pooling_of_a_file_is_a_refusal_and_no_guess() {
-        assert_eq!(TextEmbedding::of_gguf(Some(1)).pooling, Pooling::Mean);
-        assert!(TextEmbedding::of_gguf(None).refusal.is_none());
+        assert_eq!(TextEmbedding::of_gguf(Some(1), false).pooling, Pooling::Mean);
+        assert!(TextEmbedding::of_gguf(None, false).refusal.is_none());
         assert!(
-            TextEmbedding::of_gguf(Some(0))
+            TextEmbedding::of_gguf(Some(0), false)
                 .refusal
                 .unwrap()
                 .contains("pooling_type is 0")

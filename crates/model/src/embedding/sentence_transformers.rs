@@ -21,15 +21,25 @@ pub(crate) struct EmbeddingFiles {
     dense: Vec<DenseFiles>,
     /// True if the file is a reranker's, with a head for scores in addition to the head for words.
     pub(crate) ranks: bool,
+    /// True if texts become lower case before the tokenizer reads them.
+    pub(crate) lowers: bool,
 }
 
 impl EmbeddingFiles {
-    /// Reads the files of a folder whose model has hidden states of `hidden_size`.
+    /// Reads the files of a folder whose model has hidden states of `hidden_size`. Without files, a model that reads in
+    /// both directions (`is_bidirectional`) pools the mean, as in sentence-transformers.
     ///
     /// # Errors
     /// Invalid JSON and invalid settings. Unsupported modules give a [`TextEmbedding::refusal`].
-    pub(crate) fn from_directory(directory: &Path, hidden_size: usize) -> Result<Self, ModelError> {
+    pub(crate) fn from_directory(
+        directory: &Path,
+        hidden_size: usize,
+        is_bidirectional: bool,
+    ) -> Result<Self, ModelError> {
         let mut files = Self::default();
+        if is_bidirectional {
+            files.embedding.pooling = Pooling::Mean;
+        }
         if let Some(refusal) = files.read_modules(directory, hidden_size)?.err() {
             files.embedding.refusal = Some(refusal);
             files.dense.clear();
@@ -39,13 +49,14 @@ impl EmbeddingFiles {
     }
 
     /// From the pooling type of a GGUF file.
-    pub(crate) fn of_gguf(pooling_type: Option<i128>) -> Self {
+    pub(crate) fn of_gguf(pooling_type: Option<i128>, is_bidirectional: bool) -> Self {
         /// `pooling_type` of rerankers, in llama.cpp's numbers.
         const RANK: i128 = 4;
         Self {
-            embedding: TextEmbedding::of_gguf(pooling_type),
+            embedding: TextEmbedding::of_gguf(pooling_type, is_bidirectional),
             dense: Vec::new(),
             ranks: pooling_type == Some(RANK),
+            lowers: false,
         }
     }
 
@@ -96,7 +107,10 @@ impl EmbeddingFiles {
             }
             let folder = directory.join(folder);
             let refusal = match kind {
-                "Transformer" => self.read_transformer(&folder)?,
+                "Transformer" => {
+                    self.read_transformer(&folder)?;
+                    None
+                }
                 "Pooling" => {
                     has_pooling = true;
                     self.read_pooling(&folder)?
@@ -131,16 +145,16 @@ impl EmbeddingFiles {
         })
     }
 
-    /// Reads the limit on the length of texts; returns a reason if texts must be changed first.
-    fn read_transformer(&mut self, folder: &Path) -> Result<Option<String>, ModelError> {
+    /// Reads the limit on the length of texts, and if they become lower case.
+    fn read_transformer(&mut self, folder: &Path) -> Result<(), ModelError> {
         let path = folder.join("sentence_bert_config.json");
         let Some(value) = read_json(&path)? else {
-            return Ok(None);
+            return Ok(());
         };
         let fields = Fields::new(&path, value)?;
         self.embedding.most_tokens = fields.optional_size("max_seq_length")?;
-        let lowers = fields.flag("do_lower_case", false)?;
-        Ok(lowers.then(|| "do_lower_case of sentence_bert_config.json is not supported".to_owned()))
+        self.lowers = fields.flag("do_lower_case", false)?;
+        Ok(())
     }
 
     /// Reads the pooling; returns a reason if it is unsupported.
@@ -208,7 +222,7 @@ mod tests {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, text).unwrap();
         }
-        let files = EmbeddingFiles::from_directory(folder.path(), 8).unwrap();
+        let files = EmbeddingFiles::from_directory(folder.path(), 8, false).unwrap();
         files.load(&mut Checkpoint::default(), 8).unwrap()
     }
 

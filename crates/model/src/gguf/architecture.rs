@@ -83,6 +83,7 @@ pub(super) enum Architecture {
     PhiMoe,
     KimiLinear,
     Qwen4Exp,
+    Bert,
 }
 
 /// Name in the file, architecture, name in config.json.
@@ -168,6 +169,8 @@ const ARCHITECTURES: &[(&str, Architecture, &str)] = &[
     ("phimoe", Architecture::PhiMoe, "PhimoeForCausalLM"),
     ("kimi-linear", Architecture::KimiLinear, "KimiLinearForCausalLM"),
     ("qwen4exp", Architecture::Qwen4Exp, "Qwen4ExpForCausalLM"),
+    // Also RoBERTa and XLM-R: files leave out the unused rows of their position table.
+    ("bert", Architecture::Bert, "BertModel"),
 ];
 
 /// Classes of config.json whose files have another class's architecture.

@@ -38,7 +38,7 @@ enum For {
 }
 
 use Architecture::{
-    Afmoe, Cohere2, Cohere2Moe, CommandR, Deepseek2, Deepseek32, Dots1, Ernie45Moe, Exaone4, ExaoneMoe, FalconH1,
+    Afmoe, Bert, Cohere2, Cohere2Moe, CommandR, Deepseek2, Deepseek32, Dots1, Ernie45Moe, Exaone4, ExaoneMoe, FalconH1,
     Gemma2, Gemma3, Gemma3n, Gemma4, GemmaEmbedding, Glm4Moe, GlmDsa, GptNeoX, GptOss, Granite, GraniteHybrid,
     GraniteMoe, GraniteSwa, HunyuanMoe, HunyuanVl, HyV3, KimiLinear, Laguna, Lfm2, Lfm2Moe, Llama, Llama4, Mamba2,
     Mellum, MiniCpm3, MiniMaxM2, Mistral3, Mistral4, MuseGlimmer, NemotronH, NemotronHMoe, Olmo2, Olmoe, PaddleOcr,
@@ -226,7 +226,7 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
         &[0.0],
     ),
     // Other kinds of models: only values that disable them.
-    ("attention.causal", Flag, Only(&[GemmaEmbedding]), &[1.0]),
+    ("attention.causal", Flag, Only(&[GemmaEmbedding, Bert]), &[1.0]),
     ("attention.clamp_kqv", Number, NoOne, &[0.0]),
     ("attention.max_alibi_bias", Number, NoOne, &[0.0]),
     ("use_parallel_residual", Flag, Only(&[Phi2, StableLm, GptNeoX]), &[0.0]),

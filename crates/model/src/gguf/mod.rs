@@ -27,6 +27,7 @@ mod source;
 mod spelt;
 mod tokenizer;
 mod word_patterns;
+mod word_pieces;
 mod writer;
 
 use std::collections::BTreeMap;
@@ -104,7 +105,7 @@ pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelErr
     Ok(Parts {
         path: path.to_owned(),
         format: FORMAT,
-        embedding: EmbeddingFiles::of_gguf(header.integer(&format!("{}.pooling_type", architecture.prefix()))?),
+        embedding: embedding(&header, architecture, config.is_bidirectional)?,
         infill,
         reranking_prompt: header.text("tokenizer.chat_template.rerank")?.map(str::to_owned),
         fields,
@@ -118,6 +119,16 @@ pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelErr
         chat_template: tokens.map(Tokens::chat_template).transpose()?.flatten(),
         generation,
     })
+}
+
+/// The pooling of a file.
+fn embedding(
+    header: &Header<'_>,
+    architecture: architecture::Architecture,
+    is_bidirectional: bool,
+) -> Result<EmbeddingFiles, ModelError> {
+    let pooling_type = header.integer(&format!("{}.pooling_type", architecture.prefix()))?;
+    Ok(EmbeddingFiles::of_gguf(pooling_type, is_bidirectional))
 }
 
 /// The tokens that begin a text and end an answer.

@@ -72,6 +72,11 @@ pub(super) fn family_name(architecture: Architecture, name: &str) -> Option<Stri
     let whole = match (stem, architecture) {
         ("token_embd", _) => "model.embed_tokens".to_owned(),
         ("output", _) => "lm_head".to_owned(),
+        ("token_embd_norm", Architecture::Bert) => "model.embeddings.LayerNorm".to_owned(),
+        ("position_embd", Architecture::Bert) => "model.embeddings.position_embeddings".to_owned(),
+        ("token_types", Architecture::Bert) => "model.embeddings.token_type_embeddings".to_owned(),
+        ("cls", Architecture::Bert) => "classifier.dense".to_owned(),
+        ("cls.output", Architecture::Bert) => "classifier.out_proj".to_owned(),
         ("cls.output", _) => "score".to_owned(),
         ("dense_2" | "dense_3", Architecture::GemmaEmbedding) => stem.to_owned(),
         ("output_norm", Architecture::Phi2 | Architecture::FalconH1) => "model.final_layernorm".to_owned(),

@@ -19,6 +19,7 @@ pub(super) fn own_parts(architecture: Architecture) -> &'static [Names] {
         Architecture::Llama4 => &[LLAMA4_PARTS],
         Architecture::Afmoe => &[AFMOE_PARTS],
         Architecture::Glm4 => &[GLM4_PARTS],
+        Architecture::Bert => &[BERT_PARTS],
         Architecture::Starcoder2 => &[STARCODER2_PARTS],
         Architecture::Apertus => &[APERTUS_PARTS],
         Architecture::ChatGlm => &[CHATGLM_PARTS],
@@ -38,6 +39,18 @@ pub(super) fn own_parts(architecture: Architecture) -> &'static [Names] {
         _ => &[],
     }
 }
+
+/// Names in BERT.
+const BERT_PARTS: Names = &[
+    ("attn_q", "attention.self.query"),
+    ("attn_k", "attention.self.key"),
+    ("attn_v", "attention.self.value"),
+    ("attn_output", "attention.output.dense"),
+    ("attn_output_norm", "attention.output.LayerNorm"),
+    ("ffn_up", "intermediate.dense"),
+    ("ffn_down", "output.dense"),
+    ("layer_output_norm", "output.LayerNorm"),
+];
 
 /// GGUF's name of a layer's part, and its name in Llama-like models.
 pub(super) const PARTS: Names = &[

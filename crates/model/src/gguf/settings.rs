@@ -146,6 +146,14 @@ fn of_architecture(
             return Err(keys.header.error("general.architecture", problem));
         }
         Architecture::MuseGlimmer => gemma4::muse_glimmer(keys, settings)?,
+        Architecture::Bert => {
+            if let Some(types) = weights.info("model.embeddings.token_type_embeddings.weight") {
+                settings.insert("type_vocab_size".into(), types.shape[0].into());
+            }
+            // Encoders are no decoders.
+            let is_causal = keys.json("attention.causal")?.and_then(|value| value.as_bool());
+            settings.insert("is_decoder".into(), is_causal.unwrap_or(false).into());
+        }
         Architecture::Gemma2 | Architecture::Gemma3 | Architecture::GemmaEmbedding => {
             let is_causal = keys.json("attention.causal")?.and_then(|value| value.as_bool());
             let looks_back = is_causal.unwrap_or(architecture != Architecture::GemmaEmbedding);

@@ -63,10 +63,11 @@ impl<'a> Tokens<'a> {
             "t5" => self.pieces(Algorithm::Unigram),
             "gpt2" | "whitespace" => self.byte_pairs(self.text("pre")?.unwrap_or_default()),
             "gemma4" => self.byte_pairs(kind),
+            "bert" => self.word_pieces(),
             kind => Err(unsupported(
                 self.path,
                 &format!("tokenizer {kind:?}"),
-                "use a model whose tokenizer is llama, gpt2, gemma4 or t5",
+                "use a model whose tokenizer is llama, gpt2, gemma4, t5 or bert",
             )),
         }?;
         Tokenizer::new(
@@ -163,6 +164,12 @@ impl<'a> Tokens<'a> {
         };
         let bos = if is_unigram { Bos::Asked } else { Bos::Usual };
         let surroundings = self.surroundings(bos, is_unigram)?;
+        // Two texts have an end and a separator between them, as in XLM-R.
+        let between = (self.named("eos_token_id")?, self.named("seperator_token_id")?);
+        let surroundings = match between {
+            (Some(end), Some(separator)) if is_unigram => surroundings.with_pair(vec![end, separator], false),
+            _ => surroundings,
+        };
         let pipeline = pieces.pipeline(|_| self.added_tokens(), surroundings);
         pipeline.map_err(|problem| self.broken(&problem))
     }
@@ -245,7 +252,12 @@ impl<'a> Tokens<'a> {
         Ok(table)
     }
 
-    fn added_tokens(&self) -> Vec<AddedToken> {
+    /// The tokens with their kinds.
+    pub(super) fn pieces_by_kind(&self) -> impl Iterator<Item = (&'a str, u8)> {
+        self.texts.iter().copied().zip(self.kinds.iter().copied())
+    }
+
+    pub(super) fn added_tokens(&self) -> Vec<AddedToken> {
         let is_phi3 = self.is_phi3();
         let tokens = self.texts.iter().zip(&self.kinds).enumerate();
         let added = tokens.filter(|(_, (_, kind))| matches!(**kind, UNKNOWN | CONTROL | USER_DEFINED));
@@ -288,7 +300,7 @@ impl<'a> Tokens<'a> {
     }
 
     /// A token that the file gives by id, which must exist.
-    fn named(&self, setting: &'static str) -> Result<Option<u32>, ModelError> {
+    pub(super) fn named(&self, setting: &'static str) -> Result<Option<u32>, ModelError> {
         let id = match self.get(setting) {
             None => return Ok(None),
             Some(Metadata::Integer(id)) => id,
@@ -360,7 +372,7 @@ impl<'a> Tokens<'a> {
         self.header.metadata.get(&format!("tokenizer.ggml.{name}"))
     }
 
-    fn broken(&self, problem: &str) -> ModelError {
+    pub(super) fn broken(&self, problem: &str) -> ModelError {
         broken(self.path, problem)
     }
 }

@@ -60,6 +60,7 @@ pub(crate) use settings::TokenizerSettings;
 pub(crate) use stored::{StoredModel, StoredTokens};
 pub(crate) use surroundings::Surroundings;
 pub(crate) use vocabulary::Vocabulary;
+pub(crate) use words::WordPieces;
 
 /// Most characters of a problem in an error.
 const LONGEST_PROBLEM: usize = 240;
@@ -73,6 +74,24 @@ pub struct Tokenizer {
     eos: Option<u32>,
     /// True if BOS is prepended although the tokenizer has no such rule.
     adds_bos: bool,
+}
+
+/// The tokens of a text, or of two texts in one sequence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TextTokens {
+    /// All tokens.
+    pub tokens: Vec<u32>,
+    /// Number of leading tokens that count as the first text's: all of them, unless the model tells two texts apart.
+    pub of_first: usize,
+}
+
+impl From<Vec<u32>> for TextTokens {
+    fn from(tokens: Vec<u32>) -> Self {
+        Self {
+            of_first: tokens.len(),
+            tokens,
+        }
+    }
 }
 
 impl Tokenizer {
@@ -110,6 +129,12 @@ impl Tokenizer {
             self.vocab_size = pipeline.len();
         }
         Ok(self)
+    }
+
+    /// This tokenizer for texts in lower case. Added tokens keep their case.
+    pub(crate) fn in_lower_case(mut self) -> Tokenizer {
+        Arc::make_mut(&mut self.pipeline).normalizer.lower();
+        self
     }
 
     fn resolve(
@@ -161,6 +186,37 @@ impl Tokenizer {
         poll: &mut dyn FnMut(usize) -> ControlFlow<()>,
     ) -> Result<Vec<u32>, ModelError> {
         self.encode_around(text.text(), text.literals(), add_special, poll)
+    }
+
+    /// True if [`encode_pair_until`](Self::encode_pair_until) is possible.
+    pub fn joins_texts(&self) -> bool {
+        self.pipeline.surroundings.joins_texts()
+    }
+
+    /// Token ids of two texts in one sequence, with the tokens that the model expects around them. Control tokens that the
+    /// texts spell stay text. `poll` is as in [`encode_conversation_until`](Self::encode_conversation_until).
+    ///
+    /// # Errors
+    /// As there, and for a tokenizer that does not join texts.
+    pub fn encode_pair_until(
+        &self,
+        texts: [&str; 2],
+        poll: &mut dyn FnMut(usize) -> ControlFlow<()>,
+    ) -> Result<TextTokens, ModelError> {
+        let mut encode = |text: &str| {
+            let whole = 0..text.len();
+            let literals: &[Range<usize>] = if text.is_empty() {
+                &[]
+            } else {
+                std::slice::from_ref(&whole)
+            };
+            self.encode_around(text, literals, false, poll)
+        };
+        let [first, second] = texts;
+        let (first, second) = (encode(first)?, encode(second)?);
+        let joined = self.pipeline.surroundings.around_pair(&first, &second);
+        let (tokens, of_first) = joined.ok_or_else(|| failed("the tokenizer does not join two texts".to_owned()))?;
+        Ok(TextTokens { tokens, of_first })
     }
 
     fn encode_around(

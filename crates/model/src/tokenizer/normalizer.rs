@@ -98,6 +98,13 @@ impl Normalizer {
         })
     }
 
+    /// Makes letters small before the other steps, unless a step does so.
+    pub(crate) fn lower(&mut self) {
+        if !self.steps.iter().any(|step| matches!(step, Normalization::Lowercase)) {
+            self.steps.insert(0, Normalization::Lowercase);
+        }
+    }
+
     /// True if bytes become separate characters.
     pub(crate) fn spells_bytes(&self) -> bool {
         self.steps.iter().any(|step| matches!(step, Normalization::ByteLevel))

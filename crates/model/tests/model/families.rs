@@ -201,6 +201,19 @@ fn layers_of_gemma_4_that_do_not_fit_together_are_refused_by_name() {
 }
 
 #[test]
+fn settings_of_encoders_that_are_not_computed_are_refused_by_name() {
+    let refusals = [
+        ("position_embedding_type", json!("relative_key"), "\"absolute\""),
+        ("is_decoder", json!(true), "must be false"),
+        ("hidden_act", json!("tanh"), "hidden_act"),
+        ("max_position_embeddings", Value::Null, "max_position_embeddings"),
+    ];
+    assert_refused(&riffle_testing::fixture("vectors/embedding/bert"), &refusals);
+    let refusals = [("max_position_embeddings", json!(2), "the first 2 rows hold no position")];
+    assert_refused(&riffle_testing::fixture("vectors/embedding/xlm-roberta"), &refusals);
+}
+
+#[test]
 fn settings_of_qwen_4_that_do_not_fit_together_are_refused_by_name() {
     let factors = json!({
         "rope_type": "longrope", "rope_theta": 1e4, "short_factor": vec![1.0; 8], "long_factor": vec![2.0; 8],

@@ -77,7 +77,7 @@ fn long_numbers_are_cut_by_every_name() {
 #[test]
 fn tokenizers_that_are_not_read_are_refused_by_their_names() {
     let vectors = read();
-    for kind in ["bert", "rwkv", "plamo2", "hybriddna", "newer"] {
+    for kind in ["rwkv", "plamo2", "hybriddna", "newer"] {
         let error = tokenizer(&vectors, kind, "default").unwrap_err();
         assert!(matches!(error, ModelError::UnsupportedTokenizer { .. }), "{error}");
         let line = error.to_string();

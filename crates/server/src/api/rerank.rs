@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
-use riffle_model::ConversationText;
+use riffle_model::RankingText;
 use serde_json::{Value, json};
 
 use super::embeddings::model_of;
@@ -22,7 +22,7 @@ const MOST_DOCUMENTS: usize = 1024;
 struct Rerank {
     model: String,
     documents: Vec<String>,
-    prompts: Vec<ConversationText>,
+    prompts: Vec<RankingText>,
     most: usize,
     returns_documents: bool,
 }

@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use axum::http::StatusCode;
 use riffle_engine::{Encoding, Engine, EngineError};
-use riffle_model::{ConversationText, Tokenizer};
+use riffle_model::{ConversationText, RankingText, TextTokens, Tokenizer};
 use tokio::sync::Semaphore;
 
 use super::continuation::Prompt;
 use crate::app::{App, aside};
 use crate::failure::Failure;
-use crate::tokenising::{Wanted, encode_now, tokenise};
+use crate::tokenising::{Wanted, encode_now, encode_ranking_now, tokenise};
 
 /// Number of requests whose texts are read at a time. Each takes memory for the activations of its texts.
 static TURN: Semaphore = Semaphore::const_new(1);
@@ -75,7 +75,8 @@ impl WholeTexts {
             Ok(tokens)
         });
         let tokens = tokens.await?;
-        encode(app, tokens, Encoding::vectors).await
+        let count = tokens.iter().map(Vec::len).sum();
+        encode(app, (tokens, count), Encoding::vectors).await
     }
 }
 
@@ -92,25 +93,29 @@ fn cut(tokens: &mut Vec<u32>, most: usize, tokenizer: &Tokenizer) {
 }
 
 /// The scores of prompts.
-pub(crate) async fn scores(app: &Arc<App>, prompts: Vec<ConversationText>) -> Result<Encoded, Failure> {
+pub(crate) async fn scores(app: &Arc<App>, prompts: Vec<RankingText>) -> Result<Encoded, Failure> {
     let engine = Arc::clone(&app.engine);
     let tokens = tokenise(move |client| {
         let prompts = prompts.iter();
         prompts
-            .map(|prompt| encode_now(&engine, prompt, false, Wanted::Count, client))
+            .map(|prompt| encode_ranking_now(&engine, prompt, client))
             .collect()
     });
-    let tokens = tokens.await?;
-    encode(app, tokens, Encoding::scores).await
+    let tokens: Vec<TextTokens> = tokens.await?;
+    let count = tokens.iter().map(|prompt| prompt.tokens.len()).sum();
+    encode(app, (tokens, count), Encoding::scores).await
 }
 
 /// Starts the encoding of some texts, given as tokens.
-type Begin = fn(&Arc<Engine>, Vec<Vec<u32>>) -> Result<Encoding, EngineError>;
+type Begin<T> = fn(&Arc<Engine>, Vec<T>) -> Result<Encoding, EngineError>;
 
-/// Reads texts when it is their turn.
-async fn encode(app: &Arc<App>, texts: Vec<Vec<u32>>, begin: Begin) -> Result<Encoded, Failure> {
+/// Reads texts, `tokens` together, when it is their turn.
+async fn encode<T: Send + 'static>(
+    app: &Arc<App>,
+    (texts, tokens): (Vec<T>, usize),
+    begin: Begin<T>,
+) -> Result<Encoded, Failure> {
     let _permit = app.driver.permit()?;
-    let tokens = texts.iter().map(Vec::len).sum();
     let read = async {
         let _turn = TURN.acquire().await;
         let engine = Arc::clone(&app.engine);

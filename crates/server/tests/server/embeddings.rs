@@ -145,8 +145,33 @@ fn a_text_beyond_the_model_is_refused_or_cut_as_the_request_says() {
 }
 
 #[test]
+fn an_encoder_gives_vectors_and_writes_no_text() {
+    for name in ["bert", "xlm-roberta"] {
+        let (server, expected) = made(name);
+        let texts = &expected["texts"];
+        let list = server.ask("/v1/embeddings", &json!({"model": "made", "input": texts}));
+        let embedded = server.ask("/api/embed", &json!({"model": "made", "input": texts}));
+        for (index, vector) in expected["vectors"].as_array().unwrap().iter().enumerate() {
+            close(&numbers(&list["data"][index]["embedding"]), &numbers(vector));
+            assert_eq!(embedded["embeddings"][index], list["data"][index]["embedding"]);
+        }
+        let shown = server.ask("/api/show", &json!({"model": "made"}));
+        assert_eq!(shown["capabilities"], json!(["embedding"]));
+        let chat = json!({"messages": [{"role": "user", "content": "a"}]});
+        assert!(message(&server, "/v1/chat/completions", &chat).starts_with("this model writes no text"));
+        assert!(message(&server, "/v1/completions", &json!({"prompt": "a"})).starts_with("this model writes no text"));
+        assert!(message(&server, "/v1/rerank", &json!({"query": "a", "documents": ["b"]})).contains("no scores"));
+        // The position table ends a text.
+        let refused = message(&server, "/v1/embeddings", &json!({"input": expected["cut"]}));
+        assert!(refused.contains("and the model reads 160"), "{name}: {refused}");
+        let cut = server.ask("/api/embed", &json!({"model": "made", "input": expected["cut"]}));
+        close(&numbers(&cut["embeddings"][0]), &numbers(&expected["cut_vectors"][0]));
+    }
+}
+
+#[test]
 fn documents_are_ordered_by_their_scores() {
-    for name in ["reranker", "classifier"] {
+    for name in ["reranker", "classifier", "bert-reranker"] {
         let (server, expected) = made(name);
         let scores = numbers(&expected["scores"]);
         let mut body = json!({"model": "made", "query": expected["query"], "documents": expected["documents"]});
@@ -172,8 +197,13 @@ fn documents_are_ordered_by_their_scores() {
         assert_eq!(results.as_array().unwrap().len(), 2);
         let index = results[0]["index"].as_u64().unwrap() as usize;
         assert_eq!(results[0]["document"]["text"], expected["documents"][index]);
-        // Another instruction changes the score.
         body["instruction"] = json!("Find the opposite");
+        if name == "bert-reranker" {
+            let refused = message(&server, "/v1/rerank", &body);
+            assert!(refused.contains("this model's prompt has no place for it"), "{refused}");
+            continue;
+        }
+        // Another instruction changes the score.
         assert_ne!(server.ask("/v1/rerank", &body)["results"], results);
     }
 }

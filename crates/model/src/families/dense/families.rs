@@ -2,6 +2,7 @@
 
 use super::super::Family;
 use super::convolution_families::{lfm2, lfm2_moe, lfm3};
+use super::encoder_families::{self, BERT_NAMES, bert, roberta};
 use super::expert_families::{
     dots1, ernie4_5_moe, gpt_oss, granite_moe, hunyuan_moe, minimax_m2, mixtral, olmoe, phimoe, qwen2_moe, qwen3_moe,
 };
@@ -34,6 +35,20 @@ macro_rules! family {
             |fields, architecture| configure(&$plan(fields)?, architecture),
             |fields, config, weights| build(&$plan(fields)?, config, weights),
         )
+    };
+}
+
+/// A family of encoders with these classes, this `model_type` and this plan. Its tokens of a second text may have a type
+/// of their own.
+macro_rules! encoder {
+    ($classes:expr, $model_type:literal, $plan:ident, $has_pairs:literal) => {
+        Family::new(
+            $classes,
+            $model_type,
+            |fields, architecture| encoder_families::configure(&$plan(fields)?, architecture),
+            |fields, config, weights| encoder_families::build(&$plan(fields)?, config, weights, $has_pairs),
+        )
+        .with_renames(BERT_NAMES)
     };
 }
 
@@ -213,4 +228,26 @@ pub(in crate::families) const FAMILIES: &[Family] = &[
             ("model.embeddings.", "model.embed_tokens."),
             ("backbone.", "model."),
         ]),
+    encoder!(
+        &["BertModel", "BertForMaskedLM", "BertForSequenceClassification"],
+        "bert",
+        bert,
+        true
+    ),
+    encoder!(
+        &["RobertaModel", "RobertaForMaskedLM", "RobertaForSequenceClassification"],
+        "roberta",
+        roberta,
+        false
+    ),
+    encoder!(
+        &[
+            "XLMRobertaModel",
+            "XLMRobertaForMaskedLM",
+            "XLMRobertaForSequenceClassification"
+        ],
+        "xlm-roberta",
+        roberta,
+        false
+    ),
 ];

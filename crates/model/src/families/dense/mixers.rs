@@ -84,6 +84,13 @@ pub(super) struct NormedStream {
 }
 
 impl NormedStream {
+    /// `x ← n + f(n)` in every kind of part.
+    pub(super) const PLAIN: NormedStream = NormedStream {
+        mixer: [1.0, 1.0],
+        attention: [1.0, 1.0],
+        feed: [1.0, 1.0],
+    };
+
     /// The steps that replace the residual stream by a norm's result in [`Rows::Normed`].
     fn keep([kept, added]: [f64; 2], hidden: usize) -> Vec<Step> {
         let copy = Step::Normalise {

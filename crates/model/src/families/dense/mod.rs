@@ -10,6 +10,7 @@
 mod attention;
 mod build;
 mod convolution_families;
+mod encoder_families;
 mod expert_families;
 mod families;
 mod latent_families;

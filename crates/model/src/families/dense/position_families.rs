@@ -20,7 +20,7 @@ fn renamed(fields: &Fields, names: &[(&str, &str)]) -> Result<Fields, ModelError
 }
 
 /// A decoder with mean-subtracting norms before its parts, without a gate, and with biases.
-fn with_positions(fields: &Fields, defaults: Value, table: (&'static str, usize)) -> Planned {
+pub(super) fn with_positions(fields: &Fields, defaults: Value, table: (&'static str, usize)) -> Planned {
     let mut plan = Plan::new(fields, defaults);
     plan.norm = NormKind::Layer;
     (plan.input_bias, plan.output_bias, plan.mlp_bias) = (true, true, true);
