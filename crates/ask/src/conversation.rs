@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use crate::meaning::Meaning;
 use crate::opening::{Opened, first_options, text_bytes};
-use crate::parts::{PartChooser, fused, named, order};
+use crate::parts::{PartChooser, named};
 use crate::passages::passages;
 use crate::prompt::{Prompt, PromptMaker, Turn};
 use crate::{Amount, AskError, Choice, FoundBy, Given, KeepOptions, Part, Passage, Scope};
@@ -341,8 +341,7 @@ impl Conversation {
         let texts = (&self.documents[..], chooser.parts());
         let mut observe = |done, parts| observe(AskEvent::Embedding { done, parts });
         let likeness = meaning.scores((question, earlier), texts, &mut self.kept, &mut observe)?;
-        let rankings = [order(&words, |score| score > 0.0), order(&likeness, |_| true)];
-        Ok(fused(words.len(), &[&rankings[0], &rankings[1]]))
+        Ok(chooser.joined(&words, &likeness))
     }
 
     /// The prompt of a question, and the parts of documents that it adds to the conversation.

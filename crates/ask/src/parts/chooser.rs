@@ -2,7 +2,7 @@
 
 use riffle_documents::Document;
 
-use crate::parts::{Part, Ranking, best, cut};
+use crate::parts::{Part, Ranking, best, cut, fused, order};
 use crate::prompt::Prompt;
 
 /// Tokens of the parts for a first question, if the context has space; more tokens only make answers slower.
@@ -65,6 +65,25 @@ impl PartChooser {
     /// A score for each part by the words of the question and the one before; 0 without a common word.
     pub(crate) fn word_scores(&self, question: &str, earlier: Option<&str>) -> Vec<f64> {
         self.ranking.scores(question, earlier)
+    }
+
+    /// A score for each part from its words and its likeness to the question. Each ranking counts as far as a first
+    /// question could read its parts. So the best part of each ranking is read, even if most parts share a word with
+    /// the question.
+    pub(crate) fn joined(&self, words: &[f64], likeness: &[f64]) -> Vec<f64> {
+        let readable = |mut ranking: Vec<usize>| {
+            let mut tokens = 0;
+            let fits = |number: &&usize| {
+                tokens += self.tokens[**number];
+                tokens <= self.first_tokens
+            };
+            let count = ranking.iter().take_while(fits).count();
+            ranking.truncate(count);
+            ranking
+        };
+        let words = readable(order(words, |score| score > 0.0));
+        let likeness = readable(order(likeness, |_| true));
+        fused(self.tokens.len(), &[&words, &likeness])
     }
 
     /// The best parts by their scores in reading order, with a share of a first question's tokens.
