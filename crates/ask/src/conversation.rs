@@ -1,7 +1,7 @@
 //! A conversation about documents.
 
 use std::ops::{ControlFlow, Range};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -13,11 +13,12 @@ use riffle_engine::{
 use riffle_policy::PolicyRules;
 use serde::Serialize;
 
+use crate::meaning::Meaning;
 use crate::opening::{Opened, first_options, text_bytes};
 use crate::parts::{PartChooser, named};
 use crate::passages::passages;
 use crate::prompt::{Prompt, PromptMaker, Turn};
-use crate::{Amount, AskError, Choice, Given, KeepOptions, Part, Passage, Scope};
+use crate::{Amount, AskError, Choice, FoundBy, Given, KeepOptions, Part, Passage, Scope};
 
 /// First watched layer as a share of the model's depth. The middle layers look up facts; earlier layers attend to
 /// near tokens, and the last layers turn facts into words.
@@ -40,6 +41,8 @@ pub struct AskOptions {
     pub amount: Amount,
     /// Pages and chapters to read; empty for the whole text.
     pub scopes: Vec<Scope>,
+    /// An embedding model, which finds parts by meaning too; unused if the whole text is read.
+    pub embeddings: Option<PathBuf>,
     /// Folder for the pages of documents; `None` writes no pages.
     pub keep: Option<KeepOptions>,
     /// Limit on the tokens of an answer.
@@ -56,6 +59,7 @@ impl Default for AskOptions {
             system: None,
             amount: Amount::default(),
             scopes: Vec::new(),
+            embeddings: None,
             keep: None,
             answer_tokens: 256,
             first_question: String::new(),
@@ -68,6 +72,13 @@ impl Default for AskOptions {
 pub enum AskEvent<'a> {
     /// The chat template is rendered.
     Waiting,
+    /// The embedding model reads the parts of the documents, once for all questions.
+    Embedding {
+        /// Parts that are done.
+        done: usize,
+        /// Parts without kept vectors.
+        parts: usize,
+    },
     /// The parts for the question are selected.
     Begins(Beginning<'a>),
     /// Documents or a question are read.
@@ -83,8 +94,8 @@ pub struct Beginning<'a> {
     pub documents: &'a [Document],
     /// Parts before the question in reading order: the whole text, or the parts for the question.
     pub parts: &'a [Part],
-    /// True if the parts were selected by words in common with the question.
-    pub is_chosen: bool,
+    /// The ranking that selected the parts; `None` for the whole text.
+    pub found_by: Option<FoundBy>,
     /// Tokens to read now.
     pub tokens: usize,
     /// Tokens of the prompt that were already read.
@@ -107,6 +118,8 @@ pub struct Answer {
     /// Parts of the documents that the question added to the conversation, in reading order. For the first question
     /// over a whole text, this is the whole text.
     pub parts: Vec<Part>,
+    /// The ranking that selected the parts; `None` for the whole text.
+    pub found_by: Option<FoundBy>,
     /// Tokens of the prompt: documents, earlier turns, the question.
     pub prompt_tokens: usize,
     /// Tokens that this or another process had already read.
@@ -130,6 +143,8 @@ pub struct Conversation {
     named: Vec<Part>,
     /// Selects parts for each question; `None` if the whole text is read.
     chooser: Option<PartChooser>,
+    /// Ranks the parts by meaning too, if an embedding model is named.
+    meaning: Option<Meaning>,
     maker: PromptMaker,
     choice: Choice,
     turns: Vec<Turn>,
@@ -155,7 +170,8 @@ impl Conversation {
     /// # Errors
     /// [`AskError::TooLong`] if the whole text is requested and does not fit; [`AskError::Place`] for missing pages
     /// and chapters; [`AskError::Engine`] for a model that does not load, or if nothing fits in memory;
-    /// [`AskError::Option`] for options that drop tokens of documents.
+    /// [`AskError::Option`] for options that drop tokens of documents; [`AskError::NoEmbeddings`] and
+    /// [`AskError::NoRoom`] for an embedding model that cannot be used.
     pub fn open(model: impl AsRef<Path>, documents: Vec<Document>, options: AskOptions) -> Result<Self, AskError> {
         let wanted = &options.engine;
         refuse(wanted)?;
@@ -180,6 +196,7 @@ impl Conversation {
             engine,
             choice,
             chooser,
+            meaning,
         } = Opened::new((model.as_ref(), &engine), &loading, &options, &documents, &prompt)?;
         let kept = KeptText::open(options.keep.as_ref())?;
         let is_useless = options.keep.is_some() && kept.problem().is_none() && !kept.serves(engine.options());
@@ -197,6 +214,7 @@ impl Conversation {
             named,
             first: chooser.is_none().then_some((question, prompt)),
             chooser,
+            meaning,
             maker,
             choice,
             turns: Vec::new(),
@@ -248,14 +266,16 @@ impl Conversation {
         }
         generate.sampling.validate()?;
         let start = Instant::now();
-        let (parts, prompt) = self.prompt(question, &mut || observe(AskEvent::Waiting))?;
+        let scores = self.scores(question, observe)?;
+        let (parts, prompt) = self.prompt(question, scores, &mut || observe(AskEvent::Waiting))?;
+        let found_by = self.found_by();
         self.check_room(&prompt)?;
         let found_tokens = self.kept.find(&mut self.session, &prompt.tokens)?;
         let reused_tokens = self.session.keep_shared(&prompt.tokens)?;
         let beginning = AskEvent::Begins(Beginning {
             documents: &self.documents,
             parts: &parts,
-            is_chosen: self.chooser.is_some(),
+            found_by,
             tokens: prompt.tokens.len() - reused_tokens,
             known_tokens: reused_tokens,
             text_tokens: self.choice.document_tokens,
@@ -286,6 +306,7 @@ impl Conversation {
             question: question.to_owned(),
             passages: passages(&self.documents, &prompt, &self.usual, &[&asked, &answered]),
             parts,
+            found_by,
             text: generation.text,
             stop: generation.stop,
             prompt_tokens: prompt.tokens.len(),
@@ -300,8 +321,36 @@ impl Conversation {
         })
     }
 
+    fn found_by(&self) -> Option<FoundBy> {
+        self.chooser.as_ref().map(|_| match self.meaning {
+            Some(_) => FoundBy::WordsAndMeaning,
+            None => FoundBy::Words,
+        })
+    }
+
+    /// A score for each part of the documents; empty if the whole text is read.
+    fn scores(&mut self, question: &str, observe: &mut Observe<'_>) -> Result<Vec<f64>, AskError> {
+        let Some(chooser) = &self.chooser else {
+            return Ok(Vec::new());
+        };
+        let earlier = self.turns.last().map(|turn| turn.question.as_str());
+        let words = chooser.word_scores(question, earlier);
+        let Some(meaning) = &mut self.meaning else {
+            return Ok(words);
+        };
+        let texts = (&self.documents[..], chooser.parts());
+        let mut observe = |done, parts| observe(AskEvent::Embedding { done, parts });
+        let likeness = meaning.scores((question, earlier), texts, &mut self.kept, &mut observe)?;
+        Ok(chooser.joined(&words, &likeness))
+    }
+
     /// The prompt of a question, and the parts of documents that it adds to the conversation.
-    fn prompt(&mut self, question: &str, poll: &mut Poll<'_>) -> Result<(Vec<Part>, Prompt), AskError> {
+    fn prompt(
+        &mut self,
+        question: &str,
+        scores: Vec<f64>,
+        poll: &mut Poll<'_>,
+    ) -> Result<(Vec<Part>, Prompt), AskError> {
         if let Some((first, prompt)) = self.first.take()
             && first == question
         {
@@ -316,10 +365,9 @@ impl Conversation {
             let prompt = self.make_prompt(&parts, question, poll)?;
             return Ok((parts, prompt));
         };
-        let earlier = self.turns.last().map(|turn| turn.question.clone());
         let held: Vec<&Part> = self.turns.iter().flat_map(|turn| &turn.parts).collect();
         if !held.is_empty() {
-            let parts = chooser.further(question, earlier.as_deref(), &held);
+            let parts = chooser.further(scores.clone(), &held);
             let prompt = self.make_prompt(&parts, question, poll)?;
             if self.has_room(&prompt) {
                 return Ok((parts, prompt));
@@ -329,7 +377,7 @@ impl Conversation {
         self.turns.iter_mut().for_each(|turn| turn.parts.clear());
         for share in [1.0, 0.8, 0.6, 0.4, 0.2] {
             let Some(chooser) = &self.chooser else { break };
-            let parts = chooser.first(question, earlier.as_deref(), share);
+            let parts = chooser.first(&scores, share);
             let prompt = self.make_prompt(&parts, question, poll)?;
             if self.has_room(&prompt) {
                 return Ok((parts, prompt));

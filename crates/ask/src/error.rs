@@ -1,5 +1,7 @@
 //! Errors of a question.
 
+use std::path::PathBuf;
+
 use riffle_documents::PlaceError;
 use riffle_engine::{EngineError, human_bytes, stretch_factor};
 use riffle_kv::KvError;
@@ -62,6 +64,28 @@ pub enum AskError {
     /// Pages or a chapter that the documents lack.
     #[error(transparent)]
     Place(#[from] PlaceError),
+    /// The model that `embeddings` names gives no vectors of texts.
+    #[error("{} is no embedding model, since {reason}: name one with `embeddings`, such as EmbeddingGemma or Qwen3-Embedding", path.display())]
+    NoEmbeddings {
+        /// The path of the model.
+        path: PathBuf,
+        /// The reason.
+        reason: String,
+    },
+    /// The language model and the embedding model do not fit in memory together.
+    #[error(
+        "{model} needs {needed} and {other} leaves {available}: raise `memory_budget_bytes`, or leave out `embeddings`"
+    )]
+    NoRoom {
+        /// The model without room.
+        model: &'static str,
+        /// The other model.
+        other: &'static str,
+        /// The needed memory.
+        needed: String,
+        /// The memory beside the other model.
+        available: String,
+    },
     /// The folder of kept pages cannot be used.
     #[error("{0}; choose another folder with `keep`, or leave it out")]
     Keep(KvError),

@@ -4,8 +4,8 @@
 //! attention of each answer. The documents come first in the prompt. Their pages are kept on disk and found by
 //! content ([`KeepOptions`]), so later questions need not read them again, even in another process.
 //!
-//! If the documents exceed the context, each question reads the parts that share words with it ([`Amount`]). The
-//! caller can choose pages and chapters instead ([`Scope`]).
+//! If the documents exceed the context, each question reads the parts that share words with it ([`Amount`]), or also
+//! the parts that are nearest in meaning ([`AskOptions::embeddings`]). The caller can choose pages and chapters instead ([`Scope`]).
 //!
 //! The crate selects unset options by free memory and by the lengths from which policies are faster ([`Choice`]). One
 //! line shows them.
@@ -37,6 +37,7 @@ mod choice;
 mod conversation;
 mod error;
 mod keep;
+mod meaning;
 mod offsets;
 mod opening;
 mod parts;
@@ -47,5 +48,5 @@ pub use choice::{Choice, Given, reading_options};
 pub use conversation::{Answer, AskEvent, AskOptions, Beginning, Conversation};
 pub use error::AskError;
 pub use keep::{KeepOptions, default_cache_folder};
-pub use parts::{Amount, Part, Scope};
+pub use parts::{Amount, FoundBy, Part, Scope};
 pub use passages::Passage;

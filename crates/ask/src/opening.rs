@@ -7,6 +7,7 @@ use riffle_documents::Document;
 use riffle_engine::{Engine, EngineError, EngineOptions, largest_text_bytes, stretch_factor};
 
 use crate::choice::{Need, choose, context_limit};
+use crate::meaning::Meaning;
 use crate::parts::PartChooser;
 use crate::prompt::Prompt;
 use crate::{Amount, AskError, AskOptions, Choice};
@@ -17,6 +18,8 @@ pub(crate) struct Opened {
     pub(crate) choice: Choice,
     /// Selects parts for each question, if the whole text is not read.
     pub(crate) chooser: Option<PartChooser>,
+    /// Ranks the parts by meaning, if an embedding model is named.
+    pub(crate) meaning: Option<Meaning>,
 }
 
 impl Opened {
@@ -39,6 +42,7 @@ impl Opened {
             engine,
             choice,
             chooser: None,
+            meaning: None,
         };
         let refusal = if options.amount == Amount::Parts {
             None
@@ -78,6 +82,14 @@ impl Opened {
         let limit = context_limit(engine, loading, options.given);
         let room = limit.saturating_sub(question_tokens + options.answer_tokens);
         let mut chooser = PartChooser::new(documents, whole);
+        let memory = engine.memory_bytes();
+        let meaning = options.embeddings.as_ref().map(|path| Meaning::load(path, engine));
+        let meaning = meaning.transpose()?;
+        let mut beside = loading.clone();
+        if let Some(meaning) = &meaning {
+            let left = memory.saturating_sub(meaning.bytes(chooser.parts().len())?);
+            beside = beside.with_memory_budget_bytes(Some(left));
+        }
         let mut least = None;
         // The context may be shorter than the model's, because of memory.
         for room in [room, room / 2, room / 4] {
@@ -88,19 +100,24 @@ impl Opened {
                 prompt_tokens: parts_tokens + question_tokens,
                 ..need
             };
-            match choose(engine, loading, options.given, need) {
+            match choose(engine, &beside, options.given, need) {
                 Ok((engine, choice)) => {
                     return Ok(Self {
                         engine,
                         choice,
                         chooser: Some(chooser),
+                        meaning,
                     });
                 }
                 Err(error) if is_about_room(&error) => least = Some(error),
                 Err(error) => return Err(error),
             }
         }
-        Err(least.unwrap_or(AskError::EmptyQuestion))
+        let least = least.unwrap_or(AskError::EmptyQuestion);
+        Err(match &meaning {
+            Some(meaning) => meaning.without_room(least),
+            None => least,
+        })
     }
 }
 

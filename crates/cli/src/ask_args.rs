@@ -1,9 +1,12 @@
 //! Arguments of `riffle ask`.
 
+use std::path::PathBuf;
+
 use clap::Args;
 use riffle_ask::Given;
 
 use crate::args::{EngineArguments, GenerateArguments, ModelArguments};
+use crate::hub_args;
 use crate::keep_args::KeepArguments;
 
 #[derive(Debug, Args)]
@@ -37,9 +40,15 @@ pub(crate) struct AskArguments {
     /// Read the whole text, even beyond the context of the model
     #[arg(long, hide_short_help = true)]
     pub(crate) whole: bool,
-    /// Read only the parts that share words with the question, even if all of it fits
+    /// Read only the parts that the question needs, even if all of it fits
     #[arg(long, conflicts_with = "whole", hide_short_help = true)]
     pub(crate) parts: bool,
+    /// Embedding model, to find the parts by meaning too: file, folder or name
+    ///
+    /// For example EmbeddingGemma or Qwen3-Embedding. It reads the parts of a text once and each question, and takes
+    /// memory beside the model. A text that is read whole does not need it. RIFFLE_EMBEDDINGS is the default.
+    #[arg(long, value_name = "PATH", value_parser = hub_args::model_path(), hide_short_help = true)]
+    pub(crate) embeddings: Option<PathBuf>,
     /// Instructions for the model, instead of the default
     ///
     /// The model needs a chat template that supports them.

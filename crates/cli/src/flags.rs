@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 /// Field names in messages of the libraries, and their flags. A field has the same flag in every command.
-const FLAGS: [(&str, &str); 55] = [
+const FLAGS: [(&str, &str); 56] = [
     ("activations", "--activations"),
     ("adapters", "--lora"),
     ("api_keys", "--api-key-file"),
@@ -23,6 +23,7 @@ const FLAGS: [(&str, &str); 55] = [
     ("draft", "--draft"),
     ("draft_model", "--draft"),
     ("draft_predictor", "--draft"),
+    ("embeddings", "--embeddings"),
     ("ends_loops", "--allow-loops"),
     ("host", "--host"),
     ("keep", "--keep"),

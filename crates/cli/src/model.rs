@@ -14,6 +14,8 @@ use crate::{commands, console, hub_args, shown, user_folders};
 
 /// Variable with the default model of every command.
 const VARIABLE: &str = "RIFFLE_MODEL";
+/// Variable with the default embedding model of `riffle ask`.
+const EMBEDDINGS_VARIABLE: &str = "RIFFLE_EMBEDDINGS";
 /// Limit on the bytes of the file with the last used model.
 const LONGEST_NAME: u64 = 16 << 10;
 /// Limit on the models in a refusal; the others are counted.
@@ -79,9 +81,7 @@ pub(crate) fn given_or_found(given: Option<&NamedModel>) -> Result<NamedModel, F
     if let Some(given) = given {
         return Ok(given.clone());
     }
-    if let Some(value) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
-        let model = hub_args::resolved(value.into())
-            .map_err(|problem| Failure::new(format!("{VARIABLE} is set, but {problem}")))?;
+    if let Some(model) = of_variable(VARIABLE)? {
         console::note(format!("model {}, as {VARIABLE} says", shown_name(&model)));
         return Ok(model);
     }
@@ -100,6 +100,23 @@ pub(crate) fn given_or_found(given: Option<&NamedModel>) -> Result<NamedModel, F
         }
         _ => Err(refusal(&here)),
     }
+}
+
+/// The given embedding model, or else that of the variable; `None` without both.
+pub(crate) fn embeddings(given: Option<&Path>) -> Result<Option<PathBuf>, Failure> {
+    match given {
+        Some(path) => Ok(Some(path.to_owned())),
+        None => Ok(of_variable(EMBEDDINGS_VARIABLE)?.map(|model| model.path)),
+    }
+}
+
+/// The model that an environment variable names.
+fn of_variable(variable: &str) -> Result<Option<NamedModel>, Failure> {
+    let value = std::env::var_os(variable).filter(|value| !value.is_empty());
+    let model = value.map(|value| hub_args::resolved(value.into()));
+    model
+        .transpose()
+        .map_err(|problem| Failure::new(format!("{variable} is set, but {problem}")))
 }
 
 fn shown_name(model: &NamedModel) -> String {

@@ -158,6 +158,25 @@ impl StepDisplay {
     }
 }
 
+/// Progress of an embedding model that reads the parts of documents, with the time left.
+pub(crate) struct EmbeddingDisplay(Gauge);
+
+impl EmbeddingDisplay {
+    pub(crate) fn new() -> Self {
+        Self(Gauge::new())
+    }
+
+    pub(crate) fn update(&mut self, done: usize, parts: usize) {
+        let left = self.0.time_left(done as f64, (parts - done) as f64);
+        let message = format!("meaning of {done} of {parts} parts{left}");
+        self.0.show(done as f64 / parts.max(1) as f64, message.clone(), message);
+    }
+
+    pub(crate) fn finish(&self) {
+        self.0.bar.finish_and_clear();
+    }
+}
+
 /// Progress of a download, with the time left.
 #[cfg(feature = "pull")]
 pub(crate) struct PullDisplay {

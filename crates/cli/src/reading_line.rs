@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use riffle_ask::{Beginning, Part};
+use riffle_ask::{Beginning, FoundBy, Part};
 use riffle_documents::{Document, PlaceKind};
 use riffle_engine::TimeLeft;
 
@@ -34,7 +34,7 @@ struct Reading {
     tokens: usize,
     known_tokens: usize,
     text_tokens: usize,
-    is_chosen: bool,
+    found_by: Option<FoundBy>,
 }
 
 impl ReadingLine {
@@ -47,7 +47,7 @@ impl ReadingLine {
             tokens: beginning.tokens,
             known_tokens: beginning.known_tokens,
             text_tokens: beginning.text_tokens,
-            is_chosen: beginning.is_chosen,
+            found_by: beginning.found_by,
         });
         if beginning.tokens < SAID_FROM_TOKENS {
             self.say(None);
@@ -92,12 +92,12 @@ impl Reading {
                 duration(total_s)
             ),
         };
-        let later = if self.is_chosen {
+        let later = if self.found_by.is_some() {
             ""
         } else {
             "; later questions at once"
         };
-        let faster = if total_s > LONG_SECONDS && !self.is_chosen {
+        let faster = if total_s > LONG_SECONDS && self.found_by.is_none() {
             let parts = forecast.seconds_for(0, PARTS_TOKENS.min(self.text_tokens));
             let parts = parts.map_or_else(String::new, |parts_s| format!(" in about {}", duration(parts_s)));
             format!("; --parts reads what the question needs{parts}")
@@ -109,7 +109,7 @@ impl Reading {
 
     /// The alternatives, if parts were selected.
     fn others(&self, forecast: Option<&TimeLeft>) -> String {
-        if !self.is_chosen {
+        if self.found_by.is_none() {
             return String::new();
         }
         let whole = forecast.and_then(|forecast| forecast.seconds_for(0, self.text_tokens));
@@ -122,7 +122,7 @@ impl Reading {
 fn described(beginning: &Beginning<'_>) -> String {
     let tokens = beginning.tokens + beginning.known_tokens;
     let Beginning { documents, parts, .. } = beginning;
-    if !beginning.is_chosen {
+    let Some(found_by) = beginning.found_by else {
         let pages: usize = parts
             .iter()
             .map(|part| pages_of(&documents[part.document], part).count())
@@ -133,13 +133,17 @@ fn described(beginning: &Beginning<'_>) -> String {
             pages => format!(" ({} pages)", grouped(pages)),
         };
         return format!("reads {} tokens{pages}", grouped(tokens));
-    }
+    };
+    let found_by = match found_by {
+        FoundBy::Words => "words",
+        FoundBy::WordsAndMeaning => "words and meaning",
+    };
     let parts_count = match parts.len() {
         1 => "1 part".to_owned(),
         count => format!("{count} parts"),
     };
     format!(
-        "of {} tokens reads {} that the question needs, in {parts_count}{}",
+        "of {} tokens reads {} that the question needs, in {parts_count}{}, found by {found_by}",
         grouped(beginning.text_tokens),
         grouped(tokens),
         places(documents, parts)
@@ -224,11 +228,11 @@ mod tests {
         }
     }
 
-    fn beginning<'a>(documents: &'a [Document], parts: &'a [Part], is_chosen: bool) -> Beginning<'a> {
+    fn beginning<'a>(documents: &'a [Document], parts: &'a [Part], found_by: Option<FoundBy>) -> Beginning<'a> {
         Beginning {
             documents,
             parts,
-            is_chosen,
+            found_by,
             tokens: 26_000,
             known_tokens: 576,
             text_tokens: 170_793,
@@ -240,7 +244,7 @@ mod tests {
         let documents = [report()];
         let parts = [part(0, 3000)];
         assert_eq!(
-            described(&beginning(&documents, &parts, false)),
+            described(&beginning(&documents, &parts, None)),
             "reads 26,576 tokens (300 pages)"
         );
     }
@@ -249,10 +253,17 @@ mod tests {
     fn parts_are_told_by_the_pages_that_they_stand_on() {
         let documents = [report()];
         let parts = [part(0, 10), part(15, 35), part(100, 110)];
-        assert_eq!(
-            described(&beginning(&documents, &parts, true)),
-            "of 170,793 tokens reads 26,576 that the question needs, in 3 parts (pages 1–4, 11)"
-        );
+        for (found_by, told) in [
+            (FoundBy::Words, "words"),
+            (FoundBy::WordsAndMeaning, "words and meaning"),
+        ] {
+            assert_eq!(
+                described(&beginning(&documents, &parts, Some(found_by))),
+                format!(
+                    "of 170,793 tokens reads 26,576 that the question needs, in 3 parts (pages 1–4, 11), found by {told}"
+                )
+            );
+        }
     }
 
     #[test]

@@ -12,8 +12,8 @@ use crate::{LoadOptions, ModelError};
 /// Bytes per piece; pieces are hashed on all threads.
 const PIECE_BYTES: usize = 16 << 20;
 
-/// A hash of a model's settings and of every byte of its weights, for data kept between runs. The tokenizer is
-/// excluded, because keys and values do not depend on it.
+/// A hash of a model's settings and of every byte of its weights, for data kept between runs. It includes the layers
+/// after a pooled state. The tokenizer is excluded, because keys and values do not depend on it.
 ///
 /// It reads the weight files once, which takes seconds for many gigabytes.
 ///
@@ -35,12 +35,14 @@ pub fn fingerprint_with(path: impl AsRef<Path>, options: &LoadOptions) -> Result
         })?;
         hash.write(&bytes);
     }
-    parts.weights.for_each_file(|bytes| {
-        hash.write(&(bytes.len() as u64).to_le_bytes());
-        let pieces: Vec<u128> = bytes.par_chunks(PIECE_BYTES).map(XxHash3_128::oneshot).collect();
-        for piece in pieces {
-            hash.write(&piece.to_le_bytes());
-        }
-    })?;
+    for weights in std::iter::once(&parts.weights).chain(parts.embedding.weights()) {
+        weights.for_each_file(|bytes| {
+            hash.write(&(bytes.len() as u64).to_le_bytes());
+            let pieces: Vec<u128> = bytes.par_chunks(PIECE_BYTES).map(XxHash3_128::oneshot).collect();
+            for piece in pieces {
+                hash.write(&piece.to_le_bytes());
+            }
+        })?;
+    }
     Ok(hash.finish_128())
 }

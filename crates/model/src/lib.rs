@@ -99,7 +99,7 @@ pub use chat::{ChatMessage, ChatTemplate, ConversationText, TemplateLimit};
 pub use config::{AttentionShape, ExpertShape, IndexerShape, ModelConfig};
 pub use decoder::Decoder;
 pub use directory::configure;
-pub use embedding::{Dense, DenseActivation, Pooling, TextEmbedding, normalise};
+pub use embedding::{Dense, DenseActivation, Pooling, TextEmbedding, cut_text, normalise};
 pub use error::ModelError;
 pub use families::{Family, families, wrapper_classes};
 pub use fingerprint::{fingerprint, fingerprint_with};

@@ -2,7 +2,7 @@
 
 use riffle_documents::Document;
 
-use crate::parts::{Part, Ranking, best, cut};
+use crate::parts::{Part, Ranking, best, cut, fused, order};
 use crate::prompt::Prompt;
 
 /// Tokens of the parts for a first question, if the context has space; more tokens only make answers slower.
@@ -57,15 +57,42 @@ impl PartChooser {
         self.first_tokens
     }
 
-    /// The parts for a question in reading order, with a share of a first question's tokens.
-    pub(crate) fn first(&self, question: &str, earlier: Option<&str>, share: f64) -> Vec<Part> {
-        let scores = self.ranking.scores(question, earlier);
-        self.best(&scores, (share * self.first_tokens as f64) as usize)
+    /// All parts in reading order.
+    pub(crate) fn parts(&self) -> &[Part] {
+        self.ranking.parts()
+    }
+
+    /// A score for each part by the words of the question and the one before; 0 without a common word.
+    pub(crate) fn word_scores(&self, question: &str, earlier: Option<&str>) -> Vec<f64> {
+        self.ranking.scores(question, earlier)
+    }
+
+    /// A score for each part from its words and its likeness to the question. Each ranking counts as far as a first
+    /// question could read its parts. So the best part of each ranking is read, even if most parts share a word with
+    /// the question.
+    pub(crate) fn joined(&self, words: &[f64], likeness: &[f64]) -> Vec<f64> {
+        let readable = |mut ranking: Vec<usize>| {
+            let mut tokens = 0;
+            let fits = |number: &&usize| {
+                tokens += self.tokens[**number];
+                tokens <= self.first_tokens
+            };
+            let count = ranking.iter().take_while(fits).count();
+            ranking.truncate(count);
+            ranking
+        };
+        let words = readable(order(words, |score| score > 0.0));
+        let likeness = readable(order(likeness, |_| true));
+        fused(self.tokens.len(), &[&words, &likeness])
+    }
+
+    /// The best parts by their scores in reading order, with a share of a first question's tokens.
+    pub(crate) fn first(&self, scores: &[f64], share: f64) -> Vec<Part> {
+        self.best(scores, (share * self.first_tokens as f64) as usize)
     }
 
     /// The parts that a later question adds to the `held` ones. A first question would read these parts too.
-    pub(crate) fn further(&self, question: &str, earlier: Option<&str>, held: &[&Part]) -> Vec<Part> {
-        let mut scores = self.ranking.scores(question, earlier);
+    pub(crate) fn further(&self, mut scores: Vec<f64>, held: &[&Part]) -> Vec<Part> {
         let wanted = self.best(&scores, self.first_tokens);
         for (score, part) in scores.iter_mut().zip(self.ranking.parts()) {
             if held.contains(&part) || !wanted.contains(part) {

@@ -2,6 +2,7 @@
 
 mod chooser;
 mod cut;
+mod fusion;
 mod ranking;
 mod words;
 
@@ -13,7 +14,8 @@ use serde::Serialize;
 use crate::AskError;
 pub(crate) use chooser::PartChooser;
 pub(crate) use cut::cut;
-pub(crate) use ranking::{Ranking, best};
+pub(crate) use fusion::{fused, order};
+pub(crate) use ranking::{EARLIER_SHARE, Ranking, best};
 
 /// Amount of the documents to read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -26,6 +28,16 @@ pub enum Amount {
     Whole,
     /// The parts that share words with each question.
     Parts,
+}
+
+/// The ranking that found the parts for a question.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FoundBy {
+    /// The words in common with the question.
+    Words,
+    /// These words, and the likeness in meaning.
+    WordsAndMeaning,
 }
 
 /// A selection of the documents' text.

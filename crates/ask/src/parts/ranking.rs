@@ -5,14 +5,14 @@ use std::collections::BTreeSet;
 use bm25::{Embedder, EmbedderBuilder, Scorer};
 use riffle_documents::Document;
 
-use crate::parts::Part;
 use crate::parts::words::Words;
+use crate::parts::{Part, order};
 
 /// Share of a neighbour's score that a part also gets, because the answer often follows the question's words.
 const NEIGHBOUR_SHARE: f64 = 0.4;
 
 /// Weight of the previous question, because a question such as "and by whom?" omits its topic.
-const EARLIER_SHARE: f64 = 0.3;
+pub(crate) const EARLIER_SHARE: f64 = 0.3;
 
 /// Parts with their words, ranked by BM25 (Robertson and Zaragoza, "The Probabilistic Relevance Framework: BM25 and
 /// Beyond", 2009).
@@ -80,8 +80,7 @@ pub(crate) fn best(parts: &[Part], scores: &[f64], tokens: &[usize], budget: usi
             .checked_sub(1)
             .is_none_or(|before| parts[before].document != parts[*number].document)
     };
-    let mut order: Vec<usize> = (0..parts.len()).filter(|number| scores[*number] > 0.0).collect();
-    order.sort_by(|one, other| scores[*other].total_cmp(&scores[*one]).then(one.cmp(other)));
+    let mut order = order(scores, |score| score > 0.0);
     if order.is_empty() {
         let most = tokens.iter().copied().max().unwrap_or(1).max(1);
         let step = parts.len().div_ceil((budget / most).max(1)).max(1);

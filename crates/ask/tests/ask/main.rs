@@ -1,6 +1,7 @@
 //! Conversations on the shipped model.
 
 mod conversation;
+mod meaning;
 mod parts;
 
 use std::fs;

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::sync::Arc;
 
 use riffle_ask::{Amount, Answer, AskError, AskEvent, AskOptions, Choice, Conversation, Passage, Scope};
 use riffle_documents::{Collection, Document, LeftOut};
@@ -16,9 +17,9 @@ use super::{engine_options, grouped, note_activations, note_template, print, pri
 use crate::ask_args::AskArguments;
 use crate::failure::Failure;
 use crate::interrupt::StopAnswer;
-use crate::progress::PrefillDisplay;
+use crate::progress::{EmbeddingDisplay, PrefillDisplay};
 use crate::reading_line::ReadingLine;
-use crate::{console, flags, shown, unused};
+use crate::{console, flags, model, shown, unused};
 
 pub(crate) fn ask(arguments: &AskArguments) -> Result<(), Failure> {
     unused::refuse_audit("riffle ask", &arguments.engine)?;
@@ -41,6 +42,7 @@ pub(crate) fn ask(arguments: &AskArguments) -> Result<(), Failure> {
             _ => Amount::Fitting,
         },
         scopes: scopes(arguments)?,
+        embeddings: model::embeddings(arguments.embeddings.as_deref())?,
         keep: arguments.keep.options()?,
         answer_tokens: arguments.generate.tokens,
         first_question: questions.first().cloned().unwrap_or_default(),
@@ -201,14 +203,22 @@ impl Asker<'_> {
     }
 
     fn ask(&mut self, question: &str) -> Result<(), Failure> {
-        let mut display = PrefillDisplay::new(self.conversation.engine());
+        let engine = Arc::clone(self.conversation.engine());
+        let mut display = PrefillDisplay::new(&engine);
+        let mut embedding = EmbeddingDisplay::new();
         let mut reading = ReadingLine::default();
         let mut output = Ok(());
         let (json, stop) = (self.arguments.json, &self.stop);
         let mut observe = |event: AskEvent<'_>| {
             match event {
                 AskEvent::Waiting => {}
-                AskEvent::Begins(beginning) => reading.begin(&beginning),
+                AskEvent::Embedding { done, parts } => embedding.update(done, parts),
+                AskEvent::Begins(beginning) => {
+                    embedding.finish();
+                    // Its clock measures the reading alone.
+                    display = PrefillDisplay::new(&engine);
+                    reading.begin(&beginning);
+                }
                 AskEvent::Reading(progress) => {
                     display.update(progress);
                     reading.say_when_known(&display);

@@ -360,3 +360,39 @@ fn files_that_are_no_documents_and_missing_questions_are_one_line() {
         stderr(&output)
     );
 }
+
+#[test]
+fn an_embedding_model_finds_parts_by_meaning_and_the_line_says_so() {
+    let desk = Desk::new();
+    let text = desk.file("book.txt", book(400).as_bytes());
+    let model = |name: &str| shipped_model().join("..").join(name).display().to_string();
+    let embeddings = model("vectors/embedding/gemma");
+    let asked = [&*text, QUESTION, "--ctx", "4096", "-n", "6"];
+    let output = desk.ask(&[&asked[..], &["--embeddings", &embeddings]].concat());
+    let notes = stderr(&output);
+    assert!(notes.contains(", found by words and meaning"), "{notes}");
+    assert!(stdout(&output).contains("70452"), "{notes}");
+    let report = json(&desk.ask(&[&asked[..], &["--json"]].concat()));
+    assert_eq!(report["answers"][0]["found_by"], "words");
+    let mut command = desk.command(&[&asked[..], &["--json"]].concat());
+    let output = command.env("RIFFLE_EMBEDDINGS", &embeddings).output().expect("it runs");
+    assert_eq!(json(&output)["answers"][0]["found_by"], "words_and_meaning");
+    // A text that is read whole ignores the option.
+    let short = desk.file("short.txt", book(30).as_bytes());
+    let report = json(&desk.ask(&[&short, QUESTION, "-n", "6", "--json", "--embeddings", &embeddings]));
+    assert_eq!(report["answers"][0]["found_by"], Value::Null);
+    let refused = desk.ask(&[&asked[..], &["--embeddings", &model("model")]].concat());
+    assert_refused(&refused, 1, &["is no embedding model", "name one with --embeddings"]);
+    let refused = desk.ask(&[&asked[..], &["--embeddings", &embeddings, "--memory", "60M"]].concat());
+    assert_refused(&refused, 1, &["leaves", "raise --memory, or leave out --embeddings"]);
+    let mut command = desk.command(&asked);
+    let output = command
+        .env("RIFFLE_EMBEDDINGS", "owner/missing")
+        .output()
+        .expect("it runs");
+    assert_refused(
+        &output,
+        1,
+        &["RIFFLE_EMBEDDINGS is set, but", "riffle pull owner/missing"],
+    );
+}

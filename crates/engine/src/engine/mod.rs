@@ -141,11 +141,7 @@ impl Engine {
             let problem = "the model was loaded without its layer that predicts further tokens: load it anew with it";
             return Err(EngineError::option("draft_predictor", "mtp", problem));
         }
-        let available = options
-            .machine
-            .memory_budget_bytes
-            .unwrap_or_else(|| available_memory_bytes().saturating_add(self.loaded_bytes()));
-        let plan = self.planner(available).plan(&options)?;
+        let plan = self.planner(self.memory_under(&options)).plan(&options)?;
         plan.check()?;
         let mut engine = Self {
             resolved: Resolved::new(config, &options, &plan)?,
@@ -217,9 +213,20 @@ impl Engine {
     }
 
     /// Bytes of the loaded model now.
-    fn loaded_bytes(&self) -> u64 {
+    pub fn loaded_bytes(&self) -> u64 {
         let experts = self.expert_cache().map_or(0, ExpertCache::taken_bytes);
         self.plan.loaded_bytes().saturating_add(experts)
+    }
+
+    /// Bytes that this model and others beside it may use together: the budget of the options, or else the free
+    /// memory with that of this model.
+    pub fn memory_bytes(&self) -> u64 {
+        self.memory_under(&self.options)
+    }
+
+    fn memory_under(&self, options: &EngineOptions) -> u64 {
+        let budget = options.machine.memory_budget_bytes;
+        budget.unwrap_or_else(|| available_memory_bytes().saturating_add(self.loaded_bytes()))
     }
 
     fn expert_cache(&self) -> Option<&ExpertCache> {

@@ -168,6 +168,26 @@ impl KeptText {
         Ok(())
     }
 
+    /// The bytes that [`keep_named`](Self::keep_named) stored under `name`, in this or another process.
+    pub fn named(&mut self, name: &[u8]) -> Option<Vec<u8>> {
+        let cache = self.cache.as_ref()?;
+        let found = cache.named_note(name);
+        self.notices.extend(cache.take_notice());
+        found.unwrap_or_else(|error| {
+            self.give_up(error.to_string());
+            None
+        })
+    }
+
+    /// Stores bytes under `name` in the folder. They count in its budget.
+    pub fn keep_named(&mut self, name: &[u8], bytes: &[u8]) {
+        if let Some(cache) = &self.cache
+            && let Err(error) = cache.store_named_note(name, bytes)
+        {
+            self.give_up(error.to_string());
+        }
+    }
+
     fn store(&mut self, session: &Session) {
         if let Some(cache) = &self.cache
             && let Err(error) = store_prefix(session.sequence(), cache)

@@ -4,6 +4,7 @@ mod block;
 mod folder;
 mod index;
 mod listing;
+mod named;
 mod tail;
 
 use std::fs;

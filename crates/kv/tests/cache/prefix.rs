@@ -303,6 +303,40 @@ fn a_note_comes_back_with_exactly_the_tokens_it_was_kept_with_and_within_the_bud
 }
 
 #[test]
+fn a_note_under_a_name_is_kept_within_the_budget_and_never_damaged() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = PrefixCache::open(folder.path(), 400).unwrap();
+    assert_eq!(store.named_note(b"a").unwrap(), None);
+    assert!(store.store_named_note(b"a", &[1; 100]).unwrap());
+    assert!(store.store_named_note(b"b", &[2; 100]).unwrap());
+    assert!(store.store_named_note(b"a", &[3; 120]).unwrap());
+    let other = PrefixCache::open(folder.path(), 400).unwrap();
+    assert_eq!(other.named_note(b"a").unwrap(), Some(vec![3; 120]));
+    assert_eq!(other.named_note(b"b").unwrap(), Some(vec![2; 100]));
+    assert_eq!(other.named_note(b"c").unwrap(), None);
+    assert!(
+        !store.store_named_note(b"c", &[4; 400]).unwrap(),
+        "more than the budget"
+    );
+    assert!(store.store_named_note(b"c", &[4; 100]).unwrap());
+    assert_eq!(store.named_note(b"a").unwrap(), None, "used longest ago");
+    assert!(bytes(folder.path()) <= 400);
+    for at in [3, 30, 70, 160] {
+        assert!(store.store_named_note(b"c", &[5; 100]).unwrap());
+        let file = blocks(folder.path()).into_iter().find(|path| {
+            let content = fs::read(path).unwrap();
+            content[48..148] == [5; 100]
+        });
+        let file = file.unwrap();
+        let mut content = fs::read(&file).unwrap();
+        content[at] ^= 1;
+        fs::write(&file, content).unwrap();
+        assert_eq!(store.named_note(b"c").unwrap(), None, "damage at {at}");
+        assert_eq!(store.named_note(b"b").unwrap(), Some(vec![2; 100]));
+    }
+}
+
+#[test]
 fn a_cache_that_holds_first_pages_is_filled_with_those_after_them() {
     let folder = tempfile::tempdir().unwrap();
     let shape = shape(32, Format::F16);

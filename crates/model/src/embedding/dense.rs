@@ -146,6 +146,10 @@ impl DenseFiles {
         self.weights.file_bytes()
     }
 
+    pub(super) fn weights(&self) -> &Checkpoint {
+        &self.weights
+    }
+
     /// A layer with its weights beside the model's, as `{name}.weight`, for vectors of `inputs` elements; `None` if
     /// there is none.
     pub(super) fn beside(weights: &mut Checkpoint, name: &str, inputs: usize) -> Result<Option<Dense>, ModelError> {

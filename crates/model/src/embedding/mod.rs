@@ -5,7 +5,7 @@ mod sentence_transformers;
 
 use std::collections::BTreeMap;
 
-use crate::Tokenizer;
+use crate::{ConversationText, Tokenizer};
 pub use dense::{Dense, DenseActivation};
 pub(crate) use sentence_transformers::EmbeddingFiles;
 
@@ -29,6 +29,8 @@ pub enum Pooling {
 pub struct TextEmbedding {
     /// The pooled hidden states, after the final norm.
     pub pooling: Pooling,
+    /// True if the files state the pooling, as those of embedding models do.
+    pub is_stated: bool,
     /// Layers after the pooled state, first to last.
     pub dense: Vec<Dense>,
     /// True if vectors have the length 1.
@@ -49,6 +51,7 @@ impl Default for TextEmbedding {
     fn default() -> Self {
         Self {
             pooling: Pooling::Last,
+            is_stated: false,
             dense: Vec::new(),
             is_normalised: true,
             ends_texts: true,
@@ -74,6 +77,7 @@ impl TextEmbedding {
         };
         Self {
             pooling: *pooling.as_ref().unwrap_or(&Pooling::Last),
+            is_stated: matches!(pooling_type, Some(1..=3)) || is_bidirectional && pooling_type.is_none(),
             refusal: pooling.err(),
             ..Self::default()
         }
@@ -84,8 +88,44 @@ impl TextEmbedding {
         self.dense.last().map_or(hidden_size, Dense::outputs)
     }
 
+    /// The text in front of a question: the prompt `query`, else the default prompt, else none.
+    pub fn query_prompt(&self) -> &str {
+        self.first_prompt(&["query"])
+    }
+
+    /// The text in front of a passage: the prompt `document`, `passage` or `corpus`, else the default prompt, else
+    /// none. These are the names of sentence-transformers.
+    pub fn document_prompt(&self) -> &str {
+        self.first_prompt(&["document", "passage", "corpus"])
+    }
+
+    fn first_prompt(&self, names: &[&str]) -> &str {
+        let names = names.iter().copied().chain(self.default_prompt.as_deref());
+        let mut prompts = names.filter_map(|name| self.prompts.get(name));
+        prompts.next().map_or("", String::as_str)
+    }
+
+    /// The tokens of a text after a prompt. `encode` gives the tokens of their content, with the special tokens that
+    /// begin and end a text.
+    ///
+    /// # Errors
+    /// Those of `encode`.
+    pub fn tokens<E>(
+        &self,
+        (prompt, text): (&str, &str),
+        tokenizer: &Tokenizer,
+        encode: impl FnOnce(&ConversationText) -> Result<Vec<u32>, E>,
+    ) -> Result<Vec<u32>, E> {
+        let mut content = ConversationText::default();
+        content.push_content(prompt);
+        content.push_content(text);
+        let mut tokens = encode(&content)?;
+        self.end_text(&mut tokens, tokenizer);
+        Ok(tokens)
+    }
+
     /// Appends the end token of a text, if neither the files nor the tokenizer specify the end of texts.
-    pub fn end_text(&self, tokens: &mut Vec<u32>, tokenizer: &Tokenizer) {
+    fn end_text(&self, tokens: &mut Vec<u32>, tokenizer: &Tokenizer) {
         let is_ended = tokens.last().is_some_and(|token| tokenizer.is_special(*token));
         if self.ends_texts && self.pooling == Pooling::Last && !is_ended {
             tokens.extend(tokenizer.eos());
@@ -111,6 +151,18 @@ impl TextEmbedding {
     /// Bytes of the layers after the pooled state.
     pub(crate) fn bytes(&self) -> u64 {
         self.dense.iter().map(Dense::bytes).sum()
+    }
+}
+
+/// Shortens the tokens of a text to at most `most`. A special token at the end stays.
+pub fn cut_text(tokens: &mut Vec<u32>, most: usize, tokenizer: &Tokenizer) {
+    if tokens.len() <= most {
+        return;
+    }
+    let end = tokens.last().copied().filter(|token| tokenizer.is_special(*token));
+    tokens.truncate(most);
+    if let (Some(end), Some(last)) = (end, tokens.last_mut()) {
+        *last = end;
     }
 }
 
@@ -161,9 +213,28 @@ mod tests {
     }
 
     #[test]
+    fn questions_and_passages_have_the_prompts_that_the_files_name() {
+        let prompted = |names: &[&str], default: Option<&str>| {
+            let prompts = names.iter().map(|name| ((*name).to_owned(), format!("{name}: ")));
+            let embedding = TextEmbedding {
+                prompts: prompts.collect(),
+                default_prompt: default.map(str::to_owned),
+                ..TextEmbedding::default()
+            };
+            [embedding.query_prompt(), embedding.document_prompt()].map(str::to_owned)
+        };
+        assert_eq!(prompted(&["query", "document"], None), ["query: ", "document: "]);
+        assert_eq!(prompted(&["query", "passage"], Some("query")), ["query: ", "passage: "]);
+        assert_eq!(prompted(&["query"], Some("query")), ["query: ", "query: "]);
+        assert_eq!(prompted(&[], None), ["", ""]);
+    }
+
+    #[test]
     fn an_unknown_pooling_of_a_file_is_a_refusal_and_no_guess() {
         assert_eq!(TextEmbedding::of_gguf(Some(1), false).pooling, Pooling::Mean);
         assert!(TextEmbedding::of_gguf(None, false).refusal.is_none());
+        let is_stated = [None, Some(1), Some(3), Some(4)].map(|number| TextEmbedding::of_gguf(number, false).is_stated);
+        assert_eq!(is_stated, [false, true, true, false], "4 is a reranker's");
         assert!(
             TextEmbedding::of_gguf(Some(0), false)
                 .refusal

@@ -65,6 +65,11 @@ impl EmbeddingFiles {
         self.dense.iter().map(DenseFiles::file_bytes).sum()
     }
 
+    /// The weights of the layers that have files of their own.
+    pub(crate) fn weights(&self) -> impl Iterator<Item = &Checkpoint> {
+        self.dense.iter().map(DenseFiles::weights)
+    }
+
     /// Reads the weights. GGUF files store them beside the model's, `weights`.
     ///
     /// # Errors
@@ -138,6 +143,7 @@ impl EmbeddingFiles {
                 ));
             }
         }
+        self.embedding.is_stated = has_pooling;
         Ok(if has_pooling {
             Ok(())
         } else {
@@ -242,7 +248,7 @@ mod tests {
         ] {
             let read = read(&[("modules.json", MODULES), ("1_Pooling/config.json", pooling)]);
             assert_eq!((read.pooling, read.is_normalised), (expected, true), "{pooling}");
-            assert_eq!((read.ends_texts, read.refusal), (false, None));
+            assert_eq!((read.ends_texts, read.is_stated, read.refusal), (false, true, None));
         }
     }
 
@@ -262,6 +268,6 @@ mod tests {
                 .unwrap()
                 .contains("no folder of the model")
         );
-        assert!(read(&[]).refusal.is_none());
+        assert!(read(&[]).refusal.is_none() && !read(&[]).is_stated);
     }
 }

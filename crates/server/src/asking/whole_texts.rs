@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use axum::http::StatusCode;
 use riffle_engine::{Encoding, Engine, EngineError};
-use riffle_model::{ConversationText, RankingText, TextTokens, Tokenizer};
+use riffle_model::{RankingText, TextTokens, cut_text};
 use tokio::sync::Semaphore;
 
 use super::continuation::Prompt;
@@ -59,36 +59,20 @@ impl WholeTexts {
                 Prompt::Tokens(tokens) => Ok(tokens),
                 Prompt::Gap(_) => Err(Failure::field("input", "it must be a text or token ids")),
                 Prompt::Text(text) => {
-                    let mut content = ConversationText::default();
-                    content.push_content(&prompt);
-                    content.push_content(&text);
-                    let mut tokens = encode_now(&engine, &content, true, Wanted::Count, client)?;
-                    embedding.end_text(&mut tokens, tokenizer);
-                    Ok(tokens)
+                    let encode = |content: &_| encode_now(&engine, content, true, Wanted::Count, client);
+                    embedding.tokens((&prompt, &text), tokenizer, encode)
                 }
             });
             let mut tokens = tokens.collect::<Result<Vec<_>, Failure>>()?;
             if too_long == TooLong::Cut {
                 let most = Encoding::most_tokens(&engine);
-                tokens.iter_mut().for_each(|tokens| cut(tokens, most, tokenizer));
+                tokens.iter_mut().for_each(|tokens| cut_text(tokens, most, tokenizer));
             }
             Ok(tokens)
         });
         let tokens = tokens.await?;
         let count = tokens.iter().map(Vec::len).sum();
         encode(app, (tokens, count), Encoding::vectors).await
-    }
-}
-
-/// Shortens the tokens of a text to at most `most`. A special token at the end stays.
-fn cut(tokens: &mut Vec<u32>, most: usize, tokenizer: &Tokenizer) {
-    if tokens.len() <= most {
-        return;
-    }
-    let end = tokens.last().copied().filter(|token| tokenizer.is_special(*token));
-    tokens.truncate(most);
-    if let (Some(end), Some(last)) = (end, tokens.last_mut()) {
-        *last = end;
     }
 }
 
