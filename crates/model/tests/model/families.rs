@@ -167,7 +167,7 @@ fn settings_that_belong_to_a_class_are_not_those_of_its_text_model() {
 
 /// Checks that each change of one setting of a case is refused in words.
 fn assert_refused(case: &Path, refusals: &[(&str, Value, &str)]) {
-    let settings = settings_of(&case);
+    let settings = settings_of(case);
     for (name, value, words) in refusals {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("config.json");
