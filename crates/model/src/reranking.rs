@@ -56,7 +56,8 @@ impl RankingText {
         }
     }
 
-    /// Its tokens, with those that the model expects around them. `poll` is as in [`Tokenizer::encode_conversation_until`].
+    /// The tokens of the text, with the special tokens that the model expects around it. `poll` is as in
+    /// [`Tokenizer::encode_conversation_until`].
     ///
     /// # Errors
     /// As [`Tokenizer::encode_conversation_until`] and [`Tokenizer::encode_pair_until`].

@@ -86,7 +86,7 @@ impl Meaning {
         Ok(vectors.into_iter().next().unwrap_or_default())
     }
 
-    /// The vectors of all parts: those that are kept, and the others from the model.
+    /// The vectors of all parts. The model makes the vectors that are not kept yet.
     fn vectors_of(
         &self,
         documents: &[Document],

@@ -77,7 +77,7 @@ impl TextEmbedding {
         };
         Self {
             pooling: *pooling.as_ref().unwrap_or(&Pooling::Last),
-            is_stated: matches!(pooling_type, Some(1..=3)) || is_bidirectional && pooling_type.is_none(),
+            is_stated: matches!(pooling_type, Some(1..=3)),
             refusal: pooling.err(),
             ..Self::default()
         }
@@ -109,7 +109,7 @@ impl TextEmbedding {
     /// begin and end a text.
     ///
     /// # Errors
-    /// Those of `encode`.
+    /// The errors of `encode`.
     pub fn tokens<E>(
         &self,
         (prompt, text): (&str, &str),

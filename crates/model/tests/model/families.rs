@@ -157,7 +157,7 @@ fn settings_that_belong_to_a_class_are_not_those_of_its_text_model() {
         "language_model.model.",
     );
     let path = directory.path().join("config.json");
-    let mut settings: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let mut settings = settings_of(directory.path());
     // A tensor of the audio encoder.
     settings["head_dim"] = json!(1280);
     settings["max_position_embeddings"] = json!(1200.0);
@@ -340,6 +340,12 @@ fn check_with_settings(case: &Path, config: &Value) {
     check_against(with_settings(case, config).path(), case);
 }
 
+/// The logits of a short text.
+fn logits_with_settings(case: &Path, config: &Value) -> Vec<f32> {
+    let directory = with_settings(case, config);
+    logits_of(&load_model(directory.path()), &[3, 4, 5, 6, 7, 8, 9], 7)
+}
+
 fn settings_of(case: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(case.join("config.json")).unwrap()).unwrap()
 }
@@ -350,16 +356,12 @@ fn gpt_oss_without_settings_of_its_rotation_stretches_the_base_that_the_file_nam
     let mut config = settings_of(&case);
     config.as_object_mut().unwrap().remove("rope_parameters");
     config["rope_theta"] = json!(100.0);
-    let logits = |config: &Value| {
-        let directory = with_settings(&case, config);
-        logits_of(&load_model(directory.path()), &[3, 4, 5, 6, 7, 8, 9], 7)
-    };
-    let named = logits(&config);
+    let named = logits_with_settings(&case, &config);
     config["rope_parameters"] = json!({
         "rope_type": "yarn", "rope_theta": 100.0, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
         "truncate": false, "original_max_position_embeddings": 4096,
     });
-    assert_eq!(named, logits(&config));
+    assert_eq!(named, logits_with_settings(&case, &config));
 }
 
 #[test]
@@ -386,8 +388,7 @@ fn the_base_of_a_rotation_that_a_file_leaves_out_is_that_of_its_class() {
     let logits = |rotation: Value| {
         let mut config = settings_of(&case);
         config["rope_parameters"] = rotation;
-        let directory = with_settings(&case, &config);
-        logits_of(&load_model(directory.path()), &[3, 4, 5, 6, 7, 8, 9], 7)
+        logits_with_settings(&case, &config)
     };
     let left_out = logits(json!({"rope_type": "default"}));
     assert_eq!(left_out, logits(json!({"rope_type": "default", "rope_theta": 1e6})));
