@@ -3,7 +3,8 @@
 use std::collections::HashSet;
 use std::rc::Rc;
 
-use super::content::{Glyph, Interpreter, Matrix, product};
+use super::content::{Interpreter, Matrix, product};
+use super::drawn::Glyph;
 use super::file::{File, Refusal};
 use super::object::{Dict, Object, Stream};
 use super::pages::Page;

@@ -1,6 +1,6 @@
 //! Right-to-left lines: converts the order on the page to reading order.
 
-use super::content::Glyph;
+use super::drawn::Glyph;
 
 /// True for letters of right-to-left scripts.
 pub(super) fn is_rtl(c: char) -> bool {

@@ -78,6 +78,10 @@ impl Order {
                 plain += 1;
                 continue;
             };
+            if is_above_table(&rows[plain..], gutters.len()) {
+                plain += 1;
+                continue;
+            }
             let behind = rows.split_off(plain + count);
             let inside = rows.split_off(plain);
             self.add_lines(std::mem::replace(&mut rows, behind), false);
@@ -101,8 +105,22 @@ impl Order {
     fn add_lines(&mut self, rows: Vec<Row>, is_table: bool) {
         let region = self.regions;
         self.regions += 1;
-        self.lines
-            .extend(rows.into_iter().map(|row| Line { row, region, is_table }));
+        self.lines.extend(rows.into_iter().map(|mut row| {
+            let is_ruled = row.segments.iter().any(|segment| !segment.cells.is_empty());
+            if is_ruled {
+                row.segments = row.segments.into_iter().flat_map(cells_or_whole).collect();
+            }
+            let is_table = is_table || is_ruled;
+            Line { row, region, is_table }
+        }));
+    }
+}
+
+/// The cells of a ruled table's row; any other segment as it is.
+fn cells_or_whole(mut segment: Segment) -> Vec<Segment> {
+    match std::mem::take(&mut segment.cells) {
+        cells if cells.is_empty() => vec![segment],
+        cells => cells,
     }
 }
 
@@ -142,6 +160,12 @@ fn band(rows: &[Row]) -> Option<(usize, Vec<Gutter>, Gutter)> {
     let is_gutter = width(&widest) >= 0.6 * size && left >= 3 && right >= 3;
     let is_gap = width(&widest) >= 1.2 * size && both >= 2;
     (is_gutter || is_gap).then(|| (count, inner(&free).collect(), widest))
+}
+
+/// True for a line that would close a gap between the columns of the rows below.
+fn is_above_table(rows: &[Row], gutters: usize) -> bool {
+    let is_single = rows[0].segments.len() == 1;
+    is_single && band(&rows[1..]).is_some_and(|(_, below, _)| below.len() > gutters)
 }
 
 /// True for a page number between and below two columns.

@@ -5,9 +5,11 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use super::cmap::Predefined;
+use super::drawn::{Drawn, Glyph};
 use super::file::{File, Refusal};
 use super::font::{Font, Letter};
 use super::object::{ContentToken, Dict, Object, Parser, Stream};
+use super::rules::Path;
 use super::strings::text_string;
 use crate::Limits;
 
@@ -51,35 +53,6 @@ pub(super) fn product(first: &Matrix, second: &Matrix) -> Matrix {
         e * g + f * i + k,
         e * h + f * j + l,
     ]
-}
-
-/// A letter on its page, rotated so that its line runs to the right.
-#[derive(Debug, Clone)]
-pub(super) struct Glyph {
-    pub(super) left: f32,
-    pub(super) right: f32,
-    /// Height of its line; larger is higher.
-    pub(super) base: f32,
-    pub(super) size: f32,
-    /// The direction of its line in degrees.
-    pub(super) turn: i16,
-    pub(super) text: Rc<str>,
-}
-
-/// The letters of a page in drawing order.
-#[derive(Debug, Default)]
-pub(super) struct Drawn {
-    pub(super) glyphs: Vec<Glyph>,
-    /// Area of the largest picture, in units of the page.
-    pub(super) picture_area: f64,
-    /// Number of curves, which may be letters drawn as shapes.
-    pub(super) curves: usize,
-    /// Bytes of the text of all letters.
-    text_bytes: usize,
-    /// Letters that their fonts do not identify.
-    pub(super) unknown: usize,
-    /// True if a part of the page is unreadable.
-    pub(super) is_damaged: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -128,6 +101,7 @@ struct Frame<'r> {
     text: Matrix,
     line: Matrix,
     marks: Vec<Mark>,
+    path: Path,
 }
 
 impl<'a> Interpreter<'a> {
@@ -190,8 +164,7 @@ impl<'a> Interpreter<'a> {
         let before = self.parts;
         self.parts = before.saturating_sub(parts);
         let is_late = before / CLOCK != self.parts / CLOCK && Instant::now() > self.deadline;
-        let is_full = self.drawn.glyphs.len() > self.most_letters || self.drawn.text_bytes > 8 * self.most_letters;
-        if self.parts == 0 || is_full {
+        if self.parts == 0 || self.drawn.is_full(self.most_letters) {
             Err(Refusal::TooMuchWork)
         } else if is_late {
             Err(Refusal::Late)
@@ -316,8 +289,11 @@ impl<'a> Interpreter<'a> {
                 frame.marks.truncate(SAVED);
             }
             b"EMC" => drop(frame.marks.pop()),
-            b"c" | b"v" | b"y" => self.drawn.curves += 1,
-            _ => {}
+            _ => {
+                self.drawn.curves += usize::from(matches!(word, b"c" | b"v" | b"y"));
+                let (matrix, rules) = (&frame.state.matrix, &mut self.drawn.rules);
+                frame.path.operate(word, operands, matrix, rules);
+            }
         }
         Ok(())
     }
@@ -373,15 +349,10 @@ impl<'a> Interpreter<'a> {
             None => Rc::clone(self.missing.get_or_insert_with(|| Rc::new(Font::missing(self.file)))),
         };
         self.spend(bytes.len() as u64)?;
-        let Drawn {
-            glyphs,
-            unknown,
-            text_bytes,
-            ..
-        } = &mut self.drawn;
+        let drawn = &mut self.drawn;
         font.letters(self.file, bytes, &mut |letter| {
             if letter.text.is_none() {
-                *unknown += 1;
+                drawn.unknown += 1;
             }
             let text = frame.marked(letter.text.clone());
             let (left, right, base, size, turn) = frame.place(&letter, font.is_vertical);
@@ -389,10 +360,10 @@ impl<'a> Interpreter<'a> {
                 && left.is_finite()
                 && right.is_finite()
                 && base.is_finite()
-                && glyphs.len() <= self.most_letters
+                && !drawn.is_full(self.most_letters)
             {
-                *text_bytes += text.len();
-                glyphs.push(Glyph {
+                drawn.text_bytes += text.len();
+                drawn.glyphs.push(Glyph {
                     left,
                     right,
                     base,
@@ -402,7 +373,8 @@ impl<'a> Interpreter<'a> {
                 });
             }
         });
-        Ok(())
+        // An error if the string had too many letters.
+        self.spend(0)
     }
 }
 
@@ -426,6 +398,7 @@ impl<'r> Frame<'r> {
             text: IDENTITY,
             line: IDENTITY,
             marks: Vec::new(),
+            path: Path::default(),
         }
     }
 

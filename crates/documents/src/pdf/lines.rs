@@ -1,6 +1,6 @@
 //! From letters to rows: groups letters into words, and words into lines.
 
-use super::content::Glyph;
+use super::drawn::Glyph;
 
 /// Adjacent words on a line, without a gap that could separate columns.
 #[derive(Debug, Clone)]
@@ -13,6 +13,8 @@ pub(super) struct Segment {
     pub(super) glyphs: Vec<u32>,
     /// The index of its column in a table, from 1.
     pub(super) column: u32,
+    /// The lines of the cells, if it is a row of a table with lines between its cells.
+    pub(super) cells: Vec<Segment>,
 }
 
 /// Segments on one line of the page, from the left.
@@ -139,6 +141,7 @@ fn runs(glyphs: &[Glyph], chosen: &[u32]) -> Vec<Segment> {
             size,
             glyphs: vec![*at],
             column: 0,
+            cells: Vec::new(),
         });
         (pen, has_blank) = (glyph.right, false);
     }

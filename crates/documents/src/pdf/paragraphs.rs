@@ -64,6 +64,9 @@ fn is_new_paragraph(lines: &[TextLine], at: usize) -> bool {
     if before.region != line.region || before.is_table != line.is_table {
         return true;
     }
+    if line.is_table {
+        return false;
+    }
     let size = before.size.max(line.size);
     let pitch = before.base - line.base;
     if pitch < 0.2 * size {

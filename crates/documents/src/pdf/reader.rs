@@ -2,13 +2,15 @@
 
 use super::bidi;
 use super::columns::Order;
-use super::content::{Drawn, Glyph, Interpreter};
+use super::content::Interpreter;
+use super::drawn::{Drawn, Glyph};
 use super::file::{File, Refusal};
 use super::outline::{self, Chapter};
 use super::pages::{Labels, Page, PageNumbers, Pages, contents};
 use super::paragraphs::{Hyphens, Joint, TextLine, joints, parted};
+use super::rules::Rules;
 use super::running::Running;
-use super::{annotations, lines, vertical};
+use super::{annotations, grid, lines, vertical};
 use crate::builder::{TextBuilder, title};
 use crate::{Document, DocumentError, DocumentKind, Limits, PlaceKind};
 
@@ -135,7 +137,7 @@ fn read_page(
     vertical::turn(&mut drawn.glyphs);
     lines::level_accents(&mut drawn.glyphs);
     let is_rtl = is_rtl(&drawn.glyphs);
-    let lines = lines_of(&drawn.glyphs, is_rtl);
+    let lines = lines_of(&drawn.glyphs, &drawn.rules, is_rtl);
     if drawn.is_damaged || !is_whole {
         missing.damaged.push(number);
     } else if drawn.unknown > 0 {
@@ -178,7 +180,7 @@ fn is_rtl(glyphs: &[Glyph]) -> bool {
 }
 
 /// The lines of a page; lines in its usual direction come first.
-fn lines_of(glyphs: &[Glyph], is_rtl: bool) -> Vec<TextLine> {
+fn lines_of(glyphs: &[Glyph], rules: &Rules, is_rtl: bool) -> Vec<TextLine> {
     let mut turns: Vec<(i16, Vec<u32>)> = Vec::new();
     for (at, glyph) in glyphs.iter().enumerate() {
         match turns.iter_mut().find(|(turn, _)| *turn == glyph.turn) {
@@ -190,7 +192,13 @@ fn lines_of(glyphs: &[Glyph], is_rtl: bool) -> Vec<TextLine> {
     let mut out: Vec<TextLine> = Vec::new();
     for (_, chosen) in turns {
         let region = out.last().map_or(0, |line| line.region + 1);
-        for line in Order::arrange(lines::rows(glyphs, &chosen), is_rtl) {
+        let (mut rows, rest) = grid::table_rows(glyphs, &chosen, rules);
+        let is_ruled = !rows.is_empty();
+        rows.extend(lines::rows(glyphs, &rest));
+        if is_ruled {
+            rows.sort_by(|a, b| b.base.total_cmp(&a.base));
+        }
+        for line in Order::arrange(rows, is_rtl) {
             let (Some(left), Some(right)) = (
                 line.row.segments.iter().map(|segment| segment.left).reduce(f32::min),
                 line.row.segments.iter().map(|segment| segment.right).reduce(f32::max),

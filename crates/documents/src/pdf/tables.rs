@@ -6,6 +6,9 @@ use super::lines::{Row, Segment};
 /// Lines of one cell are at most this much farther apart than the closest ones.
 const SAME_CELL: f32 = 1.1;
 
+/// The greatest distance of lines within a cell, in font sizes.
+const LINES_APART: f32 = 2.0;
+
 /// Lines of adjacent rows are at least this much farther apart, if there is space between rows.
 const OTHER_ROW: f32 = 1.15;
 
@@ -75,9 +78,16 @@ fn spaced_pitch(rows: &[Row], columns: usize) -> Option<f32> {
     distances.sort_by(f32::total_cmp);
     let least = *distances.get(distances.len() / 20)?;
     let same = distances.iter().filter(|pitch| **pitch <= SAME_CELL * least).count();
-    let other = distances.iter().filter(|pitch| **pitch >= OTHER_ROW * least).count();
-    let between = distances.len() - same - other;
-    (least > 0.0 && same * 5 >= distances.len() && other >= 2 && between * 10 <= distances.len()).then_some(least)
+    // Two lines' distance is that of rows without space between them, of which one has a cell of two lines.
+    let is_multiple = |pitch: f32| (pitch / least - (pitch / least).round()).abs() < 0.05;
+    let (multiple, other): (Vec<f32>, Vec<f32>) = distances
+        .iter()
+        .filter(|pitch| **pitch >= OTHER_ROW * least)
+        .partition(|pitch| is_multiple(**pitch));
+    let between = distances.len() - same - other.len() - multiple.len();
+    let size = rows.iter().map(|row| row.size).fold(0.0, f32::max);
+    let are_lines = least > 0.0 && least <= LINES_APART * size;
+    (are_lines && same * 5 >= distances.len() && other.len() >= 2 && between * 10 <= distances.len()).then_some(least)
 }
 
 /// For each row, true if no cell continues across its upper edge.

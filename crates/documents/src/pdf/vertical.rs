@@ -1,6 +1,6 @@
 //! Top-to-bottom lines with upright letters: they are rotated like a page in landscape.
 
-use super::content::Glyph;
+use super::drawn::Glyph;
 
 /// The direction of top-to-bottom lines, in degrees.
 const DOWNWARDS: i16 = -90;

@@ -4,6 +4,7 @@ mod damage;
 mod kinds;
 mod office;
 mod pages;
+mod tables;
 mod trees;
 
 use std::fs;
