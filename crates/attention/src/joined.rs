@@ -42,9 +42,9 @@ pub(crate) fn attend_shared_pages(
 
 /// Jobs with the same first pages.
 struct Group {
-    /// At least two.
+    /// The jobs of the group, at least two.
     members: Vec<usize>,
-    /// Number of pages that they share and read alike.
+    /// Number of pages that the members share and read alike.
     pages: usize,
 }
 
@@ -196,7 +196,7 @@ fn tokens_read(selection: &Selection, pages: &[PageView]) -> usize {
 struct Joined<'a> {
     /// `[rows, group, head_dim]`, in the order of the members.
     queries: Vec<f32>,
-    /// Of the last shared page.
+    /// End of the last shared page.
     end: usize,
     kv: KvView<'a>,
     /// Spans of the shared pages, equal for all members.

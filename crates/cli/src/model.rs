@@ -26,7 +26,7 @@ const MOST_NAMED: usize = 4;
 pub(crate) struct NamedModel {
     pub(crate) name: PathBuf,
     pub(crate) path: PathBuf,
-    /// The server's name for it, if one was typed.
+    /// The server's name for the model, if one was typed.
     pub(crate) served_as: Option<String>,
 }
 

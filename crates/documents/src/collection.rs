@@ -169,7 +169,7 @@ fn read_file(name: &str, path: &Path, usual: &Limits, held: u64) -> Result<Docum
     document.map_err(|error| narrowed(error, &limits, usual))
 }
 
-/// The error, in terms of memory if memory has narrowed the limits.
+/// Returns the error. If memory has narrowed the limits, the error names memory.
 fn narrowed(error: DocumentError, limits: &Limits, usual: &Limits) -> DocumentError {
     match (error, limits.memory_bytes) {
         (

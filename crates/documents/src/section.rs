@@ -10,7 +10,7 @@ const LISTED: usize = 12;
 /// A chapter or a headed part of a document, with the parts below it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Section<'a> {
-    /// Its title.
+    /// Title of the section.
     pub title: &'a str,
     /// Depth: 0 for chapters, from 1 for headings.
     pub level: usize,

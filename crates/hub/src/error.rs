@@ -41,7 +41,7 @@ pub enum HubError {
     /// An environment variable with an invalid value.
     #[error("{variable} {problem}")]
     Variable {
-        /// Its name.
+        /// Name of the variable.
         variable: String,
         /// The problem with the value.
         problem: String,
@@ -97,7 +97,7 @@ pub enum HubError {
     Several {
         /// `owner/name`.
         repository: String,
-        /// Their full names.
+        /// Full names of these files.
         choices: String,
     },
     /// The hub does not know the repository.

@@ -20,7 +20,7 @@ pub struct StoredModel {
     pub name: ModelName,
     /// Quantisation in its name, or `safetensors` for a folder; `None` if unknown.
     pub format: Option<String>,
-    /// Bytes of its existing files.
+    /// Bytes of the model's existing files.
     pub bytes: u64,
     /// Names of the missing files; `None` for a complete model.
     pub missing: Option<String>,

@@ -66,7 +66,7 @@ impl KvCache {
         &self.pool.shape
     }
 
-    /// The tiers for its pages.
+    /// The tiers for pages of the cache.
     pub fn tiers(&self) -> &KvTiers {
         &self.pool.tiers
     }

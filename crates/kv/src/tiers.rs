@@ -260,7 +260,7 @@ pub(crate) struct Slots {
 /// Converts budgets to slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layout {
-    /// By page size.
+    /// Slots by page size.
     pub(crate) slots: [Slots; MAX_LAYER_KINDS],
     pub(crate) scan_bytes: u64,
 }

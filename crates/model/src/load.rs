@@ -299,7 +299,7 @@ const NOT_COMPUTED: [&str; 9] = [
     "vision_model.",
     "audio_tower.",
     "multi_modal_projector.",
-    // In GGUF files.
+    // Names in GGUF files.
     "v.",
     "a.",
     "mm.",

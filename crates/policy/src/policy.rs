@@ -93,7 +93,7 @@ impl Policy {
         }
     }
 
-    /// Its catalogue entry.
+    /// The policy's catalogue entry.
     pub fn info(&self) -> &'static PolicyInfo {
         self.info
     }

@@ -113,7 +113,7 @@ impl PolicySpec {
         self.delta
     }
 
-    /// True if callers can compute an [`Estimate`](crate::Estimate) for it.
+    /// True if callers can compute an [`Estimate`](crate::Estimate) for the policy.
     pub fn has_estimate(&self) -> bool {
         self.info.traits.estimate.is_some()
     }

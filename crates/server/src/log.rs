@@ -80,7 +80,7 @@ impl Line {
         self
     }
 
-    /// The same with an optional field.
+    /// Adds a field if it has a value.
     pub(crate) fn with_some(self, name: &'static str, value: Option<impl Into<Value>>) -> Self {
         match value {
             Some(value) => self.with(name, value),

@@ -18,7 +18,7 @@ pub(crate) struct Gather<'a, const R: usize> {
     pub(crate) head_dim: usize,
 }
 
-/// Of values row by row.
+/// A [`Gather`] of values row by row.
 pub(crate) struct GatherRows<'a, E: Element, const R: usize> {
     pub(crate) list: Gather<'a, R>,
     /// The page's values, `[tokens, head_dim]`.
@@ -26,7 +26,7 @@ pub(crate) struct GatherRows<'a, E: Element, const R: usize> {
     pub(crate) element: PhantomData<E>,
 }
 
-/// Of quantised values.
+/// A [`Gather`] of quantised values.
 pub(crate) struct GatherQuantised<'a, Q: Quant, const R: usize> {
     pub(crate) list: Gather<'a, R>,
     pub(crate) values: &'a [u8],

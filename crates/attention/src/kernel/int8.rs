@@ -207,7 +207,7 @@ mod tests {
     use crate::testing::noise;
     use crate::{Format, PlaneBuf};
 
-    /// Two stripes of three.
+    /// Two of three stripes are active.
     const SLOTS: [Slot; 2] = [Slot { stripe: 0, tokens: 16 }, Slot { stripe: 2, tokens: 16 }];
 
     fn quantised_keys(format: Format, head_dim: usize) -> PlaneBuf {

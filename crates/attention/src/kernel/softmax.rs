@@ -125,7 +125,7 @@ pub(crate) struct AddMass<'a, const R: usize> {
     pub(crate) soft_cap: Option<f32>,
     /// Final log-sum-exp of each row; a row that read nothing adds no mass.
     pub(crate) log_sum_exp: &'a [f32],
-    /// By slot and lane.
+    /// Mass by slot and lane.
     pub(crate) mass: &'a mut [f32; KEY_BLOCK],
 }
 

@@ -29,7 +29,7 @@ use crate::CudaError;
 /// Properties of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// Its name.
+    /// Name of the device.
     pub name: String,
     /// Major and minor compute capability.
     pub capability: (u32, u32),

@@ -39,7 +39,7 @@ pub(super) type Matrix = [f64; 6];
 
 pub(super) const IDENTITY: Matrix = [1.0, 0.0, 0.0, 1.0, 0.0, 0.0];
 
-/// `first` and then `second`.
+/// The matrix that applies `first` and then `second`.
 pub(super) fn product(first: &Matrix, second: &Matrix) -> Matrix {
     let [a, b, c, d, e, f] = *first;
     let [g, h, i, j, k, l] = *second;
@@ -58,10 +58,10 @@ pub(super) fn product(first: &Matrix, second: &Matrix) -> Matrix {
 pub(super) struct Glyph {
     pub(super) left: f32,
     pub(super) right: f32,
-    /// Height of its line; larger is higher.
+    /// Height of the letter's line; larger is higher.
     pub(super) base: f32,
     pub(super) size: f32,
-    /// The direction of its line in degrees.
+    /// Direction of the letter's line in degrees.
     pub(super) turn: i16,
     pub(super) text: Rc<str>,
 }

@@ -34,13 +34,13 @@ const FILTERS: usize = 8;
 /// The reason why a file is not read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// It needs a password.
+    /// The file needs a password.
     Locked,
-    /// It exceeds a limit.
+    /// The file exceeds a limit.
     TooMuch,
-    /// It needs more work than any real document.
+    /// The file needs more work than any real document.
     TooMuchWork,
-    /// It exceeded its time.
+    /// Reading the file exceeded the time limit.
     Late,
     Damaged(&'static str),
 }

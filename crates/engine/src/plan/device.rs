@@ -35,7 +35,7 @@ pub struct DevicePlan {
     pub least_kv_bytes: u64,
     /// Sum of the parts.
     pub total_bytes: u64,
-    /// Bytes of its memory that are free.
+    /// Bytes of device memory that are free.
     pub available_bytes: u64,
 }
 
@@ -84,7 +84,7 @@ impl DevicePlan {
         })
     }
 
-    /// True if it fits in the free memory.
+    /// True if the parts fit in the free memory.
     pub fn fits(&self) -> bool {
         self.total_bytes <= self.available_bytes && self.kv_budget_bytes >= self.least_kv_bytes
     }

@@ -27,9 +27,9 @@ pub(super) struct Offered {
 pub(super) struct IdleSequence {
     pub(super) sequence: Sequence,
     pub(super) offered: Offered,
-    /// Its session file.
+    /// Session file of the sequence.
     file: Option<FileState>,
-    /// Time of its last use.
+    /// Time of the sequence's last use.
     used: Instant,
 }
 

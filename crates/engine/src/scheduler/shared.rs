@@ -20,7 +20,7 @@ impl Running {
         matches!(&self.lookup, Lookup::Fetching(search) if !search.has_arrived())
     }
 
-    /// True if blocks of its beginning have arrived.
+    /// True if blocks of the prompt's beginning have arrived.
     pub(super) fn has_blocks(&self) -> bool {
         matches!(&self.lookup, Lookup::Fetching(search) | Lookup::Arriving(search) if search.has_arrived())
     }

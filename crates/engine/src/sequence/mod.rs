@@ -63,7 +63,7 @@ struct Text {
 pub(crate) struct Turn {
     /// True for the rotation of sequences beyond the length at which it changes.
     is_long: bool,
-    /// True if it stays fixed at any length.
+    /// True if the rotation stays fixed at any length.
     is_fixed: bool,
     /// Tokens read again because the sequence grew beyond this length.
     again_tokens: usize,
@@ -75,7 +75,7 @@ impl Turn {
         !self.is_fixed && self.is_long != engine.turns_long(length)
     }
 
-    /// A length with this rotation.
+    /// A text length that has this rotation.
     pub(crate) fn length(self) -> usize {
         if self.is_long { usize::MAX } else { 0 }
     }
@@ -97,7 +97,7 @@ pub(crate) struct AnswerUnderWay {
 pub(crate) struct LatestDraw {
     /// The token, until it is read.
     pub(crate) pending: Option<u32>,
-    /// The state of the draws after it.
+    /// The state of the draws after the token.
     pub(crate) sampler: Option<SamplerState>,
 }
 
@@ -265,12 +265,12 @@ impl Sequence {
         Ok(fork)
     }
 
-    /// The engine it belongs to.
+    /// The engine of the sequence.
     pub fn engine(&self) -> &Arc<Engine> {
         &self.setting.engine
     }
 
-    /// Its policies and its window.
+    /// Policies and window of the sequence.
     pub fn options(&self) -> &SequenceOptions {
         &self.setting.options
     }
@@ -295,7 +295,7 @@ impl Sequence {
         &self.answer.logits
     }
 
-    /// Its pages and policies.
+    /// Pages and policies of the sequence.
     pub(crate) fn attention(&self) -> &AttentionState {
         &self.attention
     }
@@ -312,7 +312,7 @@ impl Sequence {
         &mut self.recurrence
     }
 
-    /// Its unfinished answer.
+    /// The unfinished answer of the sequence.
     pub(crate) fn answer(&self) -> &AnswerUnderWay {
         &self.answer
     }
@@ -321,17 +321,17 @@ impl Sequence {
         &mut self.answer
     }
 
-    /// Pages and bytes of its cache, by tier.
+    /// Pages and bytes of the sequence's cache, by tier.
     pub fn usage(&self) -> KvUsage {
         self.attention.cache.usage()
     }
 
-    /// The pool that its pages come from.
+    /// The pool of the sequence's pages.
     pub fn pool(&self) -> PagePool {
         self.attention.cache.pool()
     }
 
-    /// Counts of its attention since its start.
+    /// Counts of attention since the sequence began.
     pub fn counts(&self) -> SequenceCounts {
         let (counters, reader) = (&self.attention.counters, &self.attention.reader);
         SequenceCounts {
@@ -352,7 +352,7 @@ impl Sequence {
         self.attention.audit.as_ref().map(Audit::report)
     }
 
-    /// Access to observers of its attention.
+    /// Access to observers of the sequence's attention.
     pub fn observers(&mut self) -> SequenceObservers<'_> {
         SequenceObservers {
             attention: &mut self.attention,
@@ -420,7 +420,7 @@ impl Sequence {
         again
     }
 
-    /// Its rotation.
+    /// The rotation of the sequence.
     pub(crate) fn turn(&self) -> Turn {
         self.text.turn
     }
@@ -440,7 +440,7 @@ impl Sequence {
         Ok(self.attention.slide(held)?)
     }
 
-    /// Its tokens, to which a draft may be appended temporarily, and the rows of the predicting layer.
+    /// Tokens of the sequence, to which a draft may be appended temporarily, and the rows of the predicting layer.
     pub(crate) fn predicted(&mut self) -> (&mut Vec<u32>, Option<&mut PredictorRows>) {
         (&mut self.text.tokens, self.answer.drafts.predictor.as_mut())
     }

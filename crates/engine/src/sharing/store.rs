@@ -19,7 +19,7 @@ pub(crate) const STEP_BYTES: usize = 32 << 20;
 pub struct SharedStoreOptions {
     /// The store.
     pub store: Arc<dyn BlockStore>,
-    /// Options of its use.
+    /// Options for the use of the store.
     pub use_as: SharedOptions,
     /// Also exchange pages with machines that round differently: with another instruction set, device or version.
     /// Answers are equally good, but not bit-equal.
@@ -29,11 +29,11 @@ pub struct SharedStoreOptions {
 /// The use of a shared store in a run.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct SharedReport {
-    /// Its address.
+    /// Address of the store.
     pub address: String,
-    /// Prompt tokens found in it.
+    /// Prompt tokens found in the store.
     pub found_tokens: usize,
-    /// Milliseconds from the request to their arrival.
+    /// Milliseconds from the request to the arrival of the found tokens.
     pub load_ms: f64,
     /// Bytes received.
     pub fetched_bytes: u64,
@@ -76,7 +76,7 @@ pub(crate) struct SharedSearch {
 
 /// A beginning that counts as read while its last layers are still loading.
 struct Early {
-    /// Its number of tokens.
+    /// Number of tokens in the beginning.
     tokens: usize,
     /// Number of complete leading layers, cut to these tokens.
     layers: usize,

@@ -179,7 +179,7 @@ pub struct PerplexityRow {
     pub fit: Option<BudgetFit>,
     /// Over all scored tokens.
     pub all: PerplexityBucket,
-    /// By position in the window.
+    /// Results by position in the window.
     pub buckets: Vec<PerplexityBucket>,
 }
 

@@ -33,9 +33,9 @@ const PARTS: usize = 4;
 
 struct Held {
     planes: Planes,
-    /// Its first position among the coming reads; `None` if it is not due.
+    /// First position of the page among the coming reads; `None` if the page is not due.
     due: Option<usize>,
-    /// The last position at which it is read.
+    /// Last position at which the page is read.
     asked: usize,
     /// The slot; `None` during loading.
     loaded: Option<Result<Box<dyn DeviceMemory>, KvError>>,

@@ -96,7 +96,7 @@ impl PagePool {
         KvCache::in_pool(Arc::clone(&self.0))
     }
 
-    /// The shape of its caches.
+    /// The shape of the pool's caches.
     pub fn shape(&self) -> &CacheShape {
         &self.0.shape
     }

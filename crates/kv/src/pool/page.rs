@@ -91,7 +91,7 @@ struct Record {
     /// Slot, or location on disk, of keys and of values.
     numbers: [u32; 2],
     tiers: Tiers,
-    /// The number of its page size ([`CacheShape::sizes`](crate::CacheShape)).
+    /// Number of the page's size ([`CacheShape::sizes`](crate::CacheShape)).
     size: u8,
 }
 

@@ -337,7 +337,7 @@ impl Loading {
         let (name, most_bytes) = (block.slice(slice), most_bytes(&self.shape));
         loop {
             let get = |store: &dyn super::BlockStore, until| match store.get(&name, most_bytes, until) {
-                // Bytes that cannot be a block count as a bad one.
+                // Bytes that are no block count as a bad block.
                 Err(super::StoreError::Wrong(_)) => Ok(Some(Vec::new())),
                 answer => answer,
             };

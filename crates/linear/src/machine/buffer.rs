@@ -21,11 +21,11 @@ const LARGEST_SHARED_BYTES: usize = SHARED_BYTES / 8;
 struct Open {
     /// The mapping, which lives as long as any of its buffers.
     mapping: Weak<MmapRaw>,
-    /// Offset up to which it is used.
+    /// Offset up to which the mapping is used.
     used: usize,
-    /// Offset up to which its pages are [prepared](prepare).
+    /// Offset up to which the mapping's pages are [prepared](prepare).
     prepared: usize,
-    /// Offset of the end of its last huge page.
+    /// Offset of the end of the mapping's last huge page.
     end: usize,
 }
 

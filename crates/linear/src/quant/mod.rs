@@ -80,7 +80,7 @@ const fn field(offset: usize, bytes: usize, unit: usize) -> Field {
 pub(crate) struct Shape {
     /// Bits of a quant.
     pub(crate) bits: u32,
-    /// Subtracted from a quant to centre it.
+    /// Number to subtract from a quant to centre it.
     pub(crate) center: i32,
     /// Largest magnitude of a quant less the center.
     pub(crate) largest: u32,

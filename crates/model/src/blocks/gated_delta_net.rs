@@ -33,13 +33,13 @@ pub struct GatedDeltaNet {
     pub mixed: Projection,
     /// To `[value_heads, value_dim]`: the gate of the reads.
     pub gate: Projection,
-    /// To `[value_heads]`: the write strength.
+    /// Projection to the write strength, `[value_heads]`.
     pub strength: Projection,
     /// The largest strength.
     strength_limit: f32,
     /// To `[value_heads]`: the decay rate of the memory.
     pub decay: Projection,
-    /// From the reads to `[hidden_size]`.
+    /// Projection from the reads to `[hidden_size]`.
     pub output: Projection,
     /// `[value_heads]`, below zero.
     pub decay_rates: Vec<f32>,

@@ -10,7 +10,7 @@ use crate::config::IndexerShape;
 /// The weights of a layer's own indexer. The caller computes scores and chooses tokens as described in
 /// [`IndexerShape`].
 pub struct Indexer {
-    /// Its sizes.
+    /// Sizes of the indexer.
     pub shape: IndexerShape,
     /// To `[heads, width]`: from the narrow queries of latent attention
     /// ([`LatentQuery::narrow`](super::LatentQuery::narrow)), and in other layers from the normalised input.

@@ -19,13 +19,13 @@ pub struct KimiDeltaAttention {
     recurrence: Recurrence,
     /// To queries, keys and values of all heads, for the convolution.
     pub mixed: Projection,
-    /// To `[heads]`: the write strength.
+    /// Projection to the write strength, `[heads]`.
     pub strength: Projection,
     /// To `[head_dim]` and then to `[heads, head_dim]`: the decay rates of the memory's rows.
     pub decay: [Projection; 2],
     /// To `[head_dim]` and then to `[heads, head_dim]`: the gate of the reads.
     pub gate: [Projection; 2],
-    /// From the reads to `[hidden_size]`.
+    /// Projection from the reads to `[hidden_size]`.
     pub output: Projection,
     /// `[heads]`, below zero.
     pub decay_rates: Vec<f32>,

@@ -58,11 +58,11 @@ impl LayerInputs {
 pub struct LayerInput {
     /// The layer, which selects its slice of [`LayerInputs`].
     pub layer: usize,
-    /// From `[hidden_size]` to `[width]`.
+    /// Projection from `[hidden_size]` to `[width]`.
     pub gate: Projection,
     /// The non-linearity of the gate.
     pub activation: Activation,
-    /// From `[width]` to `[hidden_size]`.
+    /// Projection from `[width]` to `[hidden_size]`.
     pub projection: Projection,
 }
 

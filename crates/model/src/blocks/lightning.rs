@@ -25,7 +25,7 @@ pub struct LightningAttention {
     pub mixed: Projection,
     /// To `[heads, head_dim]`, the gate of the result.
     pub gate: Projection,
-    /// From the result to `[hidden_size]`.
+    /// Projection from the result to `[hidden_size]`.
     pub output: Projection,
     /// `[heads]`: the logarithm of the memory's decay factor per token.
     pub decays: Vec<f32>,

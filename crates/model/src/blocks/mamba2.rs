@@ -71,9 +71,9 @@ pub struct Mamba2 {
     pub gate: Projection,
     /// To values, keys and queries, for the convolution (`xBC`).
     pub mixed: Projection,
-    /// To `[heads]`, the time step (`dt`).
+    /// Projection to the time step (`dt`), `[heads]`.
     pub time_step: Projection,
-    /// From the result to `[hidden_size]`.
+    /// Projection from the result to `[hidden_size]`.
     pub output: Projection,
     /// `[heads]`, below zero (`A`).
     pub decay_rates: Vec<f32>,

@@ -21,7 +21,7 @@ pub struct AltUp {
     pub router: Projection,
     /// From these values to the coefficients of a prediction, `[streams, streams, streams]`: to a stream, from a stream, value.
     pub prediction: Vec<f32>,
-    /// From these values to the coefficients of a correction, `[streams, streams]`.
+    /// Matrix from these values to the coefficients of a correction, `[streams, streams]`.
     pub correction: Vec<f32>,
     /// Factors on the corrected rows for the layer's input gate, `[hidden_size]`.
     pub output_scale: Option<Vec<f32>>,
@@ -41,7 +41,7 @@ pub struct Streams {
 pub enum StreamStep {
     /// `streams = the first layer's predictions` from an embedding in `Hidden`, which becomes the active stream.
     Begin(Arc<Streams>),
-    /// `streams = Hidden`, each of them.
+    /// `stream = Hidden` for each stream.
     Repeat,
     /// `Hidden = gated mean of the normalised streams`.
     Mix(Arc<HyperConnection>),
@@ -261,7 +261,7 @@ fn weighted(weights: &[f32], values: &[f32]) -> f32 {
 
 /// An augmented residual (Menghani et al., "LAuReL", 2024): `Branch = Normed + norm(right(left(Normed)))`.
 pub struct Laurel {
-    /// To a narrow width.
+    /// Projection to a narrow width.
     pub left: Projection,
     /// Back to the hidden size.
     pub right: Projection,

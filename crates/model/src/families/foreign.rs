@@ -13,7 +13,7 @@ use crate::{ModelConfig, ModelError, StateShape};
 struct Foreign {
     name: &'static str,
     neutral: &'static [f64],
-    /// Architectures that support it.
+    /// Architectures that support the setting.
     but_for: &'static [&'static str],
 }
 

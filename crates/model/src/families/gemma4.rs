@@ -266,7 +266,7 @@ fn layer_inputs(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint)
 
 /// Settings that all layers share.
 struct Parts {
-    /// Of layers without and with a window.
+    /// Rotations of layers without and with a window.
     rotations: [Arc<Rotary>; 2],
     activation: Activation,
     is_biased: bool,

@@ -229,7 +229,7 @@ pub(super) fn architecture(header: &Header<'_>) -> Result<Architecture, ModelErr
 }
 
 impl Architecture {
-    /// The prefix of its keys.
+    /// The prefix of the architecture's keys.
     pub(super) fn prefix(self) -> &'static str {
         self.row().0
     }
@@ -251,7 +251,7 @@ impl Architecture {
         )
     }
 
-    /// True if most of its layers are recurrent.
+    /// True if most layers of the architecture are recurrent.
     pub(super) fn is_hybrid(self) -> bool {
         matches!(
             self,
@@ -298,12 +298,12 @@ impl Architecture {
         ) || self.has_indexers()
     }
 
-    /// True if its layers read an indexer's selection.
+    /// True if layers of the architecture read an indexer's selection.
     pub(super) fn has_indexers(self) -> bool {
         matches!(self, Architecture::Deepseek32 | Architecture::GlmDsa)
     }
 
-    /// True if its files give the window of layers.
+    /// True if files of the architecture give the window of layers.
     pub(super) fn slides(self) -> bool {
         matches!(
             self,

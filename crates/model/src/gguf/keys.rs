@@ -25,7 +25,7 @@ enum KeyKind {
     Flag,
     Text,
     List,
-    /// A value that its reader checks.
+    /// A value that the reader of the key checks.
     Any,
 }
 
@@ -225,7 +225,7 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
         Only(&[Qwen35, Qwen35Moe, Qwen3Next, Glm4Moe, ExaoneMoe, Deepseek32, GlmDsa]),
         &[0.0],
     ),
-    // Other kinds of models: only values that disable them.
+    // Settings of other kinds of models. Only values that disable the settings are allowed.
     ("attention.causal", Flag, Only(&[GemmaEmbedding, Bert]), &[1.0]),
     ("attention.clamp_kqv", Number, NoOne, &[0.0]),
     ("attention.max_alibi_bias", Number, NoOne, &[0.0]),

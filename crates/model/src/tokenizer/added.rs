@@ -16,11 +16,11 @@ pub(crate) struct AddedToken {
     pub(crate) normalized: Option<String>,
     /// True if it matches only without adjacent letters or digits.
     pub(crate) single_word: bool,
-    /// True if it includes the spaces before it.
+    /// True if the token includes the spaces before its text.
     pub(crate) strips_left: bool,
-    /// True if it includes the spaces after it.
+    /// True if the token includes the spaces after its text.
     pub(crate) strips_right: bool,
-    /// True if decoded text omits it.
+    /// True if decoded text omits the token.
     pub(crate) special: bool,
     /// True for a token that controls a conversation. Literal text never becomes one.
     pub(crate) control: bool,

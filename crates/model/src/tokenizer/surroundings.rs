@@ -90,7 +90,7 @@ impl Default for Surroundings {
 }
 
 impl Surroundings {
-    /// These tokens before and after a text.
+    /// Surroundings with these tokens before and after a text.
     pub(crate) fn new(before: Vec<u32>, behind: Vec<u32>) -> Surroundings {
         let parts = [
             Surrounding::Tokens(before),

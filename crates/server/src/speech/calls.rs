@@ -229,7 +229,7 @@ fn call_of(value: Value, source: &str) -> Option<WrittenCall> {
     })
 }
 
-/// Source of the arguments in the source of a call.
+/// JSON text of the arguments, from the JSON text of a call.
 fn member_of(call: &str) -> Option<&str> {
     let keys = ["\"arguments\"", "\"parameters\""];
     let (at, key) = keys.iter().find_map(|key| Some((call.find(key)?, key)))?;

@@ -22,7 +22,7 @@ pub(crate) struct Tool {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ToolKind {
     Function,
-    /// Its input is free text. The model sees a function with one text, `input`.
+    /// A tool whose input is free text. The model sees a function with one text, `input`.
     Custom,
     /// The client's search for further tools.
     Search,

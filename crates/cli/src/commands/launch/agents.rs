@@ -22,7 +22,7 @@ pub(super) struct Place<'a> {
 #[derive(Debug, PartialEq)]
 pub(super) struct Settings {
     pub(super) program: &'static str,
-    /// How it is installed.
+    /// Command that installs the agent.
     pub(super) install: &'static str,
     pub(super) variables: Vec<(&'static str, String)>,
     pub(super) arguments: Vec<String>,

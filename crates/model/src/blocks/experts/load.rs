@@ -28,7 +28,7 @@ const CHOICE_BIASES: &[&str] = &[
     "moe_statics.e_score_correction_bias",
     "experts.e_score_correction_bias",
     "gate.expert_bias",
-    // Of GGUF files.
+    // Name in GGUF files.
     "exp_probs_b.bias",
 ];
 const SHARED: &[&str] = &["shared_expert", "shared_experts", "shared_mlp"];

@@ -21,7 +21,7 @@ pub(crate) struct ExpertScratch {
     pub(super) starts: Vec<u32>,
     // [rows, hidden]: the input of experts
     pub(super) inputs: Vec<f32>,
-    // [rows, hidden]: the sums of their results
+    // [rows, hidden]: the sums of the experts' results
     pub(super) sums: Vec<f32>,
     // [together, hidden]
     pub(super) gathered: Vec<f32>,

@@ -77,7 +77,7 @@ fn first(pairs: float32x4_t) -> float32x4_t {
     vreinterpretq_f32_u32(vshlq_n_u32::<16>(vreinterpretq_u32_f32(pairs)))
 }
 
-/// The second of each pair.
+/// The second number of each pair.
 #[inline]
 #[target_feature(enable = "neon")]
 fn second(pairs: float32x4_t) -> float32x4_t {

@@ -44,7 +44,7 @@ impl PartForm {
         self.format.row_bytes(self.columns).unwrap_or(0) * self.rows
     }
 
-    /// Its bytes in memory.
+    /// Bytes of the part in memory.
     fn packed_bytes(&self) -> Option<u64> {
         let bytes = PackedMatrix::packed_bytes(self.format, self.rows, self.columns).ok()?;
         Some(bytes as u64)
