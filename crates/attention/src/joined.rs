@@ -84,7 +84,7 @@ struct Candidate<'a> {
     job: &'a AttendJob<'a>,
     /// Elements of one value.
     value_dim: usize,
-    /// First position at which its rows may read different tokens.
+    /// First position at which the job's rows may read different tokens.
     own_from: usize,
     footing: Footing,
 }

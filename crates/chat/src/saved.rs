@@ -12,7 +12,7 @@ use crate::conversation::Conversation;
 use crate::error::ChatError;
 use crate::transcript::Transcript;
 
-/// Changes with the file's fields.
+/// Version of the file. It changes with the file's fields.
 const VERSION: u32 = 1;
 
 /// Most bytes of a file.

@@ -110,7 +110,7 @@ pub(crate) fn draft(text: &str) -> Result<DraftSpec, String> {
     }
 }
 
-/// The model of a name or a path.
+/// Finds the model of a name or a path.
 pub(crate) fn resolved(name: PathBuf) -> Result<NamedModel, String> {
     let at = |path: PathBuf, name: PathBuf| {
         Ok(NamedModel {

@@ -195,7 +195,7 @@ fn parse(name: &str, bytes: Vec<u8>, limits: &Arc<Limits>) -> Result<Document, D
         Sniffed::Kind(kind @ (DocumentKind::Text | DocumentKind::Markdown)) => plain::read(name, kind, bytes),
         Sniffed::Kind(kind) => guarded(name, kind, bytes, limits),
         Sniffed::Archive => {
-            // Opening it to find its kind also runs the parser.
+            // The parser also runs when an archive is opened to find the kind of the document.
             guarded(name, DocumentKind::Epub, bytes, limits)
         }
     }

@@ -71,7 +71,7 @@ impl KvCache {
         &self.pool.tiers
     }
 
-    /// The pool of its pages; sequences of one pool can share pages.
+    /// The pool of the cache's pages; sequences of one pool can share pages.
     pub fn pool(&self) -> PagePool {
         PagePool(Arc::clone(&self.pool))
     }

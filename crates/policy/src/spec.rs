@@ -123,7 +123,7 @@ impl PolicySpec {
         self.info.traits.estimate == Some(EstimateKind::Bounds)
     }
 
-    /// Tokens per block whose means it reads; `None` if it reads no means.
+    /// Tokens per block, if the policy reads means of blocks; otherwise `None`.
     pub fn summary_tokens(&self) -> Option<usize> {
         (self.info.traits.summary_tokens)(&self.parameters)
     }

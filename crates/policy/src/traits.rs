@@ -29,7 +29,7 @@ pub struct Traits {
     pub recall: Recall,
     /// The keys that the policy reads.
     pub keys: KeyUse,
-    /// The estimate that callers can compute for it on the device that holds the keys.
+    /// The estimate that callers can compute for the policy, on the device that holds the keys.
     pub estimate: Option<EstimateKind>,
     /// True for attention in two phases: first every chunk of a logical batch attends to itself, all at once; then,
     /// chunk by chunk, to the policy's selection.
@@ -38,27 +38,27 @@ pub struct Traits {
     pub learns: bool,
     /// True if the policy evicts tokens for good ([`Evict`](crate::Evict)).
     pub evicts: bool,
-    /// True if it has state that a session stores ([`Persist`](crate::Persist)).
+    /// True if the policy has state that a session stores ([`Persist`](crate::Persist)).
     pub persists: bool,
     /// True if selections depend only on keys and current queries. Such a policy can reuse keys of another sequence
     /// with the same beginning. In decode it selects the same tokens whether a token is generated alone, beside other
     /// sequences, or drafted and verified. False for a policy that learns from earlier queries.
     pub follows_from_keys: bool,
-    /// True if its selections depend on the boundaries of chunks and tiles: then another chunk length, another page
-    /// length, or a prompt read in two parts may change the answer.
+    /// True if selections depend on the boundaries of chunks and tiles. Another chunk length, another page length, or a
+    /// prompt read in two parts may then change the answer.
     pub depends_on_chunks: bool,
-    /// True if automatic choice may assign it to a head.
+    /// True if automatic choice may assign the policy to a head.
     pub automatic: bool,
     /// Required chunk length, if the policy depends on one.
     pub chunk: Option<ChunkNeed>,
-    /// Tokens per block whose means it reads, if it reads means.
+    /// Tokens per block, if the policy reads means of blocks.
     pub summary_tokens: fn(&Parameters) -> Option<usize>,
     /// The work for a chunk. `None`, or work without an estimate, means that the policy is never slower than reading
     /// everything. Short sequences then need no guard.
     pub work: Option<fn(&Parameters, &ChunkSize) -> ChunkWork>,
-    /// Bytes that it stores for each token, given the elements of a key.
+    /// Bytes that the policy stores for each token, given the elements of a key.
     pub stored_bytes: fn(&Parameters, usize) -> f64,
-    /// The parameter that decides how much it reads, if there is one.
+    /// The parameter that decides how much the policy reads, if there is one.
     pub budget: Option<BudgetParameter>,
 }
 
@@ -197,7 +197,7 @@ impl Traits {
         self
     }
 
-    /// Sets the bytes that it stores for each token, given the elements of a key.
+    /// Sets the bytes that the policy stores for each token, given the elements of a key.
     pub const fn with_stored_bytes(mut self, stored_bytes: fn(&Parameters, usize) -> f64) -> Self {
         self.stored_bytes = stored_bytes;
         self

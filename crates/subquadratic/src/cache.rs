@@ -10,7 +10,7 @@ use crate::{IncrementalLandmarks, SubquadraticError, Tensor3};
 /// A token that eviction dropped from one KV head.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Evicted {
-    /// The KV head that dropped it; other heads may still hold the position.
+    /// The KV head that dropped the token; other heads may still hold the position.
     pub kv_head: usize,
     /// Absolute position of the token.
     pub position: usize,

@@ -1,4 +1,4 @@
-//! Ranks parts by meaning: by the likeness of their vectors to that of the question.
+//! Ranks parts by meaning: by the likeness of their vectors to the question's vector.
 
 mod embedder;
 

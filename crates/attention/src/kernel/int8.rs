@@ -137,7 +137,7 @@ pub(super) const fn rows_at_once(most: usize, rows: usize) -> usize {
     at_once
 }
 
-/// The stripes of a block, `P` rows at a time.
+/// Scores the stripes of a block, `P` rows at a time.
 #[inline(always)]
 fn score_stripes<S: Simd, Q: Quant, const R: usize, const P: usize>(simd: S, task: ScoreInt8<'_, Q, R>) {
     let blocks = task.head_dim.div_ceil(QUANT_BLOCK);

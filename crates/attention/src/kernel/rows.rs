@@ -157,7 +157,7 @@ impl<E: Element, const R: usize> Kernel for AccumulateRows<'_, E, R> {
     }
 }
 
-/// `N` vectors of columns over some tokens, `P` rows at a time.
+/// Accumulates `N` vectors of columns over some tokens, `P` rows at a time.
 #[inline(always)]
 fn columns<S: Simd, E: Element, const R: usize, const P: usize, const N: usize>(
     simd: S,

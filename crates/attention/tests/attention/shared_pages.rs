@@ -23,7 +23,7 @@ struct Sequences {
 
 #[derive(Debug, Clone)]
 struct Sequence {
-    /// Number of the document's pages in it, at most all.
+    /// Number of the document's pages in the sequence, at most all.
     shared: usize,
     /// Tokens of the sequence's own pages after the shared ones.
     own: Vec<usize>,

@@ -95,7 +95,7 @@ impl Staging {
         if waiting.is_empty() {
             return Ok(());
         }
-        // Pages read ahead must leave their half before it is filled again.
+        // Pages read ahead must leave their half of the memory before it is filled again.
         self.arrange_ahead(residence, compute, waiting)?;
         self.copy_and_arrange(residence, compute, reading, waiting)?;
         waiting.clear();

@@ -75,7 +75,7 @@ impl Answer {
         self.draws.options.max_tokens.saturating_sub(self.tokens.len())
     }
 
-    /// Draws as the answer would from here on, without changing it.
+    /// Draws the next tokens as the answer would, without changing the answer.
     pub(crate) fn guess(&mut self) -> Guess {
         self.draws.guess(self.tokens.len())
     }

@@ -55,7 +55,7 @@ pub struct HeadAudit {
     pub first_percentile_mass: f64,
     /// Mean relative error of the output.
     pub mean_output_error: f64,
-    /// Share of the causal pairs that its KV head read.
+    /// Share of the causal pairs that the KV head read.
     pub density: f64,
 }
 

@@ -20,8 +20,8 @@ pub(crate) struct DenseRow {
     tile: usize,
     /// Row of the query in the chunk.
     row: usize,
-    /// Rows of the chunk that its difference corrects, including itself: up to the next such query, except rows that
-    /// already read everything.
+    /// Rows of the chunk that the row's difference corrects, including the row itself: up to the next such query,
+    /// except rows that already read everything.
     corrected: Vec<usize>,
 }
 

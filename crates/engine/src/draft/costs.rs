@@ -156,7 +156,7 @@ fn by_rows(engine: &Engine, rows: usize) -> f64 {
 
 /// The attention of a token under some policies.
 struct Attention {
-    /// Share of the keys that it reads, over all layers and heads.
+    /// Share of the keys that the token reads, over all layers and heads.
     share: f64,
     /// Nanoseconds of reading the keys and values, once for all rows.
     read_ns: f64,

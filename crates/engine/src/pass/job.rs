@@ -106,7 +106,7 @@ impl Pass {
         (self.layer as f64 + done as f64 / of.max(1) as f64) / self.layers as f64
     }
 
-    /// The model layer in which it attends next, if attention is the next piece.
+    /// The model layer in which the pass attends next, if attention is the next piece.
     pub(crate) fn attends_next(&self) -> Option<usize> {
         matches!(self.stage, Stage::Attend(_)).then_some(self.layer)
     }

@@ -40,8 +40,8 @@ struct BatchCost {
     first: usize,
     /// Seconds before the batch.
     began_s: f64,
-    /// Estimated nanoseconds of all its attention on one thread, computed once because progress arrives every few
-    /// milliseconds.
+    /// Estimated nanoseconds of all attention of the batch on one thread, computed once because progress arrives every
+    /// few milliseconds.
     attention_ns: f64,
 }
 

@@ -156,7 +156,7 @@ impl Holdings {
             Some(_) if Instant::now() < self.next_listing => return,
             Some(cache) => {
                 self.next_listing = Instant::now() + LISTING_PAUSE;
-                // Another process has locked it: the earlier reports stay valid until the next check.
+                // If another process has locked the folder, the earlier reports stay valid until the next check.
                 listing.refresh(cache).unwrap_or_default()
             }
         };

@@ -34,7 +34,7 @@ pub(super) struct IdleSequence {
 }
 
 impl IdleSequence {
-    /// True if it belongs to a session file with this property.
+    /// True if the sequence belongs to a session file with this property.
     fn is_of(&self, has_property: impl Fn(&Path) -> bool) -> bool {
         self.file.as_ref().is_some_and(|file| has_property(file.path()))
     }

@@ -151,9 +151,9 @@ struct Running {
     offered: Offered,
     /// Number of answer tokens at the end of its text, after the text was read again.
     resumed_tokens: usize,
-    /// Number of tokens that its sequence may hold at present.
+    /// Number of tokens that the request's sequence may hold at present.
     promised_tokens: usize,
-    /// True if it was cancelled; it is removed when its current pass ends.
+    /// True if the request was cancelled. It is removed when its current pass ends.
     is_cancelled: bool,
 }
 
@@ -187,7 +187,7 @@ struct Clock {
     submitted: Instant,
     /// Time of admission; until then, the time of submission.
     admitted: Instant,
-    /// When its first token was drawn; until then, the admission time.
+    /// Time of the first drawn token; until then, the time of admission.
     begun: Instant,
 }
 
@@ -228,7 +228,7 @@ impl Scheduler {
         let is_share = share > 0.0 && share < 1.0;
         require(is_share, "prompt_share", share, "it must be above 0 and below 1")?;
         if options.prefix_cache.is_some() || options.shared_store.is_some() {
-            // Beginnings are found by it; the weights are read once for it.
+            // The fingerprint finds beginnings of prompts. Computing it reads the weights once.
             engine.fingerprint()?;
         }
         let pool = engine.page_pool()?;

@@ -33,7 +33,7 @@ struct Standing {
     answers: bool,
     /// Prompts can be read.
     reads: bool,
-    /// A compression goes before prompts.
+    /// A compression waits and takes precedence over prompts.
     compresses: bool,
     /// A beginning must be stored on disk.
     keeps: bool,

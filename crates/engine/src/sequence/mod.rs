@@ -114,7 +114,7 @@ pub(crate) struct DraftState {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceUsage {
-    /// Bytes of its pages there, in addition to main memory.
+    /// Bytes of the sequence's pages on the device, in addition to main memory.
     pub page_bytes: u64,
     /// Bytes copied between main memory and the device, for all sequences of the engine.
     pub transferred: TransferCount,
@@ -378,8 +378,8 @@ impl Sequence {
         self.go_back(tokens.min(self.text.tokens.len()))
     }
 
-    /// Moves its unshared pages to the farthest tier with room. Nothing is recomputed when it continues. Returns the
-    /// bytes that left the nearest tier.
+    /// Moves the sequence's unshared pages to the farthest tier with room. Nothing is recomputed when the sequence
+    /// continues. Returns the bytes that left the nearest tier.
     ///
     /// # Errors
     /// [`EngineError::Kv`] if the tier is not writable; every page is then still readable.

@@ -125,7 +125,7 @@ pub(crate) fn can_share(sequence: &Sequence) -> bool {
     sequence.options().window.is_none() && check_prefix(sequence).is_ok()
 }
 
-/// True if it has read tokens that can serve others.
+/// True if other sequences can use tokens that the sequence has read.
 pub(crate) fn serves_others(sequence: &Sequence) -> bool {
     sequence.prefilled() > 0 && !has_evicted(sequence) && can_share(sequence)
 }
@@ -135,15 +135,15 @@ pub(crate) fn has_evicted(sequence: &Sequence) -> bool {
     !sequence.attention().evicted.is_empty()
 }
 
-/// True if it can return to its first `tokens` tokens without reading anything again.
+/// True if the sequence can return to its first `tokens` tokens without reading anything again.
 pub(crate) fn goes_back_to(sequence: &Sequence, tokens: usize) -> bool {
     sequence.attention().reaches(tokens)
         && sequence.attention().windows_reach(tokens)
         && sequence.recurrence().knows(tokens)
 }
 
-/// The longest beginning of `tokens` that it read as a prompt and from which another sequence may continue, leaving
-/// at least the last token to be read. None after evictions, because other sequences would read more tokens.
+/// The longest beginning of `tokens` that the sequence read as a prompt and from which another sequence may continue,
+/// leaving at least the last token to be read. None after evictions, because other sequences would read more tokens.
 pub(crate) fn known_beginning(sequence: &Sequence, tokens: &[u32]) -> usize {
     if has_evicted(sequence) || sequence.turn().is_other(sequence.engine(), tokens.len()) {
         return 0;

@@ -18,7 +18,7 @@ pub(crate) struct LeaveOrder {
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Age {
-    /// Count of the pool when its row's first page was taken.
+    /// Count of the pool when the row's first page was taken.
     row: u64,
     table: u32,
     /// Number of page tables that want the page near.

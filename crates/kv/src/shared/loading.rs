@@ -352,7 +352,7 @@ impl Loading {
                     return Some(planes);
                 }
                 None if self.wait.is_zero() => {
-                    // The store reported the block before.
+                    // The store had reported this block as present.
                     lock(&self.inner.known).set(block.key, Standing::Bad);
                     return None;
                 }

@@ -53,7 +53,7 @@ pub struct StoredItem {
     pub name: String,
     /// Bytes of the entry.
     pub bytes: u64,
-    /// Time since it was written or, if the store knows, last read.
+    /// Time since the entry was written or, if the store knows, last read.
     pub age: Duration,
 }
 

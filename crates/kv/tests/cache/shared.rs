@@ -149,7 +149,7 @@ fn the_length_is_found_with_few_questions_whatever_it_is() {
             assert!(store.count(Operation::Contains) - before <= 7);
         }
         store.restore(&empty);
-        // A process without knowledge of them writes removed blocks again.
+        // A process that does not know removed blocks writes them again.
         publisher = open(&store, quick());
     }
 }

@@ -104,7 +104,7 @@ fn tiers(folder: &Path, shape: &CacheShape) -> KvTiers {
     tiers
 }
 
-/// A sequence, its text, and true if it still holds all of it.
+/// A sequence, its text, and true if it still holds the whole text.
 struct Sequence {
     cache: KvCache,
     text: usize,

@@ -46,7 +46,7 @@ pub(crate) const STRETCH: usize = 32;
 /// The most tokens of a tile.
 pub(crate) const TILE_TOKENS: usize = 8;
 
-/// The stretches in `range` of a tile's tokens; `activations` is `[tokens, stretches]`.
+/// Returns the stretches in `range` of a tile's tokens; `activations` is `[tokens, stretches]`.
 #[inline(always)]
 pub(crate) fn tile_rows(
     activations: &[ActivationBlock],

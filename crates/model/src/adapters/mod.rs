@@ -35,7 +35,7 @@ pub struct AdapterInfo {
     pub rank: usize,
     /// Bytes of the adapter's parts in memory.
     pub bytes: u64,
-    /// A hash of its settings and of every byte of its weights.
+    /// A hash of the adapter's settings and of every byte of its weights.
     pub fingerprint: u128,
 }
 

@@ -12,7 +12,7 @@ pub enum Norm {
     Rms {
         /// `[width]`.
         weight: Vec<f32>,
-        /// Added to the mean of squares.
+        /// Number added to the mean of squares.
         epsilon: f32,
     },
     /// (x - mean) / √(variance + epsilon) · weight + bias.

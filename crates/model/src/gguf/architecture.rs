@@ -234,7 +234,7 @@ impl Architecture {
         self.row().0
     }
 
-    /// True if its files store rotated pairs adjacently, unlike its directories.
+    /// True if GGUF files of the architecture store rotated pairs adjacently, unlike folders.
     pub(super) fn interleaves(self) -> bool {
         matches!(
             self,
@@ -290,7 +290,7 @@ impl Architecture {
         }
     }
 
-    /// True if its attention is latent, with different key and value widths.
+    /// True if attention of the architecture is latent, with different key and value widths.
     pub(super) fn is_latent(self) -> bool {
         matches!(
             self,

@@ -14,7 +14,7 @@ pub(crate) struct AddedToken {
     pub(crate) text: String,
     /// The normalised text, for tokens that are matched after the normalizer.
     pub(crate) normalized: Option<String>,
-    /// True if it matches only without adjacent letters or digits.
+    /// True if the token matches only without adjacent letters or digits.
     pub(crate) single_word: bool,
     /// True if the token includes the spaces before its text.
     pub(crate) strips_left: bool,

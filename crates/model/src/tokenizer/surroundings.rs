@@ -17,7 +17,7 @@ pub(crate) struct Surroundings {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct PairPart {
     tokens: PairTokens,
-    /// True if its tokens count as tokens of the second text.
+    /// True if the tokens count as tokens of the second text.
     is_second: bool,
 }
 

@@ -188,7 +188,7 @@ pub(crate) struct Sequence {
     tokens: usize,
     /// Final number of tokens; 0 if the batches determine the number.
     pub(crate) length: usize,
-    /// True if its next tokens are generated, false if they belong to a prompt.
+    /// True if the next tokens are generated, false if they belong to a prompt.
     pub(crate) generates: bool,
     /// The adapters that the sequence computes with.
     pub(crate) adapters: AdapterScales,

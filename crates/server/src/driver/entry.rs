@@ -58,7 +58,7 @@ impl Entry {
         drop(self.events.send(told));
     }
 
-    /// Reports the progress of its prompt, at most twice a second.
+    /// Reports the progress of the request's prompt, at most twice a second.
     pub(super) fn send_progress(&mut self, progress: PrefillProgress, reused_tokens: usize) {
         let now = Instant::now();
         let elapsed_s = (now - *self.begun.get_or_insert(now)).as_secs_f64();

@@ -15,7 +15,7 @@ pub struct ModelSource {
     pub name: String,
     /// File or folder of the model.
     pub path: PathBuf,
-    /// Options of its engine. The context is limited to the model's own.
+    /// Options of the model's engine. The context is limited to the model's own.
     pub options: EngineOptions,
 }
 

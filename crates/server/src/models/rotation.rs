@@ -16,7 +16,7 @@ pub(super) enum Stage {
 /// A model in the rotation.
 #[derive(Debug, Clone)]
 pub(super) struct Slot {
-    /// Bytes from the start of its loading to the end of its unloading.
+    /// Bytes of the model from the start of loading to the end of unloading.
     pub(super) bytes: u64,
     pub(super) stage: Stage,
     /// Number of requests that use the model.
@@ -27,11 +27,11 @@ pub(super) struct Slot {
     waits_since: u64,
     /// Turn of the model's latest use.
     used: u64,
-    /// Time that it stays after its last use; `None` until its memory is needed.
+    /// Time that the model stays after its last use; `None` until its memory is needed.
     pub(super) keep: Option<Duration>,
-    /// Time of its unloading if it is not used again.
+    /// Time of the unloading if the model is not used again.
     pub(super) expires: Option<Instant>,
-    /// True if it accepts no further request, because its memory is needed.
+    /// True if the model accepts no further request, because its memory is needed.
     pub(super) is_draining: bool,
     /// True if the model failed and must be loaded again.
     pub(super) is_broken: bool,
@@ -144,9 +144,9 @@ impl Rotation {
         }
     }
 
-    /// The next step, with its stage already set. Expired models are unloaded. Of the requested models, the one with
-    /// the longest wait is loaded. If it does not fit, the least recently used models make room, idle ones before those
-    /// in use; one in use accepts no more requests until it is idle. Meanwhile other models that fit are loaded.
+    /// The next step, with the model's stage already set. Expired models are unloaded. Of the requested models, the one
+    /// with the longest wait is loaded. If it does not fit, the least recently used models make room, idle ones before
+    /// those in use; one in use accepts no more requests until it is idle. Meanwhile other models that fit are loaded.
     pub(super) fn step(&mut self, now: Instant) -> Step {
         for slot in &mut self.slots {
             slot.is_draining = false;

@@ -143,7 +143,7 @@ fn parse_json(text: &str) -> Option<Vec<WrittenCall>> {
     calls_of(values_of(text)?)
 }
 
-/// The objects in a text with their source. Some models double the braces around an object.
+/// The objects in a text, each with its JSON text. Some models double the braces around an object.
 fn values_of(text: &str) -> Option<Vec<(Value, &str)>> {
     let undoubled = || {
         text.strip_prefix('{')?
@@ -158,7 +158,7 @@ fn values_of(text: &str) -> Option<Vec<(Value, &str)>> {
     Some(values)
 }
 
-/// JSON values with their source, separated by spaces, commas or semicolons.
+/// JSON values, each with its text, separated by spaces, commas or semicolons.
 fn objects_of(text: &str) -> Option<Vec<(Value, &str)>> {
     let is_between = |letter: char| letter.is_whitespace() || letter == ',' || letter == ';';
     let mut values = Vec::new();

@@ -66,7 +66,7 @@ pub(crate) struct Rule {
 pub(crate) struct HeadTokens<'a> {
     /// Position of the first.
     pub(crate) start_position: usize,
-    /// True to read them one by one, for any number of tokens.
+    /// True to read the tokens one by one, for any number of tokens.
     pub(crate) one_by_one: bool,
     pub(crate) rows: usize,
     // [rows, channels]: queries and keys of every key head, values of every value head

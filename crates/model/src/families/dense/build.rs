@@ -85,7 +85,7 @@ pub(in crate::families) fn build(
         plan.turn_matrices(config, weights);
     }
     if let (Some(norm), Some(experts)) = (plan.expert_norm, &plan.experts) {
-        // Files contain it for dense layers too, which do not use it.
+        // Files contain the tensor for dense layers too, which do not use it.
         let dense = (0..config.layers).filter(|layer| !experts.is_sparse(*layer));
         let unused: Vec<String> = dense.map(|layer| format!("model.layers.{layer}.{norm}.")).collect();
         weights.forget(|name| unused.iter().any(|beginning| name.starts_with(beginning)));

@@ -99,7 +99,7 @@ macro_rules! add_stretch {
     };
 }
 
-/// Two to eight tokens: each stretch is unpacked into registers and multiplied there.
+/// Multiplies a band with two to eight tokens: each stretch is unpacked into registers and multiplied there.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 pub(super) fn few_tokens<Q: Quant>(weights: &[u8], rows: &[&[ActivationBlock]], sums: &mut [[f32; LANES]]) {
     match rows.len() {

@@ -11,7 +11,7 @@ use crate::{ExpertShape, ModelConfig};
 
 /// The experts of a layer.
 pub(crate) struct ExpertForm {
-    /// The prefix of its tensors' names, including the full stop.
+    /// The prefix of the tensors' names, including the full stop.
     pub(crate) base: String,
     /// Gate, up and down; experts without gates have two parts.
     pub(crate) parts: [Option<PartForm>; 3],
