@@ -209,8 +209,8 @@ impl Document {
     }
 
     /// Bytes of the chapter or headed part with a title. Case is ignored. A complete match takes precedence over a
-    /// title that starts with these words, and that over one that contains them; of several, the section above the
-    /// others.
+    /// title that starts with these words, and such a title over one that contains them. Of several matches, the
+    /// section above the others counts.
     ///
     /// # Errors
     /// [`PlaceError`] with the existing titles, or with the matching ones.

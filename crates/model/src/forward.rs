@@ -120,7 +120,7 @@ pub struct ProjectedIndex<'a> {
     pub weights: &'a [f32],
     /// `[rows, width]`, rotated to the rows' positions, or not yet joined by block.
     pub keys: &'a [f32],
-    /// The keys of blocks from those of their tokens, if the indexer ranks blocks.
+    /// Makes the keys of blocks from the keys of their tokens, if the indexer ranks blocks.
     pub block_keys: Option<&'a BlockKeys>,
 }
 

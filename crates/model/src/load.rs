@@ -49,11 +49,11 @@ pub struct LoadedModel {
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
 #[non_exhaustive]
 pub struct LoadTimes {
-    /// Reading and checking headers and settings.
+    /// Milliseconds of reading and checking headers and settings.
     pub header_ms: f64,
-    /// Building the tokenizer.
+    /// Milliseconds of building the tokenizer.
     pub tokenizer_ms: f64,
-    /// Reading, checking and packing the weights.
+    /// Milliseconds of reading, checking and packing the weights.
     pub weights_ms: f64,
 }
 

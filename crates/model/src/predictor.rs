@@ -17,7 +17,7 @@ pub struct Predictor {
     pub embedding_norm: Norm,
     /// Norm of the hidden state.
     pub hidden_norm: Norm,
-    /// From the normalised embedding followed by the normalised state, `[hidden_size, 2 * hidden_size]`.
+    /// Projection from the normalised embedding followed by the normalised state, `[hidden_size, 2 * hidden_size]`.
     pub join: Projection,
     /// An attention layer, as in the model.
     pub layer: Layer,

@@ -109,7 +109,7 @@ pub struct ChunkNeed {
 }
 
 impl ChunkNeed {
-    /// For estimates from a chunk's last queries alone: longer chunks need fewer of them.
+    /// Need of estimates from a chunk's last queries alone: longer chunks need fewer estimates.
     pub const LONG: Self = Self {
         preferred: 1024,
         above: |_| 0,
@@ -171,7 +171,7 @@ impl Traits {
         self
     }
 
-    /// With eviction of tokens for good ([`Evict`](crate::Evict)).
+    /// Adds eviction of tokens for good ([`Evict`](crate::Evict)).
     pub const fn with_eviction(mut self) -> Self {
         self.evicts = true;
         self.follows_from_keys = false;

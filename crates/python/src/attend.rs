@@ -275,7 +275,7 @@ impl Problem {
         sum.iter().map(|sum| (sum / block.len() as f64) as f32).collect()
     }
 
-    /// The same in f64, pair by pair: outputs, log-sum-exps and masses.
+    /// Computes the reference in f64, pair by pair: outputs, log-sum-exps and masses.
     fn refer(&self) -> Result<[Vec<f64>; 3], Failure> {
         let cache = self.cache()?;
         let (reader, heads) = (cache.read(), self.kv_heads * self.group);

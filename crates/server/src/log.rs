@@ -88,7 +88,7 @@ impl Line {
         }
     }
 
-    /// The same with seconds, to a thousandth.
+    /// Adds a field with seconds, to a thousandth.
     pub(crate) fn with_seconds(self, name: &'static str, seconds: f64) -> Self {
         self.with(name, (seconds * 1e3).round() / 1e3)
     }

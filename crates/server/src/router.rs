@@ -42,7 +42,7 @@ pub const JSON_PATHS: [&str; 16] = [
     "/api/embed",
 ];
 
-/// All routes of the server. `get`, `post` and `delete` lead to a loaded model; those of `routing` lead to the server
+/// All routes of the server. `get`, `post` and `delete` lead to a loaded model; routes of `routing` lead to the server
 /// itself.
 pub(crate) fn router(site: &Arc<Site>) -> Router {
     let open = Router::new()

@@ -24,7 +24,7 @@ pub(crate) struct Meaning {
     latest: Option<(String, Vec<f32>)>,
 }
 
-/// Receives the number of parts with vectors and that of all parts; may stop the work.
+/// Receives the number of parts with vectors and the number of all parts; may stop the work.
 type Observe<'a> = dyn FnMut(usize, usize) -> ControlFlow<()> + 'a;
 
 impl Meaning {

@@ -136,7 +136,7 @@ pub(crate) struct FetchTokens<'a, T> {
     pub(crate) values: &'a [T],
     pub(crate) tokens: &'a [usize],
     pub(crate) head_dim: usize,
-    /// For quantised values: bytes of a stripe's scales, and of a column of 16 tokens.
+    /// Bytes of a stripe's scales, and of a column of 16 tokens; `None` for values that are not quantised.
     pub(crate) quantised: Option<(usize, usize)>,
 }
 

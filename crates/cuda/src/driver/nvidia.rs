@@ -229,7 +229,7 @@ impl Driver for NvidiaDriver {
 
     fn allocate(&self, bytes: usize) -> Result<u64, CudaError> {
         self.enter()?;
-        // SAFETY: the memory is never read before it is written.
+        // SAFETY: the driver's context is current. The caller never reads the memory before it is written.
         unsafe { result::malloc_sync(bytes) }.map_err(|error| match error.0 {
             sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => CudaError::OutOfMemory {
                 place: "device",

@@ -273,7 +273,7 @@ impl Tree {
         (node.parent, node.previous, node.next) = (NONE, NONE, NONE);
     }
 
-    /// A text node with these words; the previous node is extended if possible.
+    /// Adds words as a text node, or extends the previous text node.
     fn add_text(&mut self, parent: NodeId, next: NodeId, words: &str) {
         let previous = match next {
             NONE => self.nodes[parent as usize].last,

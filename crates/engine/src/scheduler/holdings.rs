@@ -55,7 +55,7 @@ struct Held {
     holders: u8,
 }
 
-/// Holders of a block: pages of sequences, or the prefix cache on disk.
+/// Bits for the holders of a block: pages of sequences, and the prefix cache on disk.
 const PAGES: u8 = 1;
 const PREFIX_CACHE: u8 = 2;
 

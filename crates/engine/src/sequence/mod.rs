@@ -445,8 +445,8 @@ impl Sequence {
         (&mut self.text.tokens, self.answer.drafts.predictor.as_mut())
     }
 
-    /// Sets the sequence to the first `kept` of a prompt's tokens, whose pages the cache has; it had the first `held`
-    /// before. `prompt` may be empty if `kept` does not exceed them.
+    /// Sets the sequence to the first `kept` tokens of a prompt. The cache has their pages, and the sequence had the
+    /// first `held` tokens before. `prompt` may be empty if `kept` does not exceed `held`.
     pub(crate) fn hold_prompt(&mut self, held: usize, kept: usize, prompt: &[u32]) {
         self.attention.cache.truncate(kept);
         self.text.tokens.truncate(held.min(kept));

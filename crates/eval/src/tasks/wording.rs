@@ -23,7 +23,7 @@ pub struct Wording {
     pub chat: bool,
     /// Digits of a number.
     pub digits: usize,
-    /// Between the two words of a key.
+    /// Text between the two words of a key.
     pub key_joiner: String,
     /// Texts that end an answer, besides the model's end tokens.
     pub stops: Vec<String>,

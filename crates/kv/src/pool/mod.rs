@@ -144,7 +144,7 @@ impl PagePool {
 }
 
 impl Pool {
-    /// For readers: no page moves or changes meanwhile.
+    /// Locks the pool for readers: no page moves or changes meanwhile.
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, PageStore> {
         self.store.read().unwrap_or_else(PoisonError::into_inner)
     }

@@ -10,9 +10,9 @@ use crate::TextBlock;
 pub enum RowTier {
     /// Completely in the nearest tier.
     Near,
-    /// In a separate RAM tier.
+    /// A separate RAM tier.
     Ram,
-    /// In files.
+    /// Files on disk.
     Disk,
 }
 

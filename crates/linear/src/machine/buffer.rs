@@ -51,7 +51,7 @@ impl Buffer {
             return Ok(buffer);
         }
         let (mapping, start) = map(len).ok_or(LinearError::OutOfMemory { bytes: len })?;
-        // Only whole huge pages, so that the last one takes no memory that the weights do not need.
+        // Only whole huge pages are requested, so that the last one takes no memory that the weights do not need.
         let end = start + len - len % HUGE_PAGE_BYTES;
         prepare(&mapping, start, end, end);
         Ok(Buffer { mapping, start, len })

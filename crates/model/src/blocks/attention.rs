@@ -14,7 +14,7 @@ pub struct Attention {
     pub norm: Arc<Norm>,
     /// Heads of the layer and their widths.
     pub shape: AttentionShape,
-    /// To `[heads, key_width]`, or to the input of [`latent_query`](Self::latent_query).
+    /// Projection to `[heads, key_width]`, or to the input of [`latent_query`](Self::latent_query).
     pub query: Projection,
     /// Converts queries to latent width, in a latent layer whose weights hold keys and values of every head.
     pub latent_query: Option<Box<LatentQuery>>,
@@ -37,8 +37,8 @@ pub struct Attention {
 pub struct KeyValue {
     /// Projection to `[kv_heads, key_width]`.
     pub key: Projection,
-    /// To `[kv_heads, value_width]`. `None` for a latent layer, whose values are prefixes of its keys, and for a
-    /// layer whose values are its projected keys before norm and rotation.
+    /// Projection to `[kv_heads, value_width]`. `None` for a latent layer, whose values are prefixes of its keys, and
+    /// for a layer whose values are its projected keys before norm and rotation.
     pub value: Option<Projection>,
     /// Norm of each value head, `[value_width]`.
     pub value_norm: Option<Norm>,

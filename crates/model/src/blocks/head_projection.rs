@@ -9,7 +9,7 @@ use crate::weights::Checkpoint;
 
 /// `output[head] = weight[head] · input[head]`, without a bias.
 pub struct HeadProjection {
-    /// At least one; all have the same shape.
+    /// Matrices of the heads, at least one; all have the same shape.
     heads: Vec<PackedMatrix>,
 }
 

@@ -14,7 +14,7 @@ pub struct LayerInputs {
     pub table: PackedMatrix,
     /// Factor on rows of the table.
     pub table_scale: f32,
-    /// From the embedding of a token, `[hidden_size]`, to `[layers, width]`.
+    /// Projection from the embedding of a token, `[hidden_size]`, to `[layers, width]`.
     pub projection: Projection,
     /// Norm of each layer's slice of the projection, `[width]`.
     pub norm: Norm,

@@ -17,9 +17,10 @@ pub struct AltUp {
     pub active: usize,
     /// Norm of the rows from which coefficients are computed.
     pub router_norm: Norm,
-    /// From normalised rows to one value per stream; coefficients use its hyperbolic tangent.
+    /// Projection from normalised rows to one value per stream; coefficients use the value's hyperbolic tangent.
     pub router: Projection,
-    /// From these values to the coefficients of a prediction, `[streams, streams, streams]`: to a stream, from a stream, value.
+    /// Matrix from these values to the coefficients of a prediction, `[streams, streams, streams]`: to a stream, from a
+    /// stream, value.
     pub prediction: Vec<f32>,
     /// Matrix from these values to the coefficients of a correction, `[streams, streams]`.
     pub correction: Vec<f32>,
@@ -29,7 +30,7 @@ pub struct AltUp {
 
 /// Conversion of embeddings to streams, and of streams to the final hidden state.
 pub struct Streams {
-    /// From an embedding to each stream except the first.
+    /// Projections from an embedding to each stream except the first.
     pub begin: Vec<Projection>,
     /// From each stream except the first to a term of the hidden state, which is their mean.
     pub end: Vec<Projection>,

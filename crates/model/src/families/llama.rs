@@ -31,25 +31,25 @@ pub struct Style {
 }
 
 impl Style {
-    /// With or without biases of queries, keys and values.
+    /// Sets if queries, keys and values have biases.
     pub fn with_input_bias(mut self, biased: bool) -> Self {
         self.input_bias = biased;
         self
     }
 
-    /// With or without a bias of the attention's output projection.
+    /// Sets if the attention's output projection has a bias.
     pub fn with_output_bias(mut self, biased: bool) -> Self {
         self.output_bias = biased;
         self
     }
 
-    /// With or without biases of the feed-forward projections.
+    /// Sets if the feed-forward projections have biases.
     pub fn with_mlp_bias(mut self, biased: bool) -> Self {
         self.mlp_bias = biased;
         self
     }
 
-    /// With or without a norm on every query and key head.
+    /// Sets if every query and key head has a norm.
     pub fn with_head_norms(mut self, normed: bool) -> Self {
         self.head_norms = normed;
         self

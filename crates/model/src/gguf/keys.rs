@@ -335,7 +335,7 @@ pub(super) fn check_general(header: &Header<'_>) -> Result<(), ModelError> {
 
 /// Checks every key of the architecture `prefix`: it must be used or have no effect.
 pub(super) fn check_settings(header: &Header<'_>, architecture: Architecture, prefix: &str) -> Result<(), ModelError> {
-    // In a fixed order, so that the same file gives the same error.
+    // Keys are checked in a fixed order, so that the same file gives the same error.
     let mut keys: Vec<(&String, &Metadata<'_>)> = header.metadata.iter().collect();
     keys.sort_by_key(|(key, _)| *key);
     for (key, value) in keys {

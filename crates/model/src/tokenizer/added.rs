@@ -104,7 +104,7 @@ impl AddedTokens {
             added.ids.insert(token.text.clone(), token.id);
             added.by_id.insert(token.id, token);
         }
-        // In the order of ids, so that the same file always gives the same tables.
+        // Tokens are sorted by id, so that the same file always gives the same tables.
         let mut wanted: Vec<&AddedToken> = added.ids.values().filter_map(|id| added.by_id.get(id)).collect();
         wanted.sort_unstable_by_key(|token| token.id);
         let (behind, before): (Vec<_>, Vec<_>) = wanted.into_iter().partition(|token| token.normalized.is_some());

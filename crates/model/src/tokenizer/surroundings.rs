@@ -103,8 +103,9 @@ impl Surroundings {
         }
     }
 
-    /// These surroundings with those of two texts: `between` them, and the tokens before and after a single text around
-    /// them. With `has_types`, the tokens behind the first text and its `between` count as the second text's.
+    /// These surroundings, together with the surroundings of two texts: `between` them, and the tokens before and after
+    /// a single text around them. With `has_types`, the tokens behind the first text and its `between` count as the
+    /// second text's.
     pub(crate) fn with_pair(mut self, between: Vec<u32>, has_types: bool) -> Surroundings {
         let part = |tokens, is_second| PairPart { tokens, is_second };
         if let [

@@ -65,7 +65,7 @@ struct State {
     rotation: Rotation,
     /// The loaded models, by their index.
     apps: Vec<Option<Arc<App>>>,
-    /// By index: the number of failed loads, and the error of the last.
+    /// For each model, the number of failed loads and the error of the last.
     failures: Vec<(u64, Option<Failure>)>,
     is_ending: bool,
 }

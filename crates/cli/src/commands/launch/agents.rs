@@ -38,7 +38,7 @@ impl Settings {
         }
     }
 
-    /// The same as lines of a shell; `more` are further arguments.
+    /// The settings as lines of a shell; `more` are further arguments.
     pub(super) fn as_shell(&self, more: &[OsString]) -> String {
         let variables = self.variables.iter();
         let mut lines: String = variables

@@ -62,7 +62,7 @@ pub enum ExpertWeights {
 
 /// The weights of one expert.
 pub struct Expert {
-    /// To the inner width; `None` for experts without a gate.
+    /// Projection to the inner width; `None` for experts without a gate.
     pub gate: Option<Projection>,
     /// Projection to the inner width.
     pub up: Projection,
@@ -76,7 +76,7 @@ pub struct SharedExpert {
     pub before: Option<Norm>,
     /// The block.
     pub mlp: Mlp,
-    /// To one value, whose sigmoid scales the block's result.
+    /// Projection to one value, whose sigmoid scales the block's result.
     pub gate: Option<Projection>,
     /// Norm of the block's result, if the family has one.
     pub after: Option<Norm>,
@@ -85,7 +85,7 @@ pub struct SharedExpert {
 /// The experts of a model's layers that are loaded on demand.
 pub(crate) struct ExpertStreams {
     pub(crate) cache: Arc<ExpertCache>,
-    /// By layer number in the cache: the prefix of the names of the layer's tensors, and all of them.
+    /// Streamed layers by their number in the cache.
     pub(crate) layers: Vec<StreamedLayer>,
 }
 

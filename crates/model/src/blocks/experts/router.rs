@@ -42,7 +42,7 @@ pub struct ExpertGroups {
 /// The divisor of the weights of a token: max(their sum + `added`, `least`).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct WeightSum {
-    /// Added to the sum.
+    /// Number added to the sum.
     pub added: f32,
     /// The smallest divisor.
     pub least: f32,

@@ -41,7 +41,7 @@ fn together(shape: &ExpertShape, [rows, block]: [usize; 2]) -> usize {
 }
 
 impl ExpertScratch {
-    /// For batches of up to `rows` rows, routed `block` at a time.
+    /// Allocates scratch for batches of up to `rows` rows, routed `block` at a time.
     pub(crate) fn new(shape: Option<&ExpertShape>, hidden: usize, [rows, block]: [usize; 2]) -> ExpertScratch {
         let Some(shape) = shape else {
             return ExpertScratch::default();

@@ -16,7 +16,8 @@ macro_rules! shared_kernels {
     ($features:literal) => {
         expand_kernel!($features);
 
-        /// Many tokens: a few stretches at a time are unpacked into the first-level cache and shared by all tokens.
+        /// Multiplies a band with many tokens: a few stretches at a time are unpacked into the first-level cache and
+        /// shared by all tokens.
         #[inline]
         #[target_feature(enable = $features)]
         pub(super) fn many_tokens<Q: Quant>(

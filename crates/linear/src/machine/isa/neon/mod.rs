@@ -70,7 +70,7 @@ fn multiply_add<E: Element>(weights: Block, value: E::Value, sum: Block) -> Bloc
     }
 }
 
-/// The first of each pair of bfloat16, widened.
+/// The first number of each pair of bfloat16, widened.
 #[inline]
 #[target_feature(enable = "neon")]
 fn first(pairs: float32x4_t) -> float32x4_t {
