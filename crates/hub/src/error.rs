@@ -222,7 +222,7 @@ pub enum HubError {
 
 /// Ways to give a token.
 const TOKEN_HINT: &str = "HF_TOKEN=…, or hf auth login, which keeps it in a file";
-/// The reason for rate limits.
+/// A hint in errors of rate limits.
 const RATE_HINT: &str = " (with a token more requests are allowed)";
 
 impl HubError {

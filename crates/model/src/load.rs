@@ -90,7 +90,7 @@ impl LoadOptions {
         self
     }
 
-    /// Sets if linear layers of bf16 weights round their input on the CPU.
+    /// Sets whether linear layers of bf16 weights round their input on the CPU.
     pub fn with_activations(mut self, activations: Activations) -> Self {
         self.activations = activations;
         self
@@ -108,7 +108,7 @@ impl LoadOptions {
         self
     }
 
-    /// Sets if the layer that predicts further tokens is loaded, if the files have one.
+    /// Sets whether to load the layer that predicts further tokens, if the files have one.
     pub fn with_predictor(mut self, predictor: bool) -> Self {
         self.predictor = predictor;
         self

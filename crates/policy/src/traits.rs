@@ -203,7 +203,7 @@ impl Traits {
         self
     }
 
-    /// Sets the parameter that decides how much it reads, for comparisons at an equal budget.
+    /// Sets the parameter that decides how much the policy reads, for comparisons at an equal budget.
     pub const fn with_budget(mut self, budget: BudgetParameter) -> Self {
         self.budget = Some(budget);
         self

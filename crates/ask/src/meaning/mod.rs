@@ -20,7 +20,7 @@ pub(crate) struct Meaning {
     embedder: Embedder,
     // [parts, width]; empty before the first question
     vectors: Vec<Vec<f32>>,
-    /// The latest question, which belongs to the next one too.
+    /// The latest question, which also counts for the next one.
     latest: Option<(String, Vec<f32>)>,
 }
 

@@ -15,7 +15,7 @@ use crate::{document, generate};
 
 const EMBEDDINGS: &str = "vectors/embedding/qwen3";
 
-/// Most parts of the documents share no word with it.
+/// A question with which most parts of the documents share no word.
 const QUESTION: &str = "Which harbour?";
 
 /// Paragraphs that are a part each. Two of them share a word with the question.

@@ -22,7 +22,7 @@ const KEPT_BYTES: usize = 16 << 20;
 /// Parsed objects that are kept, including nested ones.
 const KEPT_OBJECTS: usize = 1 << 20;
 
-/// Bytes of an object in memory.
+/// Memory that each object counts for, in bytes.
 const OBJECT_BYTES: u64 = 128;
 
 /// Most objects parsed or copied in total. A document with 100,000 pages takes about 10 million.

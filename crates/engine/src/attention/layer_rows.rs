@@ -31,7 +31,7 @@ pub(crate) struct LayerRows<'a> {
 pub(crate) enum NewKeys<'a> {
     /// Rows in main memory, `[rows, kv_heads, key_width]` and `[rows, kv_heads, value_width]`.
     Host { keys: &'a [f32], values: &'a [f32] },
-    /// Rows on the device, which attends too and rotates the rows when it appends them.
+    /// Rows on the device. The device also attends, and rotates the rows when it appends them.
     Device(&'a dyn DeviceRows),
 }
 

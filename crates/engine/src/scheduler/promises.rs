@@ -165,7 +165,7 @@ impl Scheduler {
         let outcomes = match outcomes {
             Ok(outcomes) => outcomes,
             Err(error) => {
-                // Every sequence is unchanged.
+                // A failed pass leaves every sequence unchanged.
                 for (place, tokens) in again.into_iter().zip(tokens) {
                     if let Stage::Answering(open) = &mut self.running[place].stage {
                         open.again.splice(..0, tokens);

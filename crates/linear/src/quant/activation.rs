@@ -22,7 +22,7 @@ pub(crate) struct ActivationBlock {
     pub(crate) negative_sums: [f32; 2],
 }
 
-/// How an instruction set adds products, and so the form of its biases.
+/// The form of biases. An instruction set's way of adding products decides it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BiasForm {
     /// One sum in 32 bits.

@@ -7,7 +7,7 @@ use super::pythonic;
 use super::styles::{CallStyle, CallSyntax};
 use super::tools::{KnownTools, WrittenCall};
 
-/// Beginnings of an answer that is a call without its family's marks, without white space.
+/// Beginnings of answers that are calls without their family's marks. White space is removed.
 const UNMARKED: [&str; 6] = ["", "[", "{", "```", "```json", "```tool_call"];
 
 /// The mark around texts in calls of Gemma 4.

@@ -215,7 +215,7 @@ impl Plan {
         weights: &mut Checkpoint,
         layer: usize,
     ) -> Result<Layer, ModelError> {
-        // An attention layer with norms after its parts is like in models without mixers.
+        // An attention layer with norms after its parts is built as in models without mixers.
         let is_plain = |own: &&LayerParts| own.state.is_none() && matches!(self.block, Block::After(_));
         if let Some(own) = self.layers.get(layer).filter(|own| !is_plain(own)) {
             return self.mixed_layer(parts, config, weights, (layer, own));
