@@ -73,7 +73,7 @@ pub enum Recall {
     /// Questions about distinctive facts. The policy ranks blocks by a bound on their keys, which may miss one of
     /// many similar facts.
     Distinct,
-    /// All: every query selects among all keys by their content.
+    /// All questions. Every query selects among all keys by their content.
     Anywhere,
 }
 

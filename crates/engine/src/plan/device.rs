@@ -123,7 +123,7 @@ pub(super) fn room_options(
     context: usize,
     budget_bytes: u64,
 ) -> RoomOptions {
-    // Enough for the queries of a chunk and some rows of weights; longer estimates are computed in pieces.
+    // This is enough for the queries of a chunk and some rows of weights. Longer estimates are computed in pieces.
     const ESTIMATE_BYTES: u64 = 64 << 20;
     let policy_shapes = policy_shapes(config, options);
     RoomOptions {

@@ -171,8 +171,7 @@ impl SharedSearch {
     }
 }
 
-/// Begins to fetch the store's part of `tokens` after those that the sequence holds, which are the first of them,
-/// without waiting.
+/// Begins to fetch the store's part of `tokens` without waiting. The sequence already holds the first of `tokens`.
 pub(crate) fn begin_fetch(
     sequence: &Sequence,
     shared: &SharedPrefixes,
@@ -316,7 +315,7 @@ pub(crate) fn complete_early(shared: &mut SharedPrefixes, search: &SharedSearch)
 }
 
 /// Returns to the completely arrived tokens, after a pass was abandoned because a layer did not arrive. The sequence
-/// has no more tokens than were counted as read.
+/// then has at most the tokens that were counted as read.
 pub(crate) fn give_up_early(sequence: &mut Sequence, search: &SharedSearch) {
     let whole = search.fetch.whole_tokens(&sequence.attention().cache);
     let grid = prompt_grid(sequence);

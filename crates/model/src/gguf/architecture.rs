@@ -169,7 +169,7 @@ const ARCHITECTURES: &[(&str, Architecture, &str)] = &[
     ("phimoe", Architecture::PhiMoe, "PhimoeForCausalLM"),
     ("kimi-linear", Architecture::KimiLinear, "KimiLinearForCausalLM"),
     ("qwen4exp", Architecture::Qwen4Exp, "Qwen4ExpForCausalLM"),
-    // Also RoBERTa and XLM-R: files leave out the unused rows of their position table.
+    // RoBERTa and XLM-R are here too, because files leave out the unused rows of their position table.
     ("bert", Architecture::Bert, "BertModel"),
 ];
 

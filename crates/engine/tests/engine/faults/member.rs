@@ -137,7 +137,7 @@ impl Member {
         self.unread.clear();
         let tokens = tokens.min(self.alone.tokens().len());
         for sequence in [&mut self.sequence, &mut self.alone] {
-            // The tokens to read again remain.
+            // The truncation returns tokens that must be read again.
             drop(sequence.truncate(tokens).unwrap());
         }
         if self.sequence.tokens().len() != self.alone.tokens().len() {
