@@ -112,7 +112,7 @@ impl Need {
         self.prompt_tokens + self.answer_tokens.min(SHORT_ANSWER_TOKENS)
     }
 
-    /// The same with a full answer and later questions.
+    /// Tokens needed with a full answer and later questions.
     fn wide(&self) -> usize {
         self.prompt_tokens
             .saturating_add(self.answer_tokens)

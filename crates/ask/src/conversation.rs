@@ -111,7 +111,7 @@ pub struct Answer {
     pub question: String,
     /// The answer's text.
     pub text: String,
-    /// Reason for its end.
+    /// Reason for the end of the answer.
     pub stop: StopReason,
     /// The parts of documents with the most attention, best first. Attention is a hint to the source, not a proof.
     pub passages: Vec<Passage>,

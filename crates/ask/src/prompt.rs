@@ -29,7 +29,7 @@ pub(crate) struct Prompt {
     pub(crate) tokens: Vec<u32>,
     /// Byte range of each token in the prompt's text.
     pub(crate) offsets: Vec<Range<usize>>,
-    /// The parts of documents in it, with their byte ranges in the prompt's text.
+    /// The parts of documents in the prompt, with their byte ranges in the prompt's text.
     pub(crate) parts: Vec<(Part, Range<usize>)>,
     /// Tokens up to the end of the last part.
     pub(crate) document_tokens: usize,

@@ -73,19 +73,19 @@ impl AttendOptions<'_> {
         Self::new(1.0 / crate::math::sqrt(head_dim as f32))
     }
 
-    /// With logits capped softly at ±`cap`.
+    /// Caps logits softly at ±`cap`.
     pub fn with_soft_cap(mut self, cap: Option<f32>) -> Self {
         self.soft_cap = cap;
         self
     }
 
-    /// With or without causality.
+    /// Sets whether a query sees only keys up to its own position.
     pub fn with_causal(mut self, causal: bool) -> Self {
         self.causal = causal;
         self
     }
 
-    /// In this arithmetic.
+    /// Sets the arithmetic.
     pub fn with_arithmetic(mut self, arithmetic: Arithmetic) -> Self {
         self.arithmetic = arithmetic;
         self

@@ -72,8 +72,8 @@ impl BatchStream {
         Self { parts: parts.collect() }
     }
 
-    /// Attends to the pages that the jobs hold now, if any. Jobs come in the order of [`new`](Self::new); pages
-    /// follow those of earlier calls. The partials are incomplete until [`finish`](Self::finish).
+    /// Attends to the pages that the jobs hold now, if any. Jobs come in the order of [`new`](Self::new); pages follow
+    /// the pages of earlier calls. The partials are incomplete until [`finish`](Self::finish).
     ///
     /// # Errors
     /// As [`attend_batch`].

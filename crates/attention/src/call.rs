@@ -46,11 +46,11 @@ pub(crate) struct Call<'a, V: Visible> {
     pub(crate) kv: KvView<'a>,
     /// Elements of one value; zero where no values are read.
     pub(crate) value_dim: usize,
-    /// True if any of its planes holds integers.
+    /// True if any plane of the pages holds integers.
     pub(crate) quantised: bool,
     pub(crate) visible: &'a V,
     pub(crate) options: &'a AttendOptions<'a>,
-    /// Only keys in this range.
+    /// Range of the keys to read.
     pub(crate) range: Span,
     /// Part of the cache to which keys are limited.
     pub(crate) only_part: Option<usize>,

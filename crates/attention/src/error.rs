@@ -15,7 +15,7 @@ pub enum AttendError {
         what: &'static str,
         /// The size the call needs.
         expected: usize,
-        /// The size it received.
+        /// The size received.
         found: usize,
     },
     /// A slice is shorter than its shape.

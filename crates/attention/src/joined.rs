@@ -42,9 +42,9 @@ pub(crate) fn attend_shared_pages(
 
 /// Jobs with the same first pages.
 struct Group {
-    /// At least two.
+    /// The jobs of the group, at least two.
     members: Vec<usize>,
-    /// Number of pages that they share and read alike.
+    /// Number of pages that the members share and read alike.
     pages: usize,
 }
 
@@ -84,7 +84,7 @@ struct Candidate<'a> {
     job: &'a AttendJob<'a>,
     /// Elements of one value.
     value_dim: usize,
-    /// First position at which its rows may read different tokens.
+    /// First position at which the job's rows may read different tokens.
     own_from: usize,
     footing: Footing,
 }
@@ -196,7 +196,7 @@ fn tokens_read(selection: &Selection, pages: &[PageView]) -> usize {
 struct Joined<'a> {
     /// `[rows, group, head_dim]`, in the order of the members.
     queries: Vec<f32>,
-    /// Of the last shared page.
+    /// End of the last shared page.
     end: usize,
     kv: KvView<'a>,
     /// Spans of the shared pages, equal for all members.

@@ -7,8 +7,8 @@ use crate::math;
 /// Attention of a tile of queries over part of its keys, in the form that merges exactly.
 ///
 /// For row `r` and head `g` of the group: `m` is the largest logit, `l` is Σ exp(logit − m) and `o` is Σ exp(logit −
-/// m)·v. Empty is m = −∞, l = 0, o = 0, and merges as nothing. The merge is the online softmax of Milakov and
-/// Gimelshein (2018), the tiling that of FlashAttention.
+/// m)·v. An empty partial has m = −∞, l = 0 and o = 0; merging it changes nothing. The merge is the online softmax of
+/// Milakov and Gimelshein (2018), the tiling that of FlashAttention.
 ///
 /// Its `head_dim` is the *value width*: calls read this many elements of each value. Queries and keys may have
 /// another width.

@@ -91,7 +91,7 @@ impl Scan {
             let slots = Span::new(0, known - page.start);
             self.scorer
                 .score(&page.keys, slots, ahead, &mut weights[page.start..], self.row_stride)?;
-            // While a page's logits are in the nearest cache.
+            // The maxima are found while a page's logits are in the nearest cache.
             let rows = weights.chunks_exact_mut(self.row_stride).zip(&mut self.tops);
             for (query, (row, top)) in rows.enumerate() {
                 let logits = &mut row[page.start..visible(query).clamp(page.start, known)];

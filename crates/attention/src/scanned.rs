@@ -49,7 +49,7 @@ pub fn attend_scanned(
     Ok(())
 }
 
-/// Up to eight queries.
+/// A part of a scan: up to eight queries.
 struct ScannedPart<'a> {
     scan: &'a Scan,
     selection: &'a Selection,

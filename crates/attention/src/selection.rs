@@ -33,7 +33,7 @@ impl Span {
         self.start..self.end
     }
 
-    /// The positions in both.
+    /// The positions in both spans.
     pub fn intersect(&self, other: &Self) -> Self {
         Self {
             start: self.start.max(other.start),
@@ -159,7 +159,7 @@ impl Selection {
         &self.spans
     }
 
-    /// Number of its latest tokens that each row reads.
+    /// Number of latest tokens that each row reads.
     pub fn row_window(&self) -> usize {
         self.row_window
     }

@@ -249,7 +249,7 @@ impl SignScorer {
 fn round_to_integers(vector: &[f32]) -> (Vec<i32>, f32) {
     /// Magnitude below which a query counts as zero: its inverse would overflow.
     const LEAST: f32 = 1e-30;
-    /// Adding and subtracting it rounds a small number to an integer, ties to even.
+    /// Adding and subtracting this number rounds a small number to an integer, ties to even.
     const ROUNDING: f32 = 12_582_912.0;
     let largest = vector.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
     let inverse = if largest > LEAST { LARGEST as f32 / largest } else { 0.0 };

@@ -81,7 +81,7 @@ impl<V: Visible> Call<'_, V> {
             (start..start + queries.positions).map(|query| self.visible.row_bits(block, shared, query) & allowed),
         );
         let union = bits.iter().fold(0, |union, bits| union | bits);
-        // Decided by the tokens that each row sees, so that later tokens of the block change nothing.
+        // The tokens that each row sees decide, so that later tokens of the block change nothing.
         (union, bits.iter().all(|bits| *bits == union))
     }
 

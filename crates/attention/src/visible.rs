@@ -22,7 +22,7 @@ pub(crate) trait Visible {
     fn diagonal_lanes(&self, query: usize, key: usize, lanes: u16) -> u16;
     /// True if diagonals reach only backwards.
     fn causal(&self) -> bool;
-    /// Added to the logit of the key at `position`, for keys that represent several tokens.
+    /// Bias on the logit of the key at `position`, for keys that represent several tokens.
     fn bias(&self, position: usize) -> Option<f32>;
 }
 

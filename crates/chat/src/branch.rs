@@ -11,7 +11,7 @@ use crate::transcript::{Mark, Transcript};
 pub struct Document {
     /// Name of the document, such as its file name.
     pub name: String,
-    /// Its text.
+    /// Text of the document.
     pub text: String,
 }
 

@@ -32,9 +32,9 @@ pub struct TurnReport {
 /// A branch in the list of branches.
 #[derive(Debug, Clone, Serialize)]
 pub struct BranchReport {
-    /// Its name.
+    /// Name of the branch.
     pub name: String,
-    /// Its turns.
+    /// Number of turns in the branch.
     pub turns: usize,
     /// True for the current branch.
     pub is_current: bool,
@@ -43,7 +43,7 @@ pub struct BranchReport {
 /// Branches, tokens, memory and policies of a conversation.
 #[derive(Debug, Clone, Serialize)]
 pub struct ChatReport {
-    /// Its branches.
+    /// Branches of the conversation.
     pub branches: Vec<BranchReport>,
     /// Turns of the current branch.
     pub turns: usize,

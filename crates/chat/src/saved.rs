@@ -12,7 +12,7 @@ use crate::conversation::Conversation;
 use crate::error::ChatError;
 use crate::transcript::Transcript;
 
-/// Changes with the file's fields.
+/// Version of the file. It changes with the file's fields.
 const VERSION: u32 = 1;
 
 /// Most bytes of a file.
@@ -21,7 +21,7 @@ const LARGEST_FILE_BYTES: u64 = 1 << 30;
 /// A conversation from a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Loaded {
-    /// Its turns.
+    /// Number of turns in the conversation.
     pub turns: usize,
     /// Tokens with loaded pages.
     pub held_tokens: usize,

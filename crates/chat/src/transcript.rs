@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 /// A position in a transcript where a token and its text end together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Mark {
-    /// Bytes of the text before it.
+    /// Bytes of the text before the mark.
     pub(crate) text: usize,
-    /// Tokens before it.
+    /// Tokens before the mark.
     pub(crate) tokens: usize,
 }
 
@@ -32,7 +32,7 @@ impl Default for Transcript {
 }
 
 impl Transcript {
-    /// Its last mark.
+    /// The last mark of the transcript.
     pub(crate) fn end(&self) -> Mark {
         self.marks.last().copied().unwrap_or_default()
     }

@@ -11,14 +11,14 @@ use riffle_engine::Sequence;
 pub enum Undone {
     /// The latest turn.
     Turn {
-        /// Its message.
+        /// Message of the turn.
         message: String,
         /// Tokens of earlier turns that the next message reads again.
         again_tokens: usize,
     },
     /// The attached text.
     Document {
-        /// Its name.
+        /// Name of the text.
         name: String,
     },
 }
@@ -44,7 +44,7 @@ impl Conversation {
         {
             again_tokens = Sequence::truncate(session.sequence_mut(), turn.held_tokens)?.len();
         }
-        // Their pages stay, because the next message needs them too.
+        // Pages of the documents stay, because the next message needs them too.
         branch.attached = turn.documents;
         Ok(Undone::Turn {
             message: turn.message,

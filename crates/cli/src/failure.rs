@@ -47,7 +47,7 @@ impl Failure {
         self.status == Self::INTERRUPTED
     }
 
-    /// The same with a hint for the next step, if the run was interrupted.
+    /// Adds a hint for the next step, if the run was interrupted.
     pub(crate) fn with_hint(mut self, hint: &str) -> Self {
         if self.is_interrupted() {
             self.message += &format!("; {hint}");

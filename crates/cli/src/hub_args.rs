@@ -70,7 +70,7 @@ pub(crate) fn model_path() -> impl TypedValueParser<Value = PathBuf> {
     model().map(|model| model.path)
 }
 
-/// The same with the typed name.
+/// Parses a model's name or path, and keeps the typed name.
 pub(crate) fn model() -> impl TypedValueParser<Value = NamedModel> {
     PathBufValueParser::new().try_map(|name| resolved(name).map_err(|error| error.to_string()))
 }
@@ -110,7 +110,7 @@ pub(crate) fn draft(text: &str) -> Result<DraftSpec, String> {
     }
 }
 
-/// The model of a name or a path.
+/// Finds the model of a name or a path.
 pub(crate) fn resolved(name: PathBuf) -> Result<NamedModel, String> {
     let at = |path: PathBuf, name: PathBuf| {
         Ok(NamedModel {

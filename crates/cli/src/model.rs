@@ -26,7 +26,7 @@ const MOST_NAMED: usize = 4;
 pub(crate) struct NamedModel {
     pub(crate) name: PathBuf,
     pub(crate) path: PathBuf,
-    /// The server's name for it, if one was typed.
+    /// The server's name for the model, if one was typed.
     pub(crate) served_as: Option<String>,
 }
 
@@ -102,7 +102,7 @@ pub(crate) fn given_or_found(given: Option<&NamedModel>) -> Result<NamedModel, F
     }
 }
 
-/// The given embedding model, or else that of the variable; `None` without both.
+/// The given embedding model, or else the variable's; `None` without both.
 pub(crate) fn embeddings(given: Option<&Path>) -> Result<Option<PathBuf>, Failure> {
     match given {
         Some(path) => Ok(Some(path.to_owned())),

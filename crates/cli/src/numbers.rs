@@ -126,7 +126,7 @@ pub(crate) fn repeat_penalty(text: &str) -> Result<f32, String> {
     number(text, |value| value > 0.0, "a number above 0 (1 is off)")
 }
 
-/// On or off.
+/// Parses `on` or `off`.
 pub(crate) fn switch(text: &str) -> Result<bool, String> {
     match &*text.to_ascii_lowercase() {
         "on" | "true" | "yes" | "1" => Ok(true),

@@ -154,7 +154,7 @@ impl ServingArguments {
         })
     }
 
-    /// The same without a name, for a server with several models.
+    /// The server's options without a model's name, for a server with several models.
     pub(crate) fn unnamed_options(&self) -> Result<ServerOptions, Failure> {
         let places = self.prefix.places()?;
         Ok(ServerOptions {

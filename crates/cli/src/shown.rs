@@ -35,7 +35,7 @@ pub(crate) fn answer(text: &str, to_terminal: bool) -> Cow<'_, str> {
     }
 }
 
-/// The same JSON with escaped control characters in its strings.
+/// JSON with escaped control characters in its strings.
 pub(crate) fn json(text: &str) -> String {
     let mut result = String::with_capacity(text.len());
     for c in text.chars() {

@@ -8,7 +8,7 @@ use crate::failure::Failure;
 /// An option, true if it was given, and its replacement.
 type Unused = (&'static str, bool, &'static str);
 
-/// For `riffle calibrate`, which selects prefill policies itself.
+/// Refuses policies in `riffle calibrate`, which selects prefill policies itself.
 pub(crate) fn refuse_in_calibrate(arguments: &EngineArguments) -> Result<(), Failure> {
     const CANDIDATES: &str = "it chooses among those of --candidate; riffle run and riffle eval audit take it";
     refuse(
@@ -36,13 +36,13 @@ pub(crate) fn refuse_in_calibrate(arguments: &EngineArguments) -> Result<(), Fai
     )
 }
 
-/// For commands that do not measure the policies' attention mass.
+/// Refuses an audit in commands that do not measure the policies' attention mass.
 pub(crate) fn refuse_audit(command: &str, arguments: &EngineArguments) -> Result<(), Failure> {
     let instead = "riffle run, riffle chat and riffle eval audit show one";
     refuse(command, &[("--audit", arguments.audit, instead)])
 }
 
-/// For `riffle eval logits`, which reads all tokens as a prompt.
+/// Refuses an audit and a decode policy in `riffle eval logits`, which reads all tokens as a prompt.
 pub(crate) fn refuse_in_logits(arguments: &EngineArguments) -> Result<(), Failure> {
     refuse_audit("riffle eval logits", arguments)?;
     let instead = "it reads every token as a prompt; riffle run and riffle eval compare take it";
@@ -64,20 +64,20 @@ pub(crate) fn refuse_h2o(command: &str, arguments: &EngineArguments) -> Result<(
     )
 }
 
-/// For questions without a task that asks them.
+/// Refuses questions without a task that asks them.
 pub(crate) fn refuse_questions(command: &str, is_unused: bool) -> Result<(), Failure> {
     let instead = "only the tasks qa_1 and qa_2 ask them, and none is among --tasks";
     refuse(command, &[("--questions", is_unused, instead)])
 }
 
-/// For options of `riffle eval compare` that apply only to generated tasks, if all tasks are from files.
+/// Refuses options of `riffle eval compare` that apply only to generated tasks, if all tasks are from files.
 pub(crate) fn refuse_task_options(options: &[(&'static str, bool)]) -> Result<(), Failure> {
     let instead = "every line of a file is asked, with the context that stands there";
     let options: Vec<Unused> = options.iter().map(|(name, given)| (*name, *given, instead)).collect();
     refuse("riffle eval compare", &options)
 }
 
-/// For depths without a needle task.
+/// Refuses depths without a needle task.
 pub(crate) fn refuse_depths(is_unused: bool) -> Result<(), Failure> {
     let instead = "no task of --tasks is a needle task";
     refuse("riffle eval compare", &[("--depths", is_unused, instead)])

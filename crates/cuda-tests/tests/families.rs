@@ -72,7 +72,7 @@ fn read_in_blocks(
             forward.finish(layer, block.clone(), states).unwrap();
         }
     }
-    // The last of many rows, because every earlier error changes them.
+    // The last rows of many are enough, because every earlier error changes them.
     let rows: Vec<usize> = (batch.rows().saturating_sub(16)..batch.rows()).collect();
     let mut all = vec![0.0; rows.len() * config.vocab_size];
     forward.logits(&rows, &mut all).unwrap();

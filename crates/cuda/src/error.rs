@@ -57,7 +57,7 @@ pub enum CudaError {
     /// The device failed during a run; nothing on it can be read any more.
     #[error("the GPU was lost while it did {what}; what is in main memory is intact, start again")]
     DeviceLost {
-        /// The call that noticed it.
+        /// The call that noticed the loss.
         what: String,
     },
     /// The driver refused a call.
@@ -113,7 +113,7 @@ pub enum CudaError {
     Setting {
         /// The variable.
         variable: &'static str,
-        /// Its value.
+        /// Value of the variable.
         value: String,
         /// Allowed values.
         requirement: &'static str,
@@ -142,7 +142,7 @@ pub enum CudaError {
     Unsupported {
         /// Name of the size.
         what: &'static str,
-        /// Its value.
+        /// Value of the size.
         value: usize,
         /// Supported sizes.
         requirement: &'static str,

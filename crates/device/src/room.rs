@@ -57,7 +57,7 @@ pub struct AppendedTokens<'a> {
 /// A tile of queries, and the keys that it reads.
 #[derive(Debug, Clone, Copy)]
 pub struct PagedTile<'a> {
-    /// Its KV head.
+    /// KV head of the tile.
     pub kv_head: usize,
     /// First row of the tile among the queries of the call.
     pub first_row: usize,

@@ -100,7 +100,7 @@ impl TextBuilder {
         self.text.len()
     }
 
-    /// The text, and its places: each ends at the next of its kind.
+    /// The text with its places. A place ends where the next place of its kind begins.
     pub(crate) fn finish(mut self) -> (String, Vec<DocumentPlace>) {
         let kept = self.text.trim_end().len();
         self.text.truncate(kept);

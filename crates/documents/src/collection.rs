@@ -169,7 +169,7 @@ fn read_file(name: &str, path: &Path, usual: &Limits, held: u64) -> Result<Docum
     document.map_err(|error| narrowed(error, &limits, usual))
 }
 
-/// The error, in terms of memory if memory has narrowed the limits.
+/// Returns the error. If memory has narrowed the limits, the error names memory.
 fn narrowed(error: DocumentError, limits: &Limits, usual: &Limits) -> DocumentError {
     match (error, limits.memory_bytes) {
         (
@@ -195,7 +195,7 @@ fn parse(name: &str, bytes: Vec<u8>, limits: &Arc<Limits>) -> Result<Document, D
         Sniffed::Kind(kind @ (DocumentKind::Text | DocumentKind::Markdown)) => plain::read(name, kind, bytes),
         Sniffed::Kind(kind) => guarded(name, kind, bytes, limits),
         Sniffed::Archive => {
-            // Opening it to find its kind also runs the parser.
+            // The parser also runs when an archive is opened to find the kind of the document.
             guarded(name, DocumentKind::Epub, bytes, limits)
         }
     }

@@ -35,7 +35,7 @@ struct Package {
     spine: Vec<String>,
     /// Id of the table of contents of EPUB 2.
     contents: Option<String>,
-    /// True if it lists too many items.
+    /// True if the package lists too many items.
     is_too_large: bool,
 }
 

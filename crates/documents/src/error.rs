@@ -90,7 +90,7 @@ pub enum DocumentError {
         name: String,
         /// Kind of the file, such as `a spreadsheet`.
         kind: &'static str,
-        /// A supported kind to save it as.
+        /// A supported kind for saving the document.
         save_as: &'static str,
     },
     /// The file needs a password.

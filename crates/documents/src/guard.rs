@@ -11,7 +11,7 @@ thread_local! {
     static DEADLINE: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// Ends a parser's thread after its deadline, by a panic: its caller no longer waits.
+/// Ends a parser's thread after the deadline, by a panic. The caller no longer waits then.
 pub(crate) fn check() {
     if DEADLINE.get().is_some_and(|deadline| Instant::now() > deadline) {
         resume_unwind(Box::new("late"));

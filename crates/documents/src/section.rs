@@ -10,7 +10,7 @@ const LISTED: usize = 12;
 /// A chapter or a headed part of a document, with the parts below it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Section<'a> {
-    /// Its title.
+    /// Title of the section.
     pub title: &'a str,
     /// Depth: 0 for chapters, from 1 for headings.
     pub level: usize,
@@ -209,8 +209,8 @@ impl Document {
     }
 
     /// Bytes of the chapter or headed part with a title. Case is ignored. A complete match takes precedence over a
-    /// title that starts with these words, and that over one that contains them; of several, the section above the
-    /// others.
+    /// title that starts with these words, and such a title over one that contains them. Of several matches, the
+    /// section above the others counts.
     ///
     /// # Errors
     /// [`PlaceError`] with the existing titles, or with the matching ones.

@@ -26,7 +26,7 @@ pub struct Arguments {
     /// Folder with the tokenizer.json and config.json that Dynamo's frontend reads [default: that of --model]
     #[arg(long, value_name = "DIR", help_heading = "Dynamo")]
     frontend_files: Option<PathBuf>,
-    /// Tell Dynamo's router nothing of what the cache holds: it knows load alone
+    /// Do not report cached blocks to Dynamo's router, which then knows only the load
     #[arg(long, help_heading = "Dynamo")]
     no_kv_events: bool,
     #[command(flatten, next_help_heading = "Dynamo")]

@@ -82,7 +82,7 @@ fn change_of(event: Event, block_tokens: u32) -> Option<(KvCacheEventData, Stora
             ))
         }
         Event::Stored { .. } | Event::Removed { .. } => None,
-        // It empties every tier.
+        // The event empties every tier.
         Event::Cleared => Some((KvCacheEventData::Cleared, StorageTier::Device)),
     }
 }

@@ -150,7 +150,7 @@ fn sampling(asked: &DynamoSampling, engine: &Engine) -> SamplingOptions {
     SamplingOptions {
         temperature: asked.temperature.unwrap_or(own.temperature),
         top_p: asked.top_p.unwrap_or(own.top_p),
-        // -1 is no limit.
+        // -1 means no limit.
         top_k: asked
             .top_k
             .map_or(own.top_k, |top_k| usize::try_from(top_k).unwrap_or(0)),

@@ -72,7 +72,7 @@ impl DraftSpec {
         self.model.as_deref()
     }
 
-    /// True if it uses the layer in the model's files that predicts further tokens, for
+    /// True if drafts use the layer in the model's files that predicts further tokens, for
     /// [`ModelOptions::draft_predictor`](crate::ModelOptions::draft_predictor).
     pub fn uses_predictor(&self) -> bool {
         self.has_predictor
@@ -87,7 +87,7 @@ impl DraftSpec {
         }
     }
 
-    /// Allows answers without drafts if they are impossible, for example under a learning policy or an audit.
+    /// Allows answers without drafts if drafts are impossible, for example under a learning policy or an audit.
     #[must_use]
     pub fn where_possible(self) -> Self {
         Self {

@@ -64,7 +64,7 @@ pub enum EngineError {
     StaleCheckpoint {
         /// Tokens of the sequence at the checkpoint.
         tokens: usize,
-        /// Tokens it holds now.
+        /// Tokens that the session holds now.
         held: usize,
     },
     /// No layer of the model attends, so there is no cache to store.
@@ -95,9 +95,9 @@ pub enum EngineError {
         path: PathBuf,
         /// The part that differs: the model, or an option.
         what: String,
-        /// Its value in the file.
+        /// Value of the setting in the file.
         saved: String,
-        /// Its value in this run.
+        /// Value of the setting in this run.
         now: String,
     },
     /// A prompt that does not match the session's text.
@@ -153,7 +153,7 @@ pub enum EngineError {
     OutOfMemory {
         /// Bytes needed, for people.
         needed: String,
-        /// The parts that need it.
+        /// The parts that need the memory.
         parts: String,
         /// Bytes available, for people.
         available: String,
@@ -165,7 +165,7 @@ pub enum EngineError {
     TierTooSmall {
         /// Tokens of the context.
         tokens: usize,
-        /// Bytes of its pages, formatted.
+        /// Bytes of the tier's pages, formatted.
         needed: String,
         /// The budget that is too small.
         refusal: String,
@@ -199,7 +199,7 @@ pub enum EngineError {
     TextTooLong {
         /// The index of the text in the call, from 0.
         number: usize,
-        /// Its tokens.
+        /// Tokens of the text.
         tokens: usize,
         /// Most tokens that the model reads.
         most: usize,
@@ -251,13 +251,13 @@ pub(crate) fn stretch_advice(context: usize, maximum: usize) -> String {
     }
 }
 
-/// The reason a sequence did not complete a pass. It is unchanged, apart from `again`.
+/// The reason a sequence did not complete a pass. The sequence is unchanged, apart from `again`.
 #[derive(Debug)]
 pub struct Failure {
-    /// The error that ended it.
+    /// The error of the pass.
     pub error: EngineError,
-    /// Tokens that it must read again, because recurrent layers could not return to their earlier state. All tokens,
-    /// if an eviction failed.
+    /// Tokens that the sequence must read again, because recurrent layers could not return to their earlier state. All
+    /// tokens, if an eviction failed.
     pub again: Vec<u32>,
 }
 

@@ -87,7 +87,7 @@ impl PredictorRoom {
         MOST_STATES.max(options.machine.sequences)
     }
 
-    /// An empty block, if one is free.
+    /// Takes an empty block, if one is left.
     fn take(self: &Arc<Self>) -> Option<Block> {
         let one_less = |left: usize| left.checked_sub(1);
         let taken = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);

@@ -147,7 +147,7 @@ impl AttentionCase {
         format!("{phase} {format} {rows}x{tokens} d{head_dim}{density}{precision}")
     }
 
-    /// Its one layer.
+    /// The case's one layer.
     pub fn cache_shape(&self) -> CacheShape {
         CacheShape {
             layers: LayerShapes::alike(1, LayerShape::new(self.kv_heads, self.head_dim)),

@@ -362,7 +362,7 @@ struct Answers<'a> {
 
 /// Outcome of one step of the scheduler.
 struct TimedStep {
-    /// True if it read a piece of the prompt.
+    /// True if the step read a piece of the prompt.
     has_read: bool,
     /// True if the prompt was read to its end.
     has_ended_prompt: bool,

@@ -65,9 +65,9 @@ pub struct ContextRow {
     pub weights_bytes: u64,
     /// Bytes of KV pages in the device tier at the end.
     pub kv_device_bytes: u64,
-    /// In main memory.
+    /// Bytes of KV pages in main memory.
     pub kv_ram_bytes: u64,
-    /// On disk.
+    /// Bytes of KV pages on disk.
     pub kv_disk_bytes: u64,
     /// Bytes of page tables and free lists.
     pub kv_bookkeeping_bytes: u64,

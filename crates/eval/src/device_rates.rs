@@ -99,7 +99,7 @@ pub struct AheadRate {
     pub tokens: usize,
     /// Median milliseconds of a call and the work after it.
     pub median_ms: f64,
-    /// The same without pages copied ahead.
+    /// Median milliseconds without pages copied ahead.
     pub without_ms: f64,
     /// Milliseconds of only the work between calls.
     pub between_ms: f64,

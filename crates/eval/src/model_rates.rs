@@ -84,7 +84,7 @@ pub struct ExpertRates {
     pub prompt_waited_s: f64,
     /// Share of the selected experts of an answer that were in memory because an earlier token used them.
     pub answer_hit_share: f64,
-    /// Share that were in memory or loading because the router ran early.
+    /// Share of these experts that were in memory or loading because the router ran early.
     pub answer_early_share: f64,
     /// Seconds of an answer in which the computation waited for the files.
     pub answer_waited_s: f64,

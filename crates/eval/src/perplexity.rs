@@ -22,7 +22,7 @@ use crate::tasks::{Watch, go_on, most_likely};
 pub struct PerplexityOptions {
     /// Name of the text in records.
     pub text: String,
-    /// Its tokens.
+    /// Tokens of the text.
     pub tokens: Vec<u32>,
     /// The first token of every text of the model, which replaces each window's first token. Attention may rely on
     /// it.
@@ -55,7 +55,7 @@ struct Sums {
 /// Score of one window under one policy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct WindowScore {
-    /// By bucket.
+    /// Sums by bucket.
     sums: Vec<Sums>,
     pairs: PairCount,
 }

@@ -27,7 +27,7 @@ pub(crate) struct ReadCeiling {
     part: usize,
 }
 
-/// Allocated like weights and keys: in huge pages if the system grants them.
+/// Memory that is allocated like weights and keys: in huge pages if the system grants them.
 enum Memory {
     Mapping(MmapMut),
     Heap(Vec<f32>),

@@ -9,12 +9,12 @@ pub enum Medium {
     Gpu,
     /// Separate main memory.
     Cpu,
-    /// In files.
+    /// Files on disk.
     Disk,
 }
 
 impl Medium {
-    /// Its name on the wire.
+    /// Name of the medium on the wire.
     pub fn name(self) -> &'static str {
         match self {
             Self::Gpu => "GPU",
@@ -34,7 +34,7 @@ pub enum Group {
 }
 
 impl Group {
-    /// Its number on the wire.
+    /// Number of the group on the wire.
     pub fn index(self) -> u32 {
         self as u32
     }
@@ -51,11 +51,11 @@ impl Group {
 /// A page of tokens after its parent block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Block {
-    /// Hash of all tokens up to its end.
+    /// Hash of all tokens up to the block's end.
     pub hash: u64,
     /// Hash of the parent block; `None` for the first of a text.
     pub parent: Option<u64>,
-    /// Its tokens.
+    /// Tokens of the block.
     pub tokens: Arc<[u32]>,
 }
 
@@ -73,7 +73,7 @@ pub enum Event {
     },
     /// A block is no longer held there.
     Removed {
-        /// Its hash.
+        /// Hash of the block.
         hash: u64,
         /// Former medium of the block.
         medium: Medium,

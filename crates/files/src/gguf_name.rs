@@ -5,7 +5,7 @@
 pub struct GgufShard<'a> {
     /// The name before the numbers.
     pub stem: &'a str,
-    /// From 1.
+    /// Number of the file, from 1.
     pub number: u32,
     /// Files of the model.
     pub count: u32,

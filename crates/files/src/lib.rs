@@ -59,7 +59,7 @@ pub fn open_no_link(path: impl AsRef<Path>, options: &mut OpenOptions) -> Result
 }
 
 fn open_checked(path: &Path, options: &mut OpenOptions, links: Links) -> Result<File, FileError> {
-    // Also checked before opening, because opening some devices has an effect.
+    // The kind is also checked before opening, because opening some devices has an effect.
     let there = match links {
         Links::Followed => std::fs::metadata(path),
         Links::Refused => std::fs::symlink_metadata(path),

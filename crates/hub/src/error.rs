@@ -41,7 +41,7 @@ pub enum HubError {
     /// An environment variable with an invalid value.
     #[error("{variable} {problem}")]
     Variable {
-        /// Its name.
+        /// Name of the variable.
         variable: String,
         /// The problem with the value.
         problem: String,
@@ -97,7 +97,7 @@ pub enum HubError {
     Several {
         /// `owner/name`.
         repository: String,
-        /// Their full names.
+        /// Full names of these files.
         choices: String,
     },
     /// The hub does not know the repository.
@@ -222,7 +222,7 @@ pub enum HubError {
 
 /// Ways to give a token.
 const TOKEN_HINT: &str = "HF_TOKEN=…, or hf auth login, which keeps it in a file";
-/// The reason for rate limits.
+/// A hint in errors of rate limits.
 const RATE_HINT: &str = " (with a token more requests are allowed)";
 
 impl HubError {

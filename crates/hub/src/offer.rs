@@ -7,13 +7,13 @@ use crate::tried::{TRIED, TriedModel};
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Offer {
-    /// Quantisation in its name, in capitals.
+    /// Quantisation in the model's name, in capitals.
     pub quantisation: Option<String>,
     /// Path of the file to open in the repository.
     pub file: String,
     /// Number of files; more than one for a split model.
     pub files: usize,
-    /// Bytes of all its files.
+    /// Bytes of all files of the model.
     pub bytes: u64,
 }
 
@@ -28,7 +28,7 @@ pub struct Machine {
 
 /// Minimum memory of a context of some thousand tokens, of scratch and of the program, in bytes.
 const LEAST_OVERHEAD_BYTES: u64 = 256 << 20;
-/// Their share of larger models' weights: an eighth.
+/// Context, scratch and program of larger models take this fraction of the weights: an eighth.
 const OVERHEAD_DIVISOR: u64 = 8;
 /// Tokens per second below which a larger quantisation is too slow: about twice the reading speed of people.
 const COMFORTABLE: f64 = 10.0;

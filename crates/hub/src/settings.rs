@@ -26,7 +26,7 @@ pub struct Settings {
     pub waits: Waits,
 }
 
-/// [`Settings::head_bytes`] unless somebody chooses.
+/// Default of [`Settings::head_bytes`].
 const HEAD_BYTES: u64 = 32 << 20;
 
 /// A secret that identifies the user to the hub. Only the hub's own host receives it, and it is never shown.

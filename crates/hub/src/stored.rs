@@ -18,9 +18,9 @@ use crate::{HubError, ModelName, ModelPart};
 pub struct StoredModel {
     /// The model's full name.
     pub name: ModelName,
-    /// Quantisation in its name, or `safetensors` for a folder; `None` if unknown.
+    /// Quantisation in the model's name, or `safetensors` for a folder; `None` if unknown.
     pub format: Option<String>,
-    /// Bytes of its existing files.
+    /// Bytes of the model's existing files.
     pub bytes: u64,
     /// Names of the missing files; `None` for a complete model.
     pub missing: Option<String>,

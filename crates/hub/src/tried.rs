@@ -6,15 +6,15 @@
 pub struct TriedModel {
     /// Short name, such as `qwen3:4b`. Case, spaces and punctuation do not matter.
     pub name: &'static str,
-    /// Its repository on the hub.
+    /// Repository of the model on the hub.
     pub repository: &'static str,
     /// The quantisation of the given size.
     pub quantisation: &'static str,
-    /// Bytes of its files, rounded to two digits.
+    /// Bytes of the model's files, rounded to two digits.
     pub file_bytes: u64,
     /// Context length of the model, in tokens.
     pub context_tokens: u64,
-    /// The layers of its KV cache.
+    /// The layers of the model's KV cache.
     pub cache: CacheShape,
     /// Kind of test.
     pub evidence: Evidence,

@@ -66,12 +66,12 @@ impl KvCache {
         &self.pool.shape
     }
 
-    /// The tiers for its pages.
+    /// The tiers for pages of the cache.
     pub fn tiers(&self) -> &KvTiers {
         &self.pool.tiers
     }
 
-    /// The pool of its pages; sequences of one pool can share pages.
+    /// The pool of the cache's pages; sequences of one pool can share pages.
     pub fn pool(&self) -> PagePool {
         PagePool(Arc::clone(&self.pool))
     }

@@ -12,7 +12,7 @@ pub enum KvError {
     Shape {
         /// The invalid part of the shape.
         what: &'static str,
-        /// Its value.
+        /// Value of this part.
         value: usize,
         /// The allowed values.
         requirement: &'static str,
@@ -108,9 +108,9 @@ pub enum KvError {
         what: &'static str,
         /// The page.
         page: usize,
-        /// Its layer.
+        /// Layer of the page.
         layer: usize,
-        /// Its KV head.
+        /// KV head of the page.
         kv_head: usize,
         /// The folder of the disk tier.
         folder: PathBuf,
@@ -159,7 +159,7 @@ pub enum KvError {
     OtherVersion {
         /// The file.
         path: PathBuf,
-        /// The version or machine that wrote it.
+        /// The version or machine that wrote the file.
         found: String,
     },
     /// The file is not a cache file.

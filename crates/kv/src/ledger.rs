@@ -55,6 +55,8 @@ impl Ledger {
 }
 
 impl Taken {
+    /// Takes bytes from the ledger until the value is dropped.
+    ///
     /// # Errors
     /// [`KvError::NearBudget`] if the ledger has too little.
     pub(crate) fn take(ledger: &Arc<Ledger>, bytes: u64, what: &'static str) -> Result<Self, KvError> {

@@ -23,7 +23,7 @@ const KIND_BYTES: u64 = 4096;
 /// A kind of output file. An existing file is replaced only if it is empty or of the same kind.
 #[derive(Debug, Clone, Copy)]
 pub struct FileKind {
-    /// Name with its article, as in "a profile".
+    /// Name with an article, as in "a profile".
     pub name: &'static str,
     /// True if a file that begins with these bytes (at most 4096) is of this kind.
     pub matches: fn(&[u8]) -> bool,

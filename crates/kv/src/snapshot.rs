@@ -455,7 +455,7 @@ pub(crate) fn shape_numbers(shape: &CacheShape) -> [u64; 6] {
     ]
 }
 
-/// Replaces the head width in files of caches with different layers.
+/// Hash of the layers' shapes. Files of caches with different layers store it in place of the head width.
 fn layers_hash(shape: &CacheShape) -> u64 {
     let mut hash = XxHash3_128::new();
     for layer in shape.layers.iter() {

@@ -120,7 +120,7 @@ impl PageTable {
         self.wants_first = false;
     }
 
-    /// Wants pages near again; the first `full` are full.
+    /// Asks for the pages to be near again; the first `full` pages are full.
     pub(crate) fn wake(&mut self, full: usize, store: &mut PageStore) {
         self.set_full(full, store);
         if let Some(first) = self.pages.first().filter(|_| !self.wants_first) {

@@ -13,7 +13,7 @@ pub struct TextBlock {
     pub key: u128,
     /// Key of the parent block; `None` for the first.
     pub parent: Option<u128>,
-    /// Its tokens.
+    /// Tokens of the block.
     pub tokens: Arc<[u32]>,
 }
 

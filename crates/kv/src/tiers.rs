@@ -231,8 +231,8 @@ impl KvTiers {
         pages.saturating_add(self.ring_bytes(shape)) <= budget
     }
 
-    /// For pages of a size, the first and the last of each (layer, KV head) of each sequence, and the pages of one
-    /// append.
+    /// Number of pages of a size that must be near: the first and the last of each (layer, KV head) of each sequence,
+    /// and the pages of one append.
     fn least_near_pages(&self, shape: &CacheShape, size: usize) -> u64 {
         let sequences = self.outlook.sequences.max(1);
         let appended = self.outlook.append_tokens.div_ceil(shape.page_tokens) + 1;
@@ -260,7 +260,7 @@ pub(crate) struct Slots {
 /// Converts budgets to slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layout {
-    /// By page size.
+    /// Slots by page size.
     pub(crate) slots: [Slots; MAX_LAYER_KINDS],
     pub(crate) scan_bytes: u64,
 }

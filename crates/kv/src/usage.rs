@@ -22,11 +22,11 @@ pub struct KvUsage {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TierBytes {
-    /// In the memory of an accelerator.
+    /// Bytes in the memory of an accelerator.
     pub device: u64,
-    /// In main memory.
+    /// Bytes in main memory.
     pub ram: u64,
-    /// In files.
+    /// Bytes in files.
     pub disk: u64,
 }
 

@@ -13,7 +13,7 @@ pub enum Activations {
 }
 
 impl Activations {
-    /// Both settings.
+    /// Both ways of rounding.
     pub const ALL: &[Activations] = &[Activations::Exact, Activations::Rounded];
 
     /// The name options use: `exact` or `rounded`.

@@ -15,7 +15,7 @@ const LEAST_TOKENS: usize = 96;
 pub(crate) struct Product<'a> {
     pub(crate) packed: &'a [u8],
     pub(crate) outputs: usize,
-    /// Input row of its first token.
+    /// Input row of the product's first token.
     pub(crate) first_token: usize,
     /// `[tokens, outputs]`
     pub(crate) output: &'a mut [f32],
@@ -35,7 +35,7 @@ pub(crate) struct RowsPiece<'a> {
     pub(crate) outputs: usize,
     pub(crate) first_token: usize,
     pub(crate) first_output: usize,
-    /// The output rows of these tokens, limited to these outputs.
+    /// Output rows of the piece's tokens, limited to the piece's outputs.
     pub(crate) rows: Vec<&'a mut [f32]>,
 }
 

@@ -33,7 +33,7 @@ pub struct SegmentTokens<'a> {
 /// Consecutive tokens of one sequence in a [`Batch`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Segment {
-    /// Its rows of the batch, at least one.
+    /// Rows of the segment in the batch, at least one.
     pub rows: Range<usize>,
     /// Position of the first token in the sequence.
     pub position: usize,

@@ -91,7 +91,7 @@ fn days_before(year: u64) -> u64 {
 
 /// Year, month from 1, day from 1.
 fn date(days: u64) -> (u64, usize, u64) {
-    // At most one year too late.
+    // The first guess is at most one year too late.
     let mut year = 1970 + days / 366;
     while days_before(year + 1) <= days {
         year += 1;

@@ -160,7 +160,7 @@ pub struct ModelConfig {
     pub streams: usize,
     /// Values of the widest gate on an attention result ([`Step::OpenGate`](crate::Step)).
     pub gate_width: usize,
-    /// Scratch values per token in the widest attention: in addition to the others, those of
+    /// Scratch values per token in the widest attention. They include the values of
     /// [`LatentQuery::scratch_width`](crate::LatentQuery::scratch_width) and of [`Step::ProjectHeads`](crate::Step).
     pub attention_scratch: usize,
     /// A part that only the CPU computes, so that no device runs the model.
@@ -175,7 +175,7 @@ pub struct ModelConfig {
     pub is_bidirectional: bool,
     /// True if the model predicts the next token: it reads in one direction and has a language-model head.
     pub predicts_tokens: bool,
-    /// Added to the variance in norms.
+    /// Number added to the variance in norms.
     pub norm_epsilon: f32,
     /// True if the embedding is also the output head.
     pub tied_embeddings: bool,
@@ -353,7 +353,7 @@ impl ModelConfig {
         (0..self.indexers.len()).filter(is_own)
     }
 
-    /// Cache index of the keys of a layer's own indexer: after those of all layers.
+    /// Cache index of the keys of a layer's own indexer. It follows the indices of all layers.
     pub fn indexer_cache_layer(&self, layer: usize) -> Option<usize> {
         let place = self.indexing_layers().position(|indexing| indexing == layer)?;
         Some(self.attention_layers() + place)

@@ -23,7 +23,7 @@ pub enum ModelError {
     NotAModel {
         /// The path as given.
         path: PathBuf,
-        /// The reason it is not a model.
+        /// The reason the file is not a model.
         problem: String,
     },
     /// An unknown scaling of positions, or one that does not fit the model.
@@ -136,7 +136,7 @@ pub enum ModelError {
         path: PathBuf,
         /// The first such tensor.
         tensor: String,
-        /// Its type number, and the name of a removed type.
+        /// Type number of the tensor, and the name of a removed type.
         found: String,
     },
     /// A shard listed in the index is missing.
@@ -146,7 +146,7 @@ pub enum ModelError {
         index: PathBuf,
         /// The shard's file name.
         shard: String,
-        /// One of its tensors.
+        /// One of the shard's tensors.
         tensor: String,
     },
     /// A tensor name occurs twice, in two files or in one.
@@ -154,9 +154,9 @@ pub enum ModelError {
     DuplicateTensor {
         /// The tensor.
         tensor: String,
-        /// The first file with it.
+        /// The first file with the tensor.
         first: PathBuf,
-        /// The second file with it.
+        /// The second file with the tensor.
         second: PathBuf,
     },
     /// A required tensor is in no file.
@@ -176,7 +176,7 @@ pub enum ModelError {
         path: PathBuf,
         /// Tensors without a use.
         count: usize,
-        /// The first of their names.
+        /// The first names of unused tensors.
         tensors: Vec<String>,
     },
     /// A file changed after the model was loaded, and more of its weights are needed.
@@ -224,9 +224,9 @@ pub enum ModelError {
     WrongShape {
         /// The tensor.
         tensor: String,
-        /// From config.json.
+        /// Shape by config.json.
         expected: Vec<usize>,
-        /// From the weight file.
+        /// Shape in the weight file.
         found: Vec<usize>,
     },
     /// A tensor has an element type that is not allowed in its place.
@@ -236,7 +236,7 @@ pub enum ModelError {
         tensor: String,
         /// The allowed types.
         expected: &'static str,
-        /// From the weight file.
+        /// Type in the weight file.
         found: TensorType,
     },
     /// A text is longer than the table of positions.
@@ -375,7 +375,7 @@ pub enum ModelError {
     PositionTooLarge {
         /// Number of the segment.
         segment: usize,
-        /// Position of its first token.
+        /// Position of the batch's first token.
         position: usize,
     },
     /// More tokens in a batch than the scratch memory allows.

@@ -99,9 +99,9 @@ pub trait Forward: Send {
 /// caller may change all of them.
 #[derive(Debug)]
 pub struct Projected<'a> {
-    /// `[rows, heads, key_width]`, rotated to their positions.
+    /// `[rows, heads, key_width]`, rotated to the rows' positions.
     pub queries: &'a mut [f32],
-    /// `[rows, kv_heads, key_width]`, rotated to their positions; empty in a layer that reads another layer's keys.
+    /// `[rows, kv_heads, key_width]`, rotated to the rows' positions; empty in a layer that reads another layer's keys.
     pub keys: &'a mut [f32],
     /// `[rows, kv_heads, value_width]`; empty in a layer that reads another layer's values.
     pub values: &'a mut [f32],
@@ -114,13 +114,13 @@ pub struct Projected<'a> {
 /// Queries, weights and keys of a layer's own indexer ([`IndexerShape`](crate::IndexerShape)) for the first rows of a batch.
 #[derive(Debug, Clone, Copy)]
 pub struct ProjectedIndex<'a> {
-    /// `[rows, heads, width]`, rotated to their positions.
+    /// `[rows, heads, width]`, rotated to the rows' positions.
     pub queries: &'a [f32],
     /// `[rows, heads]`.
     pub weights: &'a [f32],
-    /// `[rows, width]`, rotated to their positions, or not yet joined by block.
+    /// `[rows, width]`, rotated to the rows' positions, or not yet joined by block.
     pub keys: &'a [f32],
-    /// The keys of blocks from those of their tokens, if the indexer ranks blocks.
+    /// Makes the keys of blocks from the keys of their tokens, if the indexer ranks blocks.
     pub block_keys: Option<&'a BlockKeys>,
 }
 

@@ -11,7 +11,7 @@ pub struct InputSums {
 /// The sums at some moment.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct InputTotals {
-    /// By input channel.
+    /// Sums of squares by input channel.
     pub squares: Vec<f64>,
     /// Number of summed rows.
     pub rows: u64,

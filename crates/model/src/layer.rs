@@ -50,9 +50,9 @@ pub enum Step {
     },
     /// `to = projection(heads(Attended))`: a separate matrix for each head, then a linear layer over all.
     ProjectHeads {
-        /// From the value width of the attention, for each head.
+        /// Projection from the value width of the attention, for each head.
         heads: HeadProjection,
-        /// The linear layer after it.
+        /// The linear layer after the heads' projection.
         projection: Projection,
         /// Output rows: [`Rows::Normed`] or [`Rows::Branch`].
         to: Rows,
@@ -199,7 +199,7 @@ impl Layer {
         })
     }
 
-    /// Bytes of its weights in memory.
+    /// Bytes of the layer's weights in memory.
     pub(crate) fn bytes(&self) -> u64 {
         let mut seen = BTreeSet::new();
         // A shared norm is counted once.

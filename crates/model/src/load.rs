@@ -49,11 +49,11 @@ pub struct LoadedModel {
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
 #[non_exhaustive]
 pub struct LoadTimes {
-    /// Reading and checking headers and settings.
+    /// Milliseconds of reading and checking headers and settings.
     pub header_ms: f64,
-    /// Building the tokenizer.
+    /// Milliseconds of building the tokenizer.
     pub tokenizer_ms: f64,
-    /// Reading, checking and packing the weights.
+    /// Milliseconds of reading, checking and packing the weights.
     pub weights_ms: f64,
 }
 
@@ -90,7 +90,7 @@ impl LoadOptions {
         self
     }
 
-    /// Sets if linear layers of bf16 weights round their input on the CPU.
+    /// Sets whether linear layers of bf16 weights round their input on the CPU.
     pub fn with_activations(mut self, activations: Activations) -> Self {
         self.activations = activations;
         self
@@ -108,7 +108,7 @@ impl LoadOptions {
         self
     }
 
-    /// Sets if the layer that predicts further tokens is loaded, if the files have one.
+    /// Sets whether to load the layer that predicts further tokens, if the files have one.
     pub fn with_predictor(mut self, predictor: bool) -> Self {
         self.predictor = predictor;
         self
@@ -299,7 +299,7 @@ const NOT_COMPUTED: [&str; 9] = [
     "vision_model.",
     "audio_tower.",
     "multi_modal_projector.",
-    // In GGUF files.
+    // Names in GGUF files.
     "v.",
     "a.",
     "mm.",

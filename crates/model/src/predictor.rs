@@ -15,9 +15,9 @@ use crate::{Batch, Decoder, ModelConfig, ModelError, Projected, scratch_bytes};
 pub struct Predictor {
     /// Norm of the next token's embedding.
     pub embedding_norm: Norm,
-    /// Of the hidden state.
+    /// Norm of the hidden state.
     pub hidden_norm: Norm,
-    /// From the normalised embedding followed by the normalised state, `[hidden_size, 2 * hidden_size]`.
+    /// Projection from the normalised embedding followed by the normalised state, `[hidden_size, 2 * hidden_size]`.
     pub join: Projection,
     /// An attention layer, as in the model.
     pub layer: Layer,
@@ -38,7 +38,7 @@ pub struct PredictorForward {
 }
 
 impl Predictor {
-    /// Bytes of its weights in memory.
+    /// Bytes of the predictor's weights in memory.
     pub(crate) fn bytes(&self) -> u64 {
         let norms = [&self.embedding_norm, &self.hidden_norm, &self.final_norm].map(Norm::bytes);
         norms.iter().sum::<u64>() + self.join.bytes() + self.layer.bytes()

@@ -20,7 +20,7 @@ pub struct RecurrentState {
     layers: Vec<Option<LayerState>>,
 }
 
-/// One layer's part.
+/// One layer's part of the state.
 #[derive(Debug, Clone)]
 pub(crate) struct LayerState {
     shape: StateShape,

@@ -7,7 +7,7 @@ use crate::Dense;
 /// Layers from the state of one token to the scores of a text.
 #[derive(Debug, Clone)]
 pub struct ScoreHead {
-    /// At least one, first to last.
+    /// Layers of the head, at least one, first to last.
     layers: Vec<Dense>,
     takes_first: bool,
 }

@@ -72,7 +72,7 @@ fn survives_damage(target: &str, count: usize, write: impl Fn(&Path, &[u8]) -> P
     survives_damage_in(folder.path(), target, count, write, &use_model);
 }
 
-/// The same in a folder, for inputs with another use.
+/// Damages inputs in a folder, for inputs with another use.
 fn survives_damage_in(
     folder: &Path,
     target: &str,

@@ -23,7 +23,7 @@ pub struct PolicyRule {
     pub layers: Vec<RangeInclusive<usize>>,
     /// KV heads of the rule; empty for all.
     pub kv_heads: Vec<RangeInclusive<usize>>,
-    /// Their policy.
+    /// Policy of these layers and heads.
     pub policy: PolicySpec,
 }
 

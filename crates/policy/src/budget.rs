@@ -18,13 +18,13 @@ pub struct BudgetParameter {
 /// The scale of a parameter: equal steps on it change the amount read by similar factors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BudgetScale {
-    /// Evenly.
+    /// Steps are even.
     Linear,
-    /// By the logarithm.
+    /// Steps follow the logarithm of the value.
     Logarithm,
-    /// Logarithmic, in integers.
+    /// Steps follow the logarithm of the value, in integers.
     Whole,
-    /// Logarithmic in the distance from 1.
+    /// Steps follow the logarithm of the distance from 1.
     LeftOut,
 }
 

@@ -9,7 +9,7 @@ use crate::{ParameterInfo, Phase, PolicyError, SparsePolicy, Traits};
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct PolicyInfo {
-    /// Its name in a [`PolicySpec`](crate::PolicySpec), in lower case and unique.
+    /// Name of the policy in a [`PolicySpec`](crate::PolicySpec), in lower case and unique.
     pub name: &'static str,
     /// Publication or project of the method.
     pub source: &'static str,
@@ -17,7 +17,7 @@ pub struct PolicyInfo {
     pub saves: &'static str,
     /// Traits of the policy.
     pub traits: Traits,
-    /// Its parameters.
+    /// Parameters of the policy.
     pub parameters: &'static [ParameterInfo],
     /// Builds the policy from the values of its parameters.
     pub build: fn(&Parameters) -> Box<dyn SparsePolicy>,
@@ -56,7 +56,7 @@ impl PolicyInfo {
         self
     }
 
-    /// True if it selects in this phase.
+    /// True if the policy selects in this phase.
     pub fn supports(&self, phase: Phase) -> bool {
         match phase {
             Phase::Prefill => self.traits.prefill,

@@ -59,7 +59,7 @@ pub enum PolicyError {
         what: &'static str,
         /// The number named.
         number: usize,
-        /// Their number in the model.
+        /// Number of layers or KV heads in the model.
         count: usize,
     },
     /// The policy has no support for this phase.

@@ -4,7 +4,7 @@ use riffle_attention::{PageView, Scorer, Selection, Span};
 
 use crate::ranking::top_count;
 
-/// Promise of the crate's callers.
+/// Panic message if a caller breaks the contract of pages.
 const SOUND: &str = "pages hold the tokens they say, of the indexer's width";
 
 /// Queries of an indexer for consecutive tokens, and the weights of their heads.

@@ -93,7 +93,7 @@ impl Policy {
         }
     }
 
-    /// Its catalogue entry.
+    /// The policy's catalogue entry.
     pub fn info(&self) -> &'static PolicyInfo {
         self.info
     }
@@ -103,7 +103,7 @@ impl Policy {
         &self.info.traits
     }
 
-    /// Tokens per block whose means it reads; `None` if it reads no means.
+    /// Tokens per block, if the policy reads means of blocks; otherwise `None`.
     pub fn summary_tokens(&self) -> Option<usize> {
         self.summary_tokens
     }

@@ -21,7 +21,7 @@ struct OfChunk<T> {
 }
 
 impl<T: Clone> Prepared<T> {
-    /// Without an estimate.
+    /// Creates an empty store, without an estimate.
     pub fn new() -> Self {
         Self { latest: None }
     }

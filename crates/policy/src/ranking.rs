@@ -115,7 +115,7 @@ fn parted(scores: &[f32], forced: impl Fn(usize) -> bool) -> (Vec<usize>, Vec<u6
 /// A number that is smaller for a higher score and, for equal scores, for a lower index.
 fn entry(score: f32, index: usize) -> u64 {
     let bits = score.to_bits();
-    // In the order of `total_cmp`: the bits of negative numbers descend.
+    // The bits follow the order of `total_cmp`: the bits of negative numbers descend.
     let ascending = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
     u64::from(!ascending) << 32 | index as u64
 }

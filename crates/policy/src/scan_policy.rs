@@ -17,7 +17,7 @@ pub(crate) trait SelectByScan: Send + Sync {
 pub(crate) struct RangeReads {
     /// Positions of the queries.
     pub(crate) queries: Span,
-    /// Their tokens, ascending.
+    /// Tokens that the queries read, ascending.
     pub(crate) tokens: Vec<Span>,
 }
 

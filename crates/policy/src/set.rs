@@ -4,7 +4,7 @@ use crate::{CostModel, Phase, Policy, PolicyError, PolicyRules, PolicyShape, Pol
 /// in parallel.
 pub struct PolicySet {
     phase: Phase,
-    /// By layer.
+    /// Shapes by layer.
     shapes: Vec<PolicyShape>,
     cost: CostModel,
     /// `[layers][kv_heads]`

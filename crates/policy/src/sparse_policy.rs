@@ -81,7 +81,7 @@ pub trait Learn {
 
 /// Evicts tokens for good, so that their memory can be freed.
 pub trait Evict {
-    /// Tokens among the first `tokens` that it may still read, ascending. A missing token never returns.
+    /// Tokens among the first `tokens` that the policy may still read, ascending. A missing token never returns.
     fn retained(&self, tokens: usize) -> Vec<Span>;
 
     /// Called after the cache dropped the evicted tokens: from now on positions count retained tokens, without gaps.

@@ -113,7 +113,7 @@ impl PolicySpec {
         self.delta
     }
 
-    /// True if callers can compute an [`Estimate`](crate::Estimate) for it.
+    /// True if callers can compute an [`Estimate`](crate::Estimate) for the policy.
     pub fn has_estimate(&self) -> bool {
         self.info.traits.estimate.is_some()
     }
@@ -123,7 +123,7 @@ impl PolicySpec {
         self.info.traits.estimate == Some(EstimateKind::Bounds)
     }
 
-    /// Tokens per block whose means it reads; `None` if it reads no means.
+    /// Tokens per block, if the policy reads means of blocks; otherwise `None`.
     pub fn summary_tokens(&self) -> Option<usize> {
         (self.info.traits.summary_tokens)(&self.parameters)
     }

@@ -19,46 +19,46 @@ use crate::{BudgetParameter, ChunkSize, ChunkWork, Parameters};
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Traits {
-    /// True if it selects for prompt tokens.
+    /// True if the policy selects for prompt tokens.
     pub prefill: bool,
-    /// True if it selects for generated tokens.
+    /// True if the policy selects for generated tokens.
     pub decode: bool,
     /// True if every query reads every token: the baseline of all comparisons.
     pub dense: bool,
     /// The facts that the policy is sure to find.
     pub recall: Recall,
-    /// The keys that it reads.
+    /// The keys that the policy reads.
     pub keys: KeyUse,
-    /// The estimate that callers can compute for it on the device that holds the keys.
+    /// The estimate that callers can compute for the policy, on the device that holds the keys.
     pub estimate: Option<EstimateKind>,
     /// True for attention in two phases: first every chunk of a logical batch attends to itself, all at once; then,
     /// chunk by chunk, to the policy's selection.
     pub two_phases: bool,
-    /// True if it learns from attention mass ([`Learn`](crate::Learn)).
+    /// True if the policy learns from attention mass ([`Learn`](crate::Learn)).
     pub learns: bool,
-    /// True if it evicts tokens for good ([`Evict`](crate::Evict)).
+    /// True if the policy evicts tokens for good ([`Evict`](crate::Evict)).
     pub evicts: bool,
-    /// True if it has state that a session stores ([`Persist`](crate::Persist)).
+    /// True if the policy has state that a session stores ([`Persist`](crate::Persist)).
     pub persists: bool,
-    /// True if its selections depend only on keys and current queries. Such a policy can reuse keys of another
-    /// sequence with the same beginning. In decode it selects the same tokens whether a token is generated alone,
-    /// beside other sequences, or drafted and verified. False for a policy that learns from earlier queries.
+    /// True if selections depend only on keys and current queries. Such a policy can reuse keys of another sequence
+    /// with the same beginning. In decode it selects the same tokens whether a token is generated alone, beside other
+    /// sequences, or drafted and verified. False for a policy that learns from earlier queries.
     pub follows_from_keys: bool,
-    /// True if its selections depend on the boundaries of chunks and tiles: then another chunk length, another page
-    /// length, or a prompt read in two parts may change the answer.
+    /// True if selections depend on the boundaries of chunks and tiles. Another chunk length, another page length, or a
+    /// prompt read in two parts may then change the answer.
     pub depends_on_chunks: bool,
-    /// True if automatic choice may assign it to a head.
+    /// True if automatic choice may assign the policy to a head.
     pub automatic: bool,
-    /// Required chunk length, if it depends on one.
+    /// Required chunk length, if the policy depends on one.
     pub chunk: Option<ChunkNeed>,
-    /// Tokens per block whose means it reads, if it reads means.
+    /// Tokens per block, if the policy reads means of blocks.
     pub summary_tokens: fn(&Parameters) -> Option<usize>,
-    /// The work for a chunk. `None`, or work without an estimate, means that it is never slower than reading
-    /// everything: then short sequences need no guard.
+    /// The work for a chunk. `None`, or work without an estimate, means that the policy is never slower than reading
+    /// everything. Short sequences then need no guard.
     pub work: Option<fn(&Parameters, &ChunkSize) -> ChunkWork>,
-    /// Bytes that it stores for each token, given the elements of a key.
+    /// Bytes that the policy stores for each token, given the elements of a key.
     pub stored_bytes: fn(&Parameters, usize) -> f64,
-    /// The parameter that decides how much it reads, if there is one.
+    /// The parameter that decides how much the policy reads, if there is one.
     pub budget: Option<BudgetParameter>,
 }
 
@@ -73,16 +73,16 @@ pub enum Recall {
     /// Questions about distinctive facts. The policy ranks blocks by a bound on their keys, which may miss one of
     /// many similar facts.
     Distinct,
-    /// All: every query selects among all keys by their content.
+    /// All questions. Every query selects among all keys by their content.
     Anywhere,
 }
 
 /// The keys that a policy reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeyUse {
-    /// None: it selects by positions or by mass.
+    /// No keys: the policy selects by positions or by mass.
     Unread,
-    /// Each key once: it keeps summaries ([`Summarize`](crate::Summarize)).
+    /// Each key once: the policy keeps summaries ([`Summarize`](crate::Summarize)).
     Summarized,
     /// The keys of the whole sequence, chunk after chunk: they should stay near.
     Scanned,
@@ -102,14 +102,14 @@ pub enum EstimateKind {
 /// Chunk length that a policy needs.
 #[derive(Debug, Clone, Copy)]
 pub struct ChunkNeed {
-    /// The chunk length of its design.
+    /// Chunk length of the policy's design.
     pub preferred: usize,
     /// Chunks must be longer than this.
     pub above: fn(&Parameters) -> usize,
 }
 
 impl ChunkNeed {
-    /// For estimates from a chunk's last queries alone: longer chunks need fewer of them.
+    /// Need of estimates from a chunk's last queries alone: longer chunks need fewer estimates.
     pub const LONG: Self = Self {
         preferred: 1024,
         above: |_| 0,
@@ -151,13 +151,13 @@ impl Traits {
         ..Self::PLAIN
     };
 
-    /// Sets the facts that it promises to find.
+    /// Sets the facts that the policy promises to find.
     pub const fn with_recall(mut self, recall: Recall) -> Self {
         self.recall = recall;
         self
     }
 
-    /// Sets the keys that it reads. [`KeyUse::Summarized`] requires [`Summarize`](crate::Summarize).
+    /// Sets the keys that the policy reads. [`KeyUse::Summarized`] requires [`Summarize`](crate::Summarize).
     pub const fn with_keys(mut self, keys: KeyUse) -> Self {
         self.keys = keys;
         self
@@ -171,7 +171,7 @@ impl Traits {
         self
     }
 
-    /// With eviction of tokens for good ([`Evict`](crate::Evict)).
+    /// Adds eviction of tokens for good ([`Evict`](crate::Evict)).
     pub const fn with_eviction(mut self) -> Self {
         self.evicts = true;
         self.follows_from_keys = false;
@@ -197,13 +197,13 @@ impl Traits {
         self
     }
 
-    /// Sets the bytes that it stores for each token, given the elements of a key.
+    /// Sets the bytes that the policy stores for each token, given the elements of a key.
     pub const fn with_stored_bytes(mut self, stored_bytes: fn(&Parameters, usize) -> f64) -> Self {
         self.stored_bytes = stored_bytes;
         self
     }
 
-    /// Sets the parameter that decides how much it reads, for comparisons at an equal budget.
+    /// Sets the parameter that decides how much the policy reads, for comparisons at an equal budget.
     pub const fn with_budget(mut self, budget: BudgetParameter) -> Self {
         self.budget = Some(budget);
         self

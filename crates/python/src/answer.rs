@@ -46,7 +46,7 @@ pub(crate) struct Answered {
     pub(crate) prompt_tokens: usize,
     /// Tokens of the prompt that were already read.
     pub(crate) reused_tokens: usize,
-    /// One for each token, if requested.
+    /// Probabilities, one for each token, if requested.
     pub(crate) probabilities: Vec<TokenProbabilities>,
     pub(crate) read_s: f64,
     pub(crate) answered_s: f64,

@@ -77,7 +77,7 @@ impl<'py> HeadsArray<'py> {
         })
     }
 
-    /// Its elements.
+    /// The elements of the array.
     pub(crate) fn view(&self) -> Result<HeadsView<'_>, Failure> {
         let shape = |error: numpy::ndarray::ShapeError| Failure::array(error.to_string());
         Ok(match &self.held {

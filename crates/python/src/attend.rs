@@ -29,7 +29,7 @@ pub(crate) struct GivenCall {
     scale: Option<f32>,
     soft_cap: Option<f32>,
     causal: bool,
-    /// One for each KV head, or one for all; `None` for full attention.
+    /// Selections: one for each KV head, or one for all; `None` for full attention.
     selections: Option<Items<Py<PySelection>>>,
 }
 
@@ -49,7 +49,7 @@ struct Problem {
     // [tokens, kv_heads, padded]
     keys: Vec<f32>,
     values: Vec<f32>,
-    /// By KV head.
+    /// Selections by KV head.
     selections: Vec<Selection>,
     options: AttendOptions<'static>,
 }
@@ -275,7 +275,7 @@ impl Problem {
         sum.iter().map(|sum| (sum / block.len() as f64) as f32).collect()
     }
 
-    /// The same in f64, pair by pair: outputs, log-sum-exps and masses.
+    /// Computes the reference in f64, pair by pair: outputs, log-sum-exps and masses.
     fn refer(&self) -> Result<[Vec<f64>; 3], Failure> {
         let cache = self.cache()?;
         let (reader, heads) = (cache.read(), self.kv_heads * self.group);

@@ -170,7 +170,7 @@ impl PyEngine {
         Ok(self.loaded()?.engine()?.plan().context_tokens)
     }
 
-    /// The names of its policies: for prompts, for answers.
+    /// Names of the engine's policies: for prompts, for answers.
     #[getter]
     fn policies(&self) -> Result<(String, String), Failure> {
         let loaded = self.loaded()?;

@@ -22,7 +22,7 @@ pub(crate) struct Items<T> {
 
 /// An item of a sequence.
 pub(crate) trait Element {
-    /// Its share of [`MOST_ELEMENTS`].
+    /// The item's share of [`MOST_ELEMENTS`].
     fn elements(&self) -> usize {
         1
     }

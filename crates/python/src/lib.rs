@@ -26,13 +26,13 @@ mod watch;
 
 use pyo3::prelude::*;
 
-/// Threads for arrays and for engines without a thread count.
+/// Sets the threads for arrays and for engines without a thread count.
 #[pyfunction]
 fn set_threads(count: usize) -> Result<(), failure::Failure> {
     process::Threads::set_shared(count)
 }
 
-/// The number of these threads.
+/// The number of threads for arrays and for engines without a thread count.
 #[pyfunction]
 fn threads() -> Result<usize, failure::Failure> {
     Ok(process::Threads::shared()?.pool()?.current_num_threads())

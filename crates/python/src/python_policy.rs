@@ -95,7 +95,7 @@ pub(crate) fn register_policy(name: &str, policy: Py<PyAny>, traits: GivenTraits
     info.traits.prefill = traits.prefill;
     info.traits.decode = traits.decode;
     info.traits.follows_from_keys = traits.follows_from_keys;
-    // The object is told the starts of chunks.
+    // The object receives the starts of chunks.
     info.traits.depends_on_chunks = true;
     info.traits.keys = if traits.reads_keys {
         KeyUse::Scanned

@@ -141,7 +141,7 @@ impl PySelection {
         Ok(mask.into_pyarray(py).reshape([rows, tokens])?)
     }
 
-    /// Its parts; the same selection can be made from them.
+    /// The selection's parts; the same selection can be made from them.
     fn parts<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyDict>, Failure> {
         let rows = self.0.extra_rows();
         let parts = PyDict::new(py);

@@ -376,7 +376,7 @@ fn log_probabilities(
     watch: &Watch,
 ) -> Result<(Vec<f32>, Vec<bool>), Failure> {
     let vocabulary = session.engine().model().config().vocab_size;
-    // The logits that predict the first of them follow the token before it, which is read again.
+    // The logits that predict the first requested token follow the token before it, which is read again.
     let kept = session.keep_shared(&tokens[..first - 1])?;
     let (mut found, mut likeliest) = (Vec::new(), Vec::new());
     let mut take = |position: usize, logits: &[f32]| {

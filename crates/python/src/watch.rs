@@ -105,7 +105,7 @@ pub(crate) fn run<T: Send>(
     work: impl FnOnce(&Watch) -> Result<T, Failure> + Send,
 ) -> Result<T, Failure> {
     let pool = threads.pool()?;
-    // Another thread may have raised it after its own call failed.
+    // Another thread may have raised the exception after its own call failed.
     drop(python_policy::take_error());
     let (watch, (send, receive)) = (Watch::default(), sync_channel::<()>(1));
     let (mut outcome, mut raised) = (None, None);
@@ -153,7 +153,7 @@ pub(crate) fn run_short<T: Send>(
     }
 }
 
-/// A fault of Riffle is an exception like others.
+/// Makes a panic of Riffle an exception like others.
 pub(crate) fn guarded<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(internal(&*panic)))
 }

@@ -16,7 +16,7 @@ pub struct Mix {
 #[derive(Debug, PartialEq, Eq)]
 struct Row {
     name: &'static str,
-    /// Its number in `general.file_type`.
+    /// Number of the mix in `general.file_type`.
     file_type: u32,
     /// The type of tensors without a rule.
     format: WeightFormat,
@@ -127,12 +127,12 @@ impl Mix {
         MIXES.iter().map(|row| Mix { row })
     }
 
-    /// Its name.
+    /// Name of the mix.
     pub fn name(self) -> &'static str {
         self.row.name
     }
 
-    /// Its number in `general.file_type`.
+    /// Number of the mix in `general.file_type`.
     pub fn file_type(self) -> u32 {
         self.row.file_type
     }

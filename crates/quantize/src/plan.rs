@@ -50,17 +50,17 @@ impl QuantizeOptions {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct PlannedTensor {
-    /// Its name in GGUF.
+    /// Name of the tensor in GGUF.
     pub name: String,
-    /// Its shape, slowest dimension first.
+    /// Shape of the tensor, slowest dimension first.
     pub shape: Vec<usize>,
-    /// Its type in the source.
+    /// Type of the tensor in the source.
     pub from: WeightFormat,
-    /// Its bytes in the source.
+    /// Bytes of the tensor in the source.
     pub from_bytes: u64,
-    /// Its type in the file.
+    /// Type of the tensor in the file.
     pub to: WeightFormat,
-    /// Its bytes in the file.
+    /// Bytes of the tensor in the file.
     pub to_bytes: u64,
     /// The mix's type, if the rows do not fit it and the tensor got another.
     pub in_place_of: Option<WeightFormat>,

@@ -44,7 +44,7 @@ pub struct QuantizeProgress<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Quantized {
-    /// Its bytes.
+    /// Bytes of the file.
     pub file_bytes: u64,
     /// Tensors that an interrupted run had already written.
     pub resumed_tensors: usize,

@@ -69,7 +69,7 @@ impl App {
         *self.adapter_scales.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets them for later requests.
+    /// Sets the default scales of adapters for later requests.
     pub(crate) fn set_adapter_scales(&self, scales: AdapterScales) {
         *self.adapter_scales.lock().unwrap_or_else(PoisonError::into_inner) = scales;
     }

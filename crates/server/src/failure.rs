@@ -103,7 +103,7 @@ impl Failure {
         }
     }
 
-    /// Too many requests.
+    /// The failure for too many requests.
     pub(crate) fn busy(message: impl Into<String>) -> Self {
         Self {
             retry_after_s: Some(5),

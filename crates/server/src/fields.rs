@@ -257,7 +257,7 @@ impl Fields {
         self.check_finished()
     }
 
-    /// As [`finish`](Self::finish).
+    /// Checks as [`finish`](Self::finish) does.
     pub(crate) fn check_finished(&self) -> Result<(), Failure> {
         match self.fields.iter().find(|(_, value)| !value.is_null()) {
             None => Ok(()),

@@ -46,7 +46,7 @@ pub(crate) fn check_integers(text: &[u8]) -> Result<(), String> {
 /// An integer of more than 64 bits.
 struct LongInteger {
     place: Range<usize>,
-    /// True if it is in the `input` of a call in `messages`.
+    /// True if the integer is in the `input` of a call in `messages`.
     is_argument: bool,
 }
 

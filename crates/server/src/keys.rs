@@ -33,7 +33,7 @@ impl ApiKey {
         if line.is_empty() || line.starts_with('#') {
             return None;
         }
-        // A # without a space before it is part of the key.
+        // A # belongs to the key, unless a space precedes it.
         let comment = line
             .match_indices('#')
             .find(|(at, _)| line[..*at].ends_with(char::is_whitespace));

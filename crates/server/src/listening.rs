@@ -31,12 +31,12 @@ impl ListenAddress {
         }
     }
 
-    /// True if other machines can reach it.
+    /// True if other machines can reach the address.
     pub fn is_open(&self) -> bool {
         self.tcp().is_some_and(|address| !address.ip().is_loopback())
     }
 
-    /// True if only programs of this machine can reach it, including web pages in its browsers.
+    /// True if only programs of this machine can reach the address, including web pages in its browsers.
     pub(crate) fn is_loopback(&self) -> bool {
         self.tcp().is_some_and(|address| address.ip().is_loopback())
     }

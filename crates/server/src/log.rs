@@ -80,7 +80,7 @@ impl Line {
         self
     }
 
-    /// The same with an optional field.
+    /// Adds a field if it has a value.
     pub(crate) fn with_some(self, name: &'static str, value: Option<impl Into<Value>>) -> Self {
         match value {
             Some(value) => self.with(name, value),
@@ -88,7 +88,7 @@ impl Line {
         }
     }
 
-    /// The same with seconds, to a thousandth.
+    /// Adds a field with seconds, to a thousandth.
     pub(crate) fn with_seconds(self, name: &'static str, seconds: f64) -> Self {
         self.with(name, (seconds * 1e3).round() / 1e3)
     }

@@ -22,7 +22,7 @@ use crate::models::choice::{delete, get, post};
 use crate::request_notes::{RequestNotes, note_request};
 use crate::site::{BODY_STEP, Site};
 
-/// Paths with a JSON object by POST that store nothing under a name.
+/// Paths that take a JSON object by POST and store nothing under a name.
 pub const JSON_PATHS: [&str; 16] = [
     "/v1/completions",
     "/v1/chat/completions",
@@ -42,7 +42,7 @@ pub const JSON_PATHS: [&str; 16] = [
     "/api/embed",
 ];
 
-/// All routes of the server. `get`, `post` and `delete` lead to a loaded model; those of `routing` lead to the server
+/// All routes of the server. `get`, `post` and `delete` lead to a loaded model; routes of `routing` lead to the server
 /// itself.
 pub(crate) fn router(site: &Arc<Site>) -> Router {
     let open = Router::new()

@@ -29,9 +29,9 @@ static PLACES: Semaphore = Semaphore::const_new(TOKENISED_AT_ONCE);
 /// Purpose of a tokenisation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// At most the tokens of the context.
+    /// A prompt, of at most the tokens of the context.
     Prompt,
-    /// As many tokens as memory allows.
+    /// A count, of as many tokens as memory allows.
     Count,
 }
 

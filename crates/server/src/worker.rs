@@ -34,7 +34,7 @@ pub enum AnswerEvent {
     Token {
         /// The token.
         token: u32,
-        /// Its probability, if requested.
+        /// Probability of the token, if requested.
         probabilities: Option<TokenProbabilities>,
     },
     /// The answer is complete.

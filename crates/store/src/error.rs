@@ -18,7 +18,7 @@ pub enum OpenError {
     NotBuilt {
         /// The kind.
         what: &'static str,
-        /// The feature that enables it.
+        /// The feature that enables this kind of store.
         feature: &'static str,
     },
 }

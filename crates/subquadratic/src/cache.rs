@@ -10,13 +10,13 @@ use crate::{IncrementalLandmarks, SubquadraticError, Tensor3};
 /// A token that eviction dropped from one KV head.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Evicted {
-    /// The KV head that dropped it; other heads may still hold the position.
+    /// The KV head that dropped the token; other heads may still hold the position.
     pub kv_head: usize,
-    /// Its absolute position.
+    /// Absolute position of the token.
     pub position: usize,
-    /// Its stored key, `[dim]`.
+    /// Stored key of the token, `[dim]`.
     pub key: Vec<f32>,
-    /// Its stored value, `[dim]`.
+    /// Stored value of the token, `[dim]`.
     pub value: Vec<f32>,
 }
 
@@ -330,7 +330,7 @@ macro_rules! cache {
                 self.0.len() == 0
             }
 
-            /// Number of tokens it can hold.
+            /// Number of tokens that the cache can hold.
             pub fn capacity(&self) -> usize {
                 self.0.capacity
             }

@@ -12,7 +12,7 @@ pub enum SubquadraticError {
         what: &'static str,
         /// The size the call needs.
         expected: usize,
-        /// The size it received.
+        /// The size received.
         found: usize,
     },
     /// A shape with more elements than memory can address.

@@ -204,7 +204,7 @@ impl<'a> Pass<'a> {
             _ => None,
         };
         let mut row = vec![0.0; head_dim];
-        // Block by block, so that means are computed while the rows are in cache.
+        // Rows are written block by block, so that means are computed while the rows are in cache.
         let block_size = config.map_or(DENSE_TILE, |config| config.block_size);
         for means in [&mut head.mean_keys, &mut head.mean_values] {
             means.clear();

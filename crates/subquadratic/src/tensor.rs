@@ -13,7 +13,7 @@ pub struct Tensor3 {
 }
 
 impl Tensor3 {
-    /// Zeros.
+    /// A tensor of zeros.
     ///
     /// # Panics
     /// When the shape has more elements than memory can address. [`try_zeros`](Self::try_zeros) returns an error
@@ -22,7 +22,7 @@ impl Tensor3 {
         Self::try_zeros(seq, heads, dim).expect("tensor shape overflows")
     }
 
-    /// Zeros, for shapes from untrusted input.
+    /// A tensor of zeros, for shapes from untrusted input.
     ///
     /// # Errors
     /// [`SubquadraticError::TooLarge`] when the shape has more elements than memory can address.

@@ -111,7 +111,7 @@ pub(crate) fn read_each_at<'t>(
 pub enum Links {
     /// The target is opened.
     Followed,
-    /// Unix refuses to open it. Windows opens the link itself, which its type shows.
+    /// Unix refuses to open the link. Windows opens the link itself, and its type shows that.
     Refused,
 }
 

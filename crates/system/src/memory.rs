@@ -38,7 +38,7 @@ pub fn gather_huge_page(mapping: &MmapRaw, part: Range<usize>) {
 pub fn release(mapping: &mut MmapMut, bytes: Range<usize>) {
     let end = bytes.end.min(mapping.len());
     if bytes.start < end && bytes.start.is_multiple_of(RELEASED_PAGE_BYTES) {
-        // Refused (locked memory): the bytes stay until they are reused or the mapping ends.
+        // If the system refuses (locked memory), the bytes stay until they are reused or the mapping ends.
         platform::release(mapping, bytes.start..end);
     }
 }

@@ -102,8 +102,8 @@ pub(crate) fn start_direct(file: &File) -> io::Result<Option<File>> {
 /// The uncached handle is separate, and no longer read.
 pub(crate) fn stop_direct(_file: &File) {}
 
-/// By f64, whose product of two f32 is exact. An inexact sum becomes the neighbour with an odd last bit, so that the second
-/// rounding cannot go wrong (Boldo and Melquiond 2008).
+/// Computes in f64, where the product of two f32 is exact. An inexact sum becomes the neighbour with an odd last bit,
+/// so that the second rounding cannot go wrong (Boldo and Melquiond 2008).
 #[inline]
 pub(crate) fn fused_multiply_add(a: f32, b: f32, c: f32) -> f32 {
     let (product, c) = (f64::from(a) * f64::from(b), f64::from(c));
@@ -119,7 +119,7 @@ pub(crate) fn fused_multiply_add(a: f32, b: f32, c: f32) -> f32 {
 }
 
 pub(crate) fn make_sparse(file: &File) -> io::Result<()> {
-    // Of winioctl.h.
+    // Constant of winioctl.h.
     const FSCTL_SET_SPARSE: u32 = 0x900c4;
     let (handle, mut written) = (file.as_raw_handle(), 0);
     let nothing = ptr::null_mut();
@@ -202,7 +202,7 @@ pub(crate) fn set_read_time(path: &Path, time: SystemTime) -> io::Result<()> {
 
 pub(crate) fn is_at(file: &File, path: &Path) -> bool {
     let flags = FILE_FLAG_OPEN_REPARSE_POINT | FILE_FLAG_BACKUP_SEMANTICS;
-    // Without read access, because a file locked by another process still reports its number.
+    // Opens the file without read access, because a file locked by another process still reports its number.
     let found = OpenOptions::new().access_mode(0).custom_flags(flags).open(path);
     let (Some(opened), Some(found)) = (number(file), found.ok().as_ref().and_then(number)) else {
         return false;

@@ -29,7 +29,7 @@ pub fn form(choose: Choose<'_>) -> Value {
     }
 }
 
-/// Mostly short, at times long.
+/// A random length, mostly short, at times long.
 fn length(choose: Choose<'_>) -> usize {
     match choose(8) {
         0 => 5000,

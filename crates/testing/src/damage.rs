@@ -75,7 +75,7 @@ impl Damage {
         (self.bits() % end.max(1) as u64) as usize
     }
 
-    /// One element of `of`.
+    /// A random element of `of`.
     pub fn choose<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.below(of.len())]
     }

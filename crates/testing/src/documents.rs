@@ -86,7 +86,7 @@ pub fn epub(chapters: &[(&str, &str)]) -> Vec<u8> {
     epub_with(chapters, &[])
 }
 
-/// The same book with further parts.
+/// An EPUB book with chapters and further parts.
 pub fn epub_with(chapters: &[(&str, &str)], more: &[(&str, &[u8])]) -> Vec<u8> {
     let each = |make: &dyn Fn(usize, &str) -> String| {
         let titles = chapters.iter().map(|(title, _)| *title);

@@ -45,7 +45,7 @@ pub enum Fault {
     Silence(usize),
     /// Sends pieces of this many bytes, ten milliseconds apart.
     Slow(usize),
-    /// Another status, with headers.
+    /// Sends another status, with headers.
     Status(u16, Vec<(&'static str, String)>),
     /// Sends the whole file instead of the requested range.
     NoRange,
@@ -55,9 +55,9 @@ pub enum Fault {
     OtherBytes,
     /// Sends a body whose length differs from the listing.
     OtherLength(usize),
-    /// This body, with status 200.
+    /// Sends this body with status 200.
     Body(String),
-    /// This body, with status 200 and a link to more.
+    /// Sends this body with status 200 and a link to more.
     Linked(String, String),
     /// Sends a line that is not HTTP.
     Noise,
@@ -70,7 +70,7 @@ pub type Faults = Box<dyn FnMut(&HubRequest, usize) -> Option<Fault> + Send>;
 pub struct State {
     /// The one repository, as `owner/model`.
     pub repository: String,
-    /// Its files by their paths.
+    /// Files of the repository, by path.
     pub files: BTreeMap<String, Vec<u8>>,
     /// All requests so far.
     pub log: Vec<HubRequest>,
@@ -118,7 +118,7 @@ impl Hub {
         Self { address, state }
     }
 
-    /// Its address.
+    /// The server's address.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }

@@ -1,4 +1,4 @@
-//! Ranks parts by meaning: by the likeness of their vectors to that of the question.
+//! Ranks parts by meaning: by the likeness of their vectors to the question's vector.
 
 mod embedder;
 
@@ -20,11 +20,11 @@ pub(crate) struct Meaning {
     embedder: Embedder,
     // [parts, width]; empty before the first question
     vectors: Vec<Vec<f32>>,
-    /// The latest question, which belongs to the next one too.
+    /// The latest question, which also counts for the next one.
     latest: Option<(String, Vec<f32>)>,
 }
 
-/// Receives the number of parts with vectors and that of all parts; may stop the work.
+/// Receives the number of parts with vectors and the number of all parts; may stop the work.
 type Observe<'a> = dyn FnMut(usize, usize) -> ControlFlow<()> + 'a;
 
 impl Meaning {

@@ -42,8 +42,8 @@ impl PartChooser {
         }
     }
 
-    /// The same for a context with `room_tokens` free; the parts of a first question get at most three quarters of
-    /// it.
+    /// This chooser for a context with `room_tokens` free tokens. Parts of a first question get at most three quarters
+    /// of them.
     pub(crate) fn with_room(self, room_tokens: usize) -> Self {
         Self {
             first_tokens: FIRST_TOKENS.min(room_tokens / 4 * 3),

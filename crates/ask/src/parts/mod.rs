@@ -55,9 +55,9 @@ pub struct Part {
     /// Number of the document, from 0.
     #[serde(rename = "document_number")]
     pub document: usize,
-    /// First byte of its text.
+    /// First byte of the part.
     pub start: usize,
-    /// End of its text: the byte after its last.
+    /// End of the part: the byte after the last one.
     pub end: usize,
 }
 
@@ -93,7 +93,7 @@ pub(crate) fn named(documents: &[Document], scopes: &[Scope]) -> Result<Vec<Part
             .enumerate()
             .map(|(number, document)| Ok(trimmed(documents, number, scope.range(document)?)))
             .collect();
-        // It suffices that one of several documents has the place.
+        // One of several documents must have the pages or the chapter.
         if let (Some(Err(error)), false) = (found.first(), found.iter().any(Result::is_ok)) {
             return Err(AskError::Place(error.clone()));
         }

@@ -15,7 +15,7 @@ use crate::{document, generate};
 
 const EMBEDDINGS: &str = "vectors/embedding/qwen3";
 
-/// Most parts of the documents share no word with it.
+/// A question with which most parts of the documents share no word.
 const QUESTION: &str = "Which harbour?";
 
 /// Paragraphs that are a part each. Two of them share a word with the question.
@@ -142,7 +142,7 @@ fn later_questions_embed_no_part_again_unless_a_document_or_its_file_changed() {
     assert_eq!(ask(&mut first, "And which city?").1, 0);
     let (again, embedded) = ask(&mut open(documents()), QUESTION);
     assert_eq!((&again.parts, embedded), (&answer.parts, 0));
-    // One of the two documents.
+    // One of the two documents changes.
     let mut changed = documents();
     changed[1] = document("b.txt", paragraphs()[14..].concat());
     assert_eq!(ask(&mut open(changed), QUESTION).1, 10);

@@ -50,7 +50,7 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// The format of its elements.
+    /// The format of the elements.
     pub fn format(&self) -> Format {
         match self {
             Self::F32(_) => Format::F32,

@@ -18,7 +18,7 @@ pub(crate) struct Gather<'a, const R: usize> {
     pub(crate) head_dim: usize,
 }
 
-/// Of values row by row.
+/// A [`Gather`] of values row by row.
 pub(crate) struct GatherRows<'a, E: Element, const R: usize> {
     pub(crate) list: Gather<'a, R>,
     /// The page's values, `[tokens, head_dim]`.
@@ -26,7 +26,7 @@ pub(crate) struct GatherRows<'a, E: Element, const R: usize> {
     pub(crate) element: PhantomData<E>,
 }
 
-/// Of quantised values.
+/// A [`Gather`] of quantised values.
 pub(crate) struct GatherQuantised<'a, Q: Quant, const R: usize> {
     pub(crate) list: Gather<'a, R>,
     pub(crate) values: &'a [u8],
@@ -136,7 +136,7 @@ pub(crate) struct FetchTokens<'a, T> {
     pub(crate) values: &'a [T],
     pub(crate) tokens: &'a [usize],
     pub(crate) head_dim: usize,
-    /// For quantised values: bytes of a stripe's scales, and of a column of 16 tokens.
+    /// Bytes of a stripe's scales, and of a column of 16 tokens; `None` for values that are not quantised.
     pub(crate) quantised: Option<(usize, usize)>,
 }
 

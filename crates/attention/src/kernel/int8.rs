@@ -137,7 +137,7 @@ pub(super) const fn rows_at_once(most: usize, rows: usize) -> usize {
     at_once
 }
 
-/// The stripes of a block, `P` rows at a time.
+/// Scores the stripes of a block, `P` rows at a time.
 #[inline(always)]
 fn score_stripes<S: Simd, Q: Quant, const R: usize, const P: usize>(simd: S, task: ScoreInt8<'_, Q, R>) {
     let blocks = task.head_dim.div_ceil(QUANT_BLOCK);
@@ -207,7 +207,7 @@ mod tests {
     use crate::testing::noise;
     use crate::{Format, PlaneBuf};
 
-    /// Two stripes of three.
+    /// Two of three stripes are active.
     const SLOTS: [Slot; 2] = [Slot { stripe: 0, tokens: 16 }, Slot { stripe: 2, tokens: 16 }];
 
     fn quantised_keys(format: Format, head_dim: usize) -> PlaneBuf {

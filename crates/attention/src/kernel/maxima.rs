@@ -207,7 +207,7 @@ fn maxima<S: Simd, const P: usize>(simd: S, task: &mut Maxima<'_>, first: usize)
             }
             let scale = simd.load(scale);
             for p in 0..P {
-                // Not fused, because some machines have no fused operation.
+                // Multiplication and addition are separate, because some machines have no fused operation.
                 sums[p] = simd.add(simd.mul(simd.i32_to_f32(dots[p]), scale), sums[p]);
             }
         }

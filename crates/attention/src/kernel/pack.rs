@@ -4,7 +4,7 @@ use crate::simd::{Kernel, Level, Simd};
 
 /// Interleaves rows, times `scale`: `R` rows of `[head_dim]` become `[head_dim, R]`. Missing rows are zero.
 pub(crate) struct Pack<'a, const R: usize> {
-    /// At most R.
+    /// Rows to pack, at most R.
     pub(crate) rows: &'a [&'a [f32]],
     pub(crate) scale: f32,
     pub(crate) out: &'a mut [[f32; R]],

@@ -15,10 +15,10 @@ use crate::format::{PlaneKind, QUANT_BLOCK, Quant, block_of, stripe_bytes};
 use crate::simd::{Kernel, Simd};
 use crate::visible::low_bits;
 
-/// By f32 multiply-adds.
+/// Accumulates quantised values by f32 multiply-adds.
 pub(crate) struct AccumulateQuantised<'a, Q: Quant, const R: usize>(pub(crate) QuantisedTile<'a, Q, R>);
 
-/// By integer dot products.
+/// Accumulates quantised values by integer dot products.
 pub(crate) struct AccumulateInt8<'a, Q: Quant, const R: usize>(pub(crate) QuantisedTile<'a, Q, R>);
 
 pub(crate) struct QuantisedTile<'a, Q: Quant, const R: usize> {

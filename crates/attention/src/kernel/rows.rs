@@ -31,7 +31,7 @@ pub(crate) struct ScoreRows<'a, E: Element, const R: usize> {
     /// `[R, head_dim]`, already multiplied with the scale.
     pub(crate) queries: &'a [f32],
     pub(crate) head_dim: usize,
-    /// At most one block, `[head_dim]` each.
+    /// Keys of at most one block, `[head_dim]` each.
     pub(crate) keys: &'a [&'a [E::Raw]],
     pub(crate) ahead: AheadRows<'a>,
     pub(crate) scores: &'a mut [[f32; KEY_BLOCK]; R],
@@ -105,7 +105,7 @@ fn stripe<S: Simd, E: Element, const R: usize, const P: usize, const K: usize>(
 
 /// o ← o·keep + weights · values, for row-major values.
 pub(crate) struct AccumulateRows<'a, E: Element, const R: usize> {
-    /// At most one block, `[head_dim]` each.
+    /// Values of at most one block, `[head_dim]` each.
     pub(crate) values: &'a [&'a [E::Raw]],
     pub(crate) weights: &'a [[f32; KEY_BLOCK]; R],
     /// Factor on each row's earlier sums.
@@ -157,7 +157,7 @@ impl<E: Element, const R: usize> Kernel for AccumulateRows<'_, E, R> {
     }
 }
 
-/// `N` vectors of columns over some tokens, `P` rows at a time.
+/// Accumulates `N` vectors of columns over some tokens, `P` rows at a time.
 #[inline(always)]
 fn columns<S: Simd, E: Element, const R: usize, const P: usize, const N: usize>(
     simd: S,

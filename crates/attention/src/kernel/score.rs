@@ -18,7 +18,7 @@ impl<E: Element, const R: usize> Kernel for Score<'_, E, R> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
-        // Enough independent sums to hide the latency of a multiply-add, as registers allow.
+        // As far as registers allow, there are enough independent sums to hide the latency of a multiply-add.
         let together = match (S::WIDE, R) {
             (true, 1) => 8,
             (true, 2..=6) => 4,

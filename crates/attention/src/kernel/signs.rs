@@ -94,7 +94,7 @@ fn score<S: Simd, const P: usize>(simd: S, task: &mut ScoreSigns<'_>, first: usi
             let best = score_stripe::<S, P>(simd, &task.keys, stripe + quarter, &tables);
             for p in 0..P {
                 let offset = core::array::from_fn(|unit| offsets[p][4 * quarter + unit / (SEGMENT / UNIT)]);
-                // Not fused, because some machines have no fused operation.
+                // Multiplication and addition are separate, because some machines have no fused operation.
                 let estimate = simd.mul(best[p], simd.splat(task.steps[first + p]));
                 let out = &mut task.out[(first + p) * task.width..][..task.width]
                     .as_chunks_mut::<16>()

@@ -7,7 +7,7 @@ pub(crate) struct Softmax<'a, const R: usize> {
     pub(crate) slots: usize,
     /// Visible lanes per row and slot; `None` if all are visible.
     pub(crate) masks: Option<&'a [[u16; STRIPES]; R]>,
-    /// Added to the logits, by slot and lane.
+    /// Bias on the logits, by slot and lane.
     pub(crate) bias: Option<&'a [f32; KEY_BLOCK]>,
     pub(crate) soft_cap: Option<f32>,
     /// Indices of gathered keys in their block. Weights are summed by the lanes of these indices, so that `l` has the
@@ -125,7 +125,7 @@ pub(crate) struct AddMass<'a, const R: usize> {
     pub(crate) soft_cap: Option<f32>,
     /// Final log-sum-exp of each row; a row that read nothing adds no mass.
     pub(crate) log_sum_exp: &'a [f32],
-    /// By slot and lane.
+    /// Mass by slot and lane.
     pub(crate) mass: &'a mut [f32; KEY_BLOCK],
 }
 

@@ -117,7 +117,7 @@ impl Kernel for AddRows<'_> {
 /// Marks the tokens to which some row gives at least its threshold, 16 per number. Returns each row's weight on
 /// unmarked tokens.
 pub(crate) struct MarkHeavy<'a> {
-    /// Of equal length.
+    /// Weights by row; all rows have the same length.
     pub(crate) rows: &'a [&'a [f32]],
     pub(crate) thresholds: &'a [f32],
     /// Sum of the weights of unmarked tokens.

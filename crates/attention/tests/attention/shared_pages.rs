@@ -23,13 +23,13 @@ struct Sequences {
 
 #[derive(Debug, Clone)]
 struct Sequence {
-    /// Number of the document's pages in it, at most all.
+    /// Number of the document's pages in the sequence, at most all.
     shared: usize,
-    /// Tokens of its own pages after them.
+    /// Tokens of the sequence's own pages after the shared ones.
     own: Vec<usize>,
     rows: usize,
     selection: Selection,
-    /// True if its partial already has content.
+    /// True if the sequence's partial already has content.
     begun: bool,
 }
 

@@ -99,7 +99,7 @@ fn a_retry_reads_nothing_and_draws_otherwise() {
     assert_eq!((report.read_tokens, report.prompt_tokens), (0, first.prompt_tokens));
     assert_ne!(last_answer(&conversation), answer);
     assert_eq!(conversation.turns().len(), 2);
-    // The seed decides: with it the first answer returns.
+    // The seed decides: the same seed gives the first answer again.
     conversation.undo().expect("a turn");
     assert_eq!(ask(&mut conversation, SECOND).0, answer);
 }

@@ -215,7 +215,7 @@ impl Asker<'_> {
                 AskEvent::Embedding { done, parts } => embedding.update(done, parts),
                 AskEvent::Begins(beginning) => {
                     embedding.finish();
-                    // Its clock measures the reading alone.
+                    // The display's clock measures the reading alone.
                     display = PrefillDisplay::new(&engine);
                     reading.begin(&beginning);
                 }

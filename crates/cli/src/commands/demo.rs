@@ -17,7 +17,7 @@ use crate::interrupt::Interrupt;
 use crate::progress::PrefillDisplay;
 use crate::shipped::fixtures;
 
-/// Reads a ninth of full attention's query-key pairs and finds the same facts, see docs/results/policies.md.
+/// This policy reads a ninth of full attention's query-key pairs and finds the same facts (docs/results/policies.md).
 const POLICY: &str = "xattention:stride=16";
 /// Policy of the run for comparison.
 const DENSE: &str = "full";

@@ -164,7 +164,7 @@ fn several_documents_stand_under_their_names_and_questions_follow_one_another() 
     let number = |name: &str| second[name].as_u64().expect("a number");
     assert!(number("prompt_tokens") - number("reused_tokens") < 60, "{report}");
 
-    // The same from standard input, line by line.
+    // Standard input gives the same questions, line by line.
     let mut command = desk.command(&[&folder, "--follow", "-n", "6"]);
     let said = stdout(&run_with_input(
         &mut command,

@@ -105,7 +105,7 @@ impl CaseFiles {
         Some(match command {
             "run" => vec![model, given("--prompt", "In the beginning"), given("--tokens", "1")],
             "plan" | "tokenize" => vec![model],
-            // Without standard input it ends after the model is loaded.
+            // Without standard input a chat ends after the model is loaded.
             "chat" => vec![model],
             // Two words: a document and the question.
             "ask" => vec![

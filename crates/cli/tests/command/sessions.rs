@@ -210,7 +210,7 @@ fn a_second_question_about_a_text_starts_at_once_in_another_process() {
     let tokens = second["prompt_tokens"].as_u64().expect("tokens");
     let found = second["prefix_cache"]["found_tokens"].as_u64().expect("tokens");
     assert!(found + 32 > tokens, "{found} of {tokens}");
-    // Of the same question only the last token is read.
+    // For the same question only the last token is read.
     let again = ask("What was the name of the king?", true);
     assert_eq!(again["prefix_cache"]["found_tokens"], tokens - 1);
     assert_eq!(again["text"], second["text"]);

@@ -5,7 +5,7 @@ use riffle_testing::damage::Damage;
 /// Effect of damage on a file's meaning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Harm {
-    /// It breaks a guarantee of the format: the answer may not change silently.
+    /// The damage breaks a guarantee of the format, so the answer may not change silently.
     Structure,
     /// The result may be a legal file with other contents, so answers are not compared.
     Content,

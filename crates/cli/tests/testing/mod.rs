@@ -41,7 +41,7 @@ pub fn program(path: &str) -> Command {
 /// A path that nobody can create on any system: a file is where it needs a folder.
 pub const BELOW_A_FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml/x");
 
-/// The same with the drive, where paths have one.
+/// The path below a file, with the drive if paths have one.
 pub fn absolute_below_a_file() -> PathBuf {
     std::path::absolute(BELOW_A_FILE).expect("a path")
 }

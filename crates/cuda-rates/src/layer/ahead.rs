@@ -17,7 +17,7 @@ struct Work {
 /// Alternating calls on the layers.
 struct Turns {
     median_ms: f64,
-    /// By layer.
+    /// Outputs by layer.
     outputs: Vec<Vec<f32>>,
     transferred: TransferCount,
 }

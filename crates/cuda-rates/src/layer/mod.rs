@@ -28,9 +28,9 @@ const SLOTS: usize = 64;
 /// Location of a call's pages.
 #[derive(Debug, Clone, Copy)]
 enum Pages {
-    /// All on the device.
+    /// All pages are on the device.
     OnDevice,
-    /// All in pinned main memory, except pages in transit.
+    /// All pages are in pinned main memory, except pages in transit.
     InMemory,
 }
 

@@ -204,7 +204,7 @@ fn memory_that_is_read_ahead_changes_or_goes_only_when_it_has_been_copied() {
                 bench.attend(&here, layer);
                 assert!(bench.read_ahead(&here, layer) > 0);
                 let versions = here.page_versions(layer);
-                // As if the pages moved to another tier: others take their memory, and their contents are elsewhere.
+                // Both cases act like pages that move to another tier: other pages take their memory.
                 if goes {
                     drop(here);
                 } else {

@@ -39,7 +39,7 @@ impl Gpu {
     /// The NVIDIA device of this number.
     ///
     /// # Errors
-    /// Always: this build is without the feature `cuda`.
+    /// Always, because this build is without the feature `cuda`.
     #[cfg(not(feature = "cuda"))]
     pub fn open(_ordinal: usize, _cache: KernelCache) -> Result<Self, CudaError> {
         Err(CudaError::NoDriver {

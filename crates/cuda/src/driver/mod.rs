@@ -29,7 +29,7 @@ use crate::CudaError;
 /// Properties of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// Its name.
+    /// Name of the device.
     pub name: String,
     /// Major and minor compute capability.
     pub capability: (u32, u32),
@@ -146,7 +146,7 @@ pub(crate) trait Driver: Debug + Send + Sync {
         input: u64,
     ) -> Result<bool, CudaError>;
 
-    /// Compiles the module, or finds it compiled, and loads it. The module stays as long as the driver.
+    /// Loads the module, compiling it if no compiled form is stored. The module stays as long as the driver.
     fn load(&self, source: &ModuleSource) -> Result<u64, CudaError>;
     /// A function of a loaded module, which may use all shared memory of a block.
     fn function(&self, module: u64, name: &'static str) -> Result<u64, CudaError>;

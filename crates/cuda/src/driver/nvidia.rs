@@ -229,7 +229,7 @@ impl Driver for NvidiaDriver {
 
     fn allocate(&self, bytes: usize) -> Result<u64, CudaError> {
         self.enter()?;
-        // SAFETY: the memory is never read before it is written.
+        // SAFETY: the driver's context is current. The caller never reads the memory before it is written.
         unsafe { result::malloc_sync(bytes) }.map_err(|error| match error.0 {
             sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => CudaError::OutOfMemory {
                 place: "device",
@@ -242,7 +242,8 @@ impl Driver for NvidiaDriver {
 
     unsafe fn free(&self, address: u64) {
         if self.enter().is_ok() {
-            // SAFETY: handed on to the caller. The context is waited for: work on any stream may use the memory.
+            // SAFETY: the caller keeps the contract of this call. The context is waited for, because work on any stream may
+            // use the memory.
             unsafe {
                 result::ctx::synchronize().ok();
                 result::free_sync(address).ok();
@@ -284,14 +285,14 @@ impl Driver for NvidiaDriver {
 
     unsafe fn destroy_stream(&self, stream: u64) {
         if self.enter().is_ok() {
-            // SAFETY: handed on to the caller; the driver finishes what is queued.
+            // SAFETY: the caller keeps the contract of this call; the driver finishes what is queued.
             unsafe { result::stream::destroy(stream as sys::CUstream) }.ok();
         }
     }
 
     unsafe fn synchronize(&self, stream: u64) -> Result<(), CudaError> {
         self.enter()?;
-        // SAFETY: handed on to the caller.
+        // SAFETY: the caller keeps the contract of this call.
         let done = unsafe { result::stream::synchronize(stream as sys::CUstream) };
         done.map_err(|error| failed("waiting for a stream", error))
     }
@@ -306,14 +307,14 @@ impl Driver for NvidiaDriver {
 
     unsafe fn destroy_event(&self, event: u64) {
         if self.enter().is_ok() {
-            // SAFETY: handed on to the caller.
+            // SAFETY: the caller keeps the contract of this call.
             unsafe { result::event::destroy(event as sys::CUevent) }.ok();
         }
     }
 
     unsafe fn record(&self, event: u64, stream: u64) -> Result<(), CudaError> {
         self.enter()?;
-        // SAFETY: handed on to the caller.
+        // SAFETY: the caller keeps the contract of this call.
         let done = unsafe { result::event::record(event as sys::CUevent, stream as sys::CUstream) };
         done.map_err(|error| failed("recording an event", error))
     }
@@ -321,21 +322,21 @@ impl Driver for NvidiaDriver {
     unsafe fn wait(&self, stream: u64, event: u64) -> Result<(), CudaError> {
         self.enter()?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        // SAFETY: handed on to the caller.
+        // SAFETY: the caller keeps the contract of this call.
         let done = unsafe { result::stream::wait_event(stream as sys::CUstream, event as sys::CUevent, flags) };
         done.map_err(|error| failed("waiting for an event", error))
     }
 
     unsafe fn synchronize_event(&self, event: u64) -> Result<(), CudaError> {
         self.enter()?;
-        // SAFETY: handed on to the caller.
+        // SAFETY: the caller keeps the contract of this call.
         let done = unsafe { result::event::synchronize(event as sys::CUevent) };
         done.map_err(|error| failed("waiting for an event", error))
     }
 
     unsafe fn elapsed_ms(&self, start: u64, end: u64) -> Result<f32, CudaError> {
         self.enter()?;
-        // SAFETY: handed on to the caller.
+        // SAFETY: the caller keeps the contract of this call.
         let time = unsafe { result::event::elapsed(start as sys::CUevent, end as sys::CUevent) };
         time.map_err(|error| failed("the time between events", error))
     }
@@ -350,7 +351,7 @@ impl Driver for NvidiaDriver {
     ) -> Result<(), CudaError> {
         self.enter()?;
         let stream = stream as sys::CUstream;
-        // SAFETY: handed on to the caller; host addresses are those of pinned buffers.
+        // SAFETY: the caller keeps the contract of this call; host addresses are those of pinned buffers.
         let done = unsafe {
             match direction {
                 Direction::Upload => {
@@ -367,7 +368,7 @@ impl Driver for NvidiaDriver {
 
     unsafe fn fill(&self, stream: u64, to: u64, byte: u8, bytes: usize) -> Result<(), CudaError> {
         self.enter()?;
-        // SAFETY: handed on to the caller.
+        // SAFETY: the caller keeps the contract of this call.
         let done = unsafe { result::memset_d8_async(to, byte, bytes, stream as sys::CUstream) };
         done.map_err(|error| failed("filling memory", error))
     }
@@ -393,7 +394,7 @@ impl Driver for NvidiaDriver {
     ) -> Result<bool, CudaError> {
         let Ok(blas) = &self.blas else { return Ok(false) };
         self.enter()?;
-        // SAFETY: handed on to the caller.
+        // SAFETY: the caller keeps the contract of this call.
         unsafe { blas.multiply(stream, product, output, weights, input) }
     }
 
@@ -440,7 +441,7 @@ impl Driver for NvidiaDriver {
         let values: Vec<[u8; 8]> = arguments.iter().map(|argument| argument.bytes().0).collect();
         let mut pointers: Vec<*mut c_void> = values.iter().map(|value| value.as_ptr().cast_mut().cast()).collect();
         let ([x, y, z], [u, v, w]) = (grid.blocks, grid.threads);
-        // SAFETY: handed on to the caller; the driver copies the arguments before it returns.
+        // SAFETY: the caller keeps the contract of this call; the driver copies the arguments before it returns.
         let done = unsafe {
             result::launch_kernel(
                 function as sys::CUfunction,

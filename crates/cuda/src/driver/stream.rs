@@ -187,7 +187,7 @@ impl Stream {
         if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: handed on to the caller.
+        // SAFETY: the caller keeps the contract of this call.
         unsafe { self.gpu.driver().copy(self.handle, direction, to, from, bytes) }
     }
 }
@@ -288,7 +288,7 @@ impl Kernel {
         Self { function, name }
     }
 
-    /// Its name in the source.
+    /// The kernel's name in the source.
     pub fn name(&self) -> &'static str {
         self.name
     }
@@ -320,7 +320,7 @@ impl Grid {
         }
     }
 
-    /// With dynamic shared memory.
+    /// Sets the bytes of dynamic shared memory.
     pub fn with_shared(mut self, bytes: usize) -> Self {
         self.shared_bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         self

@@ -84,7 +84,7 @@ pub(super) struct Recurrence {
     // [block, value_heads]
     decay: DeviceBuffer,
     scratch: DeviceBuffer,
-    // staging of one layer's state
+    // Staging memory of one layer's state.
     convolution: PinnedBuffer,
     memory: PinnedBuffer,
 }

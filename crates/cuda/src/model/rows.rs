@@ -26,7 +26,7 @@ pub struct DeviceRows {
 }
 
 impl DeviceRows {
-    /// The rows of a GPU among those of any device.
+    /// Rows of a GPU, from the rows of any device.
     ///
     /// # Errors
     /// [`CudaError::OtherDevice`] for rows of another kind of device.

@@ -24,7 +24,7 @@ pub enum PrefillInstructions {
 }
 
 impl PrefillInstructions {
-    /// Both.
+    /// Both instructions.
     pub const ALL: [Self; 2] = [Self::Mma, Self::Wgmma];
 
     /// True if there is a kernel with these instructions for a device and a width.
@@ -67,7 +67,7 @@ fn refused(value: &str, requirement: &'static str) -> CudaError {
 pub struct PrefillChoice {
     /// The instructions.
     pub instructions: PrefillInstructions,
-    /// The reason for them.
+    /// The reason for the choice.
     pub reason: String,
 }
 

@@ -64,7 +64,7 @@ impl DeviceMatrix {
         device_bytes(format, outputs * (inputs / format.block_weights()))
     }
 
-    /// Its format.
+    /// The format of the weights.
     pub fn format(&self) -> WeightFormat {
         self.format
     }

@@ -17,13 +17,13 @@ const PER_ROW: u32 = 1;
 /// Keys of one KV head that one tile of queries reads.
 #[derive(Debug, Clone, Copy)]
 pub struct TileReads<'a> {
-    /// Its KV head.
+    /// KV head of the tile.
     pub kv_head: usize,
-    /// Position of its first query.
+    /// Position of the tile's first query.
     pub start: usize,
-    /// Row of its first query among the queries.
+    /// Row of the tile's first query among the queries.
     pub row: usize,
-    /// Its queries.
+    /// Number of queries in the tile.
     pub rows: usize,
     /// Keys that the queries read, without summaries.
     pub selection: &'a Selection,

@@ -23,7 +23,7 @@ pub struct BlockSummaries<'a> {
 pub struct Estimate<'a> {
     /// The chunk's queries.
     pub queries: Queries<'a>,
-    /// Position of its first row.
+    /// Position of the first row.
     pub start: usize,
     /// The KV head.
     pub kv_head: usize,
@@ -51,11 +51,11 @@ pub struct HeadShape {
 /// Mass of the lines of an attention map, f32 `[tokens]` each.
 #[derive(Debug, Clone, Copy)]
 pub struct LineSums<'a> {
-    /// By key.
+    /// Mass by key.
     pub columns: Region<'a>,
-    /// By distance query − key.
+    /// Mass by distance, query − key.
     pub distances: Region<'a>,
-    /// True if they already hold the sums of earlier queries.
+    /// True if the regions already hold the sums of earlier queries.
     pub continues: bool,
 }
 

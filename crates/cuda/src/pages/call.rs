@@ -129,7 +129,8 @@ impl CallMemory {
         let (sums, outputs) = PrefillState::bytes(rows, self.heads, head_dim);
         if self.outputs.bytes() < outputs {
             self.sums = self.gpu.allocate(sums)?;
-            // Allocated last, because its size tells whether both exist, also after a failure in between.
+            // The outputs are allocated last, because their size tells if both buffers exist, also after a failure in
+            // between.
             self.outputs = self.gpu.allocate(outputs)?;
         }
         Ok(())

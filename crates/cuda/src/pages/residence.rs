@@ -23,7 +23,7 @@ pub(super) struct Residence {
     free: Vec<usize>,
 }
 
-/// By (layer, KV head), the latest known versions of a sequence's pages; `None` for unknown ones.
+/// The latest known versions of a sequence's pages, by (layer, KV head); `None` for unknown ones.
 type Tables = Vec<Vec<Option<PageVersion>>>;
 
 /// Resident part of a page.

@@ -59,7 +59,7 @@ impl Ring {
 }
 
 struct Half {
-    /// Event after the conversion of its pages, and true if it was ever queued.
+    /// Event after the conversion of the half's pages, and true if the event was ever queued.
     arranged: Event,
     is_arranged: bool,
     /// Event after the copies of pages read ahead.

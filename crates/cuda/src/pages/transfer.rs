@@ -17,13 +17,13 @@ pub(super) struct Waiting<'a> {
 }
 
 enum Source<'a> {
-    /// In main memory, from a token of the page on.
+    /// A page in main memory, from a token of the page on.
     Main {
         first_token: usize,
         keys: &'a [u8],
         values: &'a [u8],
     },
-    /// On the device, as a whole page that was read ahead.
+    /// A whole page on the device that was read ahead.
     Ahead(Staged),
 }
 
@@ -95,7 +95,7 @@ impl Staging {
         if waiting.is_empty() {
             return Ok(());
         }
-        // Pages read ahead must leave their half before it is filled again.
+        // Pages read ahead must leave their half of the memory before it is filled again.
         self.arrange_ahead(residence, compute, waiting)?;
         self.copy_and_arrange(residence, compute, reading, waiting)?;
         waiting.clear();

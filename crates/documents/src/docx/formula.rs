@@ -7,7 +7,7 @@ struct Element {
     text: String,
     /// Parts with their own names, such as a numerator.
     parts: Vec<(String, String)>,
-    /// Its sign and brackets, if they are not the usual ones.
+    /// Sign and brackets of the element, if they are not the usual ones.
     sign: Option<String>,
     open: Option<String>,
     close: Option<String>,

@@ -176,7 +176,7 @@ impl<'l> Paragraphs<'l> {
         }
     }
 
-    /// Pictures, boxes, fields of forms, comments and parts of other files.
+    /// Begins a picture, a box, a field of a form, a comment or a part of another file.
     fn start_object(&mut self, name: &str, element: &BytesStart<'_>) {
         let value = || attribute(element, "val");
         match name {

@@ -43,7 +43,7 @@ pub(crate) type Anchors = BTreeMap<String, String>;
 /// Facts about a page besides its text.
 #[derive(Debug, Default)]
 pub(crate) struct PageNotes {
-    /// Its first heading.
+    /// First heading of the page.
     pub(crate) heading: Option<String>,
     /// Parts that are left out, such as pages in other files.
     pub(crate) left_out: LeftOutParts,

@@ -81,9 +81,9 @@ pub(super) const DOCUMENT: NodeId = 0;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum NodeKind {
     Document,
-    /// The index of its name.
+    /// Index of the element's name.
     Element(u16),
-    /// The index of its byte range.
+    /// Index of the text's byte range.
     Text(u32),
 }
 
@@ -94,7 +94,7 @@ struct Node {
     last: NodeId,
     previous: NodeId,
     next: NodeId,
-    /// Its depth.
+    /// Depth in the tree.
     depth: u16,
     kind: NodeKind,
 }
@@ -273,7 +273,7 @@ impl Tree {
         (node.parent, node.previous, node.next) = (NONE, NONE, NONE);
     }
 
-    /// A text node with these words; the previous node is extended if possible.
+    /// Adds words as a text node, or extends the previous text node.
     fn add_text(&mut self, parent: NodeId, next: NodeId, words: &str) {
         let previous = match next {
             NONE => self.nodes[parent as usize].last,
@@ -426,7 +426,7 @@ impl TreeSink for Sink {
     fn add_attrs_if_missing(&self, _: &NodeId, _: Vec<Attribute>) {}
 
     fn allow_declarative_shadow_roots(&self, _: &NodeId) -> bool {
-        // Their contents are read like templates.
+        // The contents of declarative shadow roots are read like templates.
         false
     }
 
@@ -520,7 +520,7 @@ impl Filter {
             attrs: Vec::new(),
             had_duplicate_attributes: false,
         };
-        // An element of another language closes itself.
+        // Elements of SVG and MathML close themselves.
         let closes = closes && !["svg", "math"].contains(&&*tag.name);
         let result = self.tree.process_token(Token::TagToken(tag), line);
         if closes {

@@ -96,7 +96,7 @@ struct List {
 
 /// An open heading.
 struct Heading {
-    /// Its index among the places.
+    /// Index of the heading among the places.
     number: usize,
     text: String,
 }

@@ -166,7 +166,7 @@ fn runs(kinds: &[TextClass], inner: TextClass, outer: TextClass) -> Vec<(bool, u
     let mut runs: Vec<(bool, usize)> = Vec::new();
     for flag in flags {
         match runs.last_mut() {
-            // Outer pieces of a right-to-left line are reversed one by one with it.
+            // Consecutive pieces of one direction form a run.
             Some((known, length)) if *known == flag => *length += 1,
             _ => runs.push((flag, 1)),
         }

@@ -178,7 +178,7 @@ impl CMap {
     }
 }
 
-/// The last range that starts at a code or before, if it contains it.
+/// The last range that starts at the code or before, if the range contains the code.
 fn find<T>(ranges: &[Codes<T>], code: u32) -> Option<&Codes<T>> {
     let before = ranges.partition_point(|codes| codes.first <= code);
     // Ranges may overlap: the eight closest ranges that start before the code are tried.

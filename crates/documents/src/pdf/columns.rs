@@ -21,14 +21,14 @@ const NUMBER_LETTERS: usize = 5;
 /// Rows of the shortest columns with aligned lines.
 const COLUMN_ROWS: usize = 4;
 
-/// The distance of separate lines, in font sizes.
+/// Distance beyond which two lines are separate, in font sizes.
 const APART: f32 = 2.2;
 
 /// Segments read as one line.
 #[derive(Debug, Clone)]
 pub(super) struct Line {
     pub(super) row: Row,
-    /// The index of its column on the page.
+    /// The index of the line's column on the page.
     pub(super) region: usize,
     /// True if the row's segments are cells of a table.
     pub(super) is_table: bool,

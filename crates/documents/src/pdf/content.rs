@@ -41,7 +41,7 @@ pub(super) type Matrix = [f64; 6];
 
 pub(super) const IDENTITY: Matrix = [1.0, 0.0, 0.0, 1.0, 0.0, 0.0];
 
-/// `first` and then `second`.
+/// The matrix that applies `first` and then `second`.
 pub(super) fn product(first: &Matrix, second: &Matrix) -> Matrix {
     let [a, b, c, d, e, f] = *first;
     let [g, h, i, j, k, l] = *second;

@@ -9,10 +9,10 @@ use super::rules::Rules;
 pub(super) struct Glyph {
     pub(super) left: f32,
     pub(super) right: f32,
-    /// Height of its line; larger is higher.
+    /// Height of the letter's line; larger is higher.
     pub(super) base: f32,
     pub(super) size: f32,
-    /// The direction of its line in degrees.
+    /// Direction of the letter's line in degrees.
     pub(super) turn: i16,
     pub(super) text: Rc<str>,
 }

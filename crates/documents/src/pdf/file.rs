@@ -22,7 +22,7 @@ const KEPT_BYTES: usize = 16 << 20;
 /// Parsed objects that are kept, including nested ones.
 const KEPT_OBJECTS: usize = 1 << 20;
 
-/// Bytes of an object in memory.
+/// Memory that each object counts for, in bytes.
 const OBJECT_BYTES: u64 = 128;
 
 /// Most objects parsed or copied in total. A document with 100,000 pages takes about 10 million.
@@ -34,13 +34,13 @@ const FILTERS: usize = 8;
 /// The reason why a file is not read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// It needs a password.
+    /// The file needs a password.
     Locked,
-    /// It exceeds a limit.
+    /// The file exceeds a limit.
     TooMuch,
-    /// It needs more work than any real document.
+    /// The file needs more work than any real document.
     TooMuchWork,
-    /// It exceeded its time.
+    /// Reading the file exceeded the time limit.
     Late,
     Damaged(&'static str),
 }

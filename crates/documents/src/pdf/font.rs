@@ -18,9 +18,9 @@ const LIGATURE: usize = 4;
 /// A letter of a string.
 #[derive(Debug, Clone)]
 pub(super) struct Letter {
-    /// Its text; `None` if no part of the font gives it.
+    /// Text of the letter; `None` if no part of the font gives it.
     pub(super) text: Option<Rc<str>>,
-    /// Its advance width, relative to the font size.
+    /// Advance width of the letter, relative to the font size.
     pub(super) advance: f32,
     /// True for the single byte 32, which word spacing widens.
     pub(super) is_space_code: bool,

@@ -11,7 +11,7 @@ pub(super) struct Segment {
     pub(super) size: f32,
     /// The letters, as indices into the page's list.
     pub(super) glyphs: Vec<u32>,
-    /// The index of its column in a table, from 1.
+    /// The index of the segment's column in a table, from 1.
     pub(super) column: u32,
     /// The lines of the cells, if it is a row of a table with lines between its cells.
     pub(super) cells: Vec<Segment>,

@@ -133,7 +133,7 @@ impl<'a> Parser<'a> {
                 return Some(ContentToken::Operand(object));
             }
             if self.parts == 0 {
-                // Beyond the limits: the part already read is not read again.
+                // Beyond the limits, the part already read is not read again.
                 self.at = self.at.max(before + 1);
                 continue;
             }

@@ -21,7 +21,7 @@ pub(super) struct Chapter {
     pub(super) level: usize,
     /// The page from 0.
     pub(super) page: usize,
-    /// Height of its beginning on its page, in the page's own space.
+    /// Height of the chapter's beginning on its page, in the page's coordinates.
     pub(super) top: Option<f64>,
 }
 

@@ -15,7 +15,7 @@ const PAGES: usize = 200_000;
 /// A page, with inherited attributes.
 #[derive(Debug)]
 pub(super) struct Page {
-    /// The number of its object.
+    /// Number of the page's object.
     pub(super) object: Option<u32>,
     pub(super) dict: Dict,
     pub(super) resources: Rc<Dict>,

@@ -10,7 +10,7 @@ const LEAST_PAGES: usize = 3;
 /// Share of a page's height that is its top or bottom.
 const MARGIN: f32 = 0.12;
 
-/// One in this many pages, between the first and the last with a line, must have it.
+/// A running line occurs on one in this many pages, at least, from its first page to its last.
 const ONE_IN: usize = 3;
 
 /// Lines on pages of one document.

@@ -3,7 +3,7 @@
 use riffle_testing::damage::{Damage, inputs};
 use riffle_testing::{NAMES, read_document};
 
-/// Damaged files of each kind.
+/// Number of damaged files of each kind.
 const MUTANTS: usize = 400;
 
 #[test]

@@ -32,7 +32,7 @@ impl Made {
     }
 }
 
-/// The document that `bytes` under a name give.
+/// Reads `bytes` as a file of this name.
 fn read_one(name: &str, bytes: &[u8]) -> Result<Document, DocumentError> {
     read_within(name, bytes, &Limits::default())
 }

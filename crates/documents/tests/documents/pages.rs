@@ -90,7 +90,7 @@ fn hostile_files_are_refused_or_read_in_little_time() {
             "{open}"
         );
     }
-    // Far from the time limit, even on a busy machine.
+    // The reading stays far below the time limit, even on a busy machine.
     assert!(start.elapsed() < Limits::default().time);
 }
 

@@ -72,7 +72,7 @@ pub enum StopReason {
 }
 
 impl StopReason {
-    /// Its name in reports.
+    /// Name of the reason in reports.
     pub fn name(&self) -> &'static str {
         match self {
             Self::EndOfText => "end_of_text",
@@ -111,8 +111,8 @@ pub struct Generation {
     pub text: String,
     /// The sampled tokens, the end-of-text token included.
     pub tokens: Vec<u32>,
-    /// The reason it ended.
+    /// The reason for the answer's end.
     pub stop: StopReason,
-    /// Its drafts.
+    /// Counts of the answer's drafts.
     pub drafts: DraftCount,
 }

@@ -36,7 +36,7 @@ pub(crate) struct Drawn {
     pub(crate) token: u32,
     /// The text that is certain now, often empty.
     pub(crate) text: String,
-    /// Its probability, if requested.
+    /// Probability of the token, if requested.
     pub(crate) probabilities: Option<TokenProbabilities>,
     /// The reason the answer ends here, if it does; otherwise the token must be read next.
     pub(crate) stop: Option<StopReason>,
@@ -65,17 +65,17 @@ impl Answer {
         Ok(())
     }
 
-    /// True if it has the most tokens allowed.
+    /// True if the answer has the most tokens allowed.
     pub(crate) fn is_full(&self) -> bool {
         self.tokens.len() >= self.draws.options.max_tokens
     }
 
-    /// Number of tokens that it may still generate.
+    /// Number of tokens that the answer may still get.
     pub(crate) fn tokens_left(&self) -> usize {
         self.draws.options.max_tokens.saturating_sub(self.tokens.len())
     }
 
-    /// Draws as the answer would from here on, without changing it.
+    /// Draws the next tokens as the answer would, without changing the answer.
     pub(crate) fn guess(&mut self) -> Guess {
         self.draws.guess(self.tokens.len())
     }

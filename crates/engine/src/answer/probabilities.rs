@@ -6,7 +6,7 @@
 pub struct TokenProbabilities {
     /// The drawn or read token.
     pub token: u32,
-    /// The natural logarithm of its probability.
+    /// The natural logarithm of the token's probability.
     pub log_probability: f32,
     /// The likeliest tokens with the logarithms of their probabilities, descending; of equal ones the lower token
     /// first.

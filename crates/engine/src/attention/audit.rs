@@ -41,9 +41,9 @@ pub struct AuditReport {
 /// The kept share of the exact mass of one query head.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct HeadAudit {
-    /// Its layer.
+    /// Layer of the head.
     pub layer: usize,
-    /// Its KV head.
+    /// KV head of the query head.
     pub kv_head: usize,
     /// Index among the layer's query heads.
     pub head: usize,
@@ -55,7 +55,7 @@ pub struct HeadAudit {
     pub first_percentile_mass: f64,
     /// Mean relative error of the output.
     pub mean_output_error: f64,
-    /// Share of the causal pairs that its KV head read.
+    /// Share of the causal pairs that the KV head read.
     pub density: f64,
 }
 
@@ -63,13 +63,13 @@ pub struct HeadAudit {
 /// [`SequenceObservers::audit`](crate::SequenceObservers::audit).
 #[derive(Debug, Clone, Copy)]
 pub struct AuditedQuery<'a> {
-    /// Its layer, counted among layers with keys and values.
+    /// Layer of the query, counted among layers with keys and values.
     pub layer: usize,
-    /// Its KV head.
+    /// KV head of the query head.
     pub kv_head: usize,
     /// Index among the layer's query heads.
     pub head: usize,
-    /// Its position.
+    /// Position of the query.
     pub position: usize,
     /// Share of the exact softmax mass that was read.
     pub kept_mass: f64,
@@ -96,9 +96,9 @@ pub(crate) struct HeadSums {
 
 /// The audit of one session.
 pub(crate) struct Audit {
-    /// By layer of the cache.
+    /// Heads by layer of the cache.
     layers: Vec<Heads>,
-    /// Share of its mass that a sample should keep.
+    /// Share of the mass that a sample should keep.
     target: f64,
     /// `[layers, query heads]`; empty until a layer is audited.
     pub(crate) sums: Vec<Option<HeadSums>>,

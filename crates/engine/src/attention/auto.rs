@@ -10,7 +10,7 @@ const MAY_MISS: f64 = 0.01;
 
 /// The policies available to heads, and each head's current one.
 pub(crate) struct Auto {
-    /// From the cheapest to full attention.
+    /// Policies from the cheapest to full attention.
     rungs: Vec<PolicySpec>,
     /// KV heads of each layer.
     kv_heads: Vec<usize>,

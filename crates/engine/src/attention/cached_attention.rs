@@ -63,7 +63,7 @@ pub struct ProjectedRows<'a> {
 /// Keys and values of one sequence in pages, with the policies that select for its queries.
 pub struct CachedAttention {
     state: AttentionState,
-    /// By layer of the cache.
+    /// Heads by layer of the cache.
     layers: Vec<Heads>,
     options: CachedAttentionOptions,
     rotation: Rotation,
@@ -119,7 +119,7 @@ impl CachedAttention {
         self.state.cache.usage()
     }
 
-    /// Its options.
+    /// The options of the attention.
     pub fn options(&self) -> &CachedAttentionOptions {
         &self.options
     }

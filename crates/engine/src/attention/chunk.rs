@@ -38,9 +38,9 @@ pub(crate) struct LayerStep {
 pub(crate) struct Chunk<'a> {
     pub(crate) layer: usize,
     pub(crate) heads: Heads,
-    /// Its range within the sequence's rows.
+    /// Range of the chunk within the sequence's rows.
     pub(crate) tokens: Range<usize>,
-    /// Its rows of the batch.
+    /// Rows of the chunk in the batch.
     pub(crate) batch_rows: Range<usize>,
     /// Selection context for each KV head.
     pub(crate) contexts: Vec<SelectContext<'a>>,
@@ -48,7 +48,7 @@ pub(crate) struct Chunk<'a> {
     pub(crate) tiles: Vec<Tile<'a>>,
     /// Keys and values of all rows of the sequence.
     pub(crate) new_keys: NewKeys<'a>,
-    /// As in [`LayerStep::sinks`].
+    /// Sink logits, as in [`LayerStep::sinks`].
     sinks: Option<Arc<[f32]>>,
     pub(crate) options: AttendOptions<'static>,
 }
@@ -56,7 +56,7 @@ pub(crate) struct Chunk<'a> {
 /// A chunk and its tiles' selections.
 pub(crate) struct Chosen<'q> {
     pub(crate) chunk: Chunk<'q>,
-    /// By tile.
+    /// Selections by tile.
     pub(crate) selections: Vec<Selection>,
     /// Selections of the first of two phases, by tile; empty with one phase.
     pub(crate) own: Vec<Selection>,
@@ -64,7 +64,7 @@ pub(crate) struct Chosen<'q> {
     pub(crate) dense_rows: Vec<DenseRow>,
     /// Key scores that policies computed, by KV head.
     pub(crate) scans: Vec<Option<LentScan>>,
-    /// By KV head.
+    /// Pairs read, by KV head.
     pub(crate) counts: Vec<PairCount>,
     /// The next cache layer to attend.
     pub(crate) next: usize,

@@ -16,12 +16,12 @@ use crate::{EngineError, PairCount};
 
 /// A chunk's query that also reads everything, in one KV head.
 pub(crate) struct DenseRow {
-    /// Index of its tile.
+    /// Index of the query's tile.
     tile: usize,
-    /// Its row in the chunk.
+    /// Row of the query in the chunk.
     row: usize,
-    /// Rows of the chunk that its difference corrects, including itself: up to the next such query, except rows that
-    /// already read everything.
+    /// Rows of the chunk that the row's difference corrects, including the row itself: up to the next such query,
+    /// except rows that already read everything.
     corrected: Vec<usize>,
 }
 

@@ -17,7 +17,7 @@ const TASK_PAGES: usize = 16;
 /// The source of the selections in a layer of such a model.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum LayerIndex<'a> {
-    /// By the layer's own indexer.
+    /// Tokens chosen by the layer's own indexer.
     Own(IndexRows<'a>),
     /// The rows use the selections of the previous layer with an indexer.
     Shared,
@@ -29,7 +29,7 @@ pub(crate) struct IndexRows<'a> {
     pub(crate) shape: IndexerShape,
     /// The cache layer with the indexer's keys.
     pub(crate) cache_layer: usize,
-    /// True if later layers use its selections.
+    /// True if later layers use this layer's selections.
     pub(crate) is_shared: bool,
     pub(crate) rows: ProjectedIndex<'a>,
 }

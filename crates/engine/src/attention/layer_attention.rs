@@ -28,7 +28,7 @@ pub struct ChunkRows {
 /// observed as in a [pass](crate::Runner::pass).
 pub struct LayerAttention {
     phase: Phase,
-    /// By layer of the cache.
+    /// Heads by layer of the cache.
     layers: Vec<Heads>,
     /// Tokens of the whole prompt. With `None`, the prompt ends with each chunk.
     prompt_tokens: Option<usize>,

@@ -29,9 +29,9 @@ pub(crate) struct LayerRows<'a> {
 /// Keys and values that are not in a cache yet.
 #[derive(Clone, Copy)]
 pub(crate) enum NewKeys<'a> {
-    /// In main memory, `[rows, kv_heads, key_width]` and `[rows, kv_heads, value_width]`.
+    /// Rows in main memory, `[rows, kv_heads, key_width]` and `[rows, kv_heads, value_width]`.
     Host { keys: &'a [f32], values: &'a [f32] },
-    /// On the device, which attends too and rotates them when it appends them.
+    /// Rows on the device. The device also attends, and rotates the rows when it appends them.
     Device(&'a dyn DeviceRows),
 }
 

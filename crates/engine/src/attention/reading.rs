@@ -15,9 +15,9 @@ use crate::attention::{Chosen, Chunk, Tile};
 /// scored again.
 pub(crate) struct Reads<'r> {
     chunk: &'r Chunk<'r>,
-    /// By tile.
+    /// Selections by tile.
     selections: &'r [Selection],
-    /// By tile.
+    /// Scans by tile.
     scans: Vec<Option<&'r Scan>>,
     /// An empty selection, for scanned tiles, which read no keys.
     nothing: Selection,
@@ -327,7 +327,7 @@ pub(crate) struct Observed<'c> {
     pub(crate) kv_head: usize,
     from: usize,
     pub(crate) rows: Vec<Rows<'c>>,
-    /// By key.
+    /// Mass by key.
     pub(crate) mass: Vec<f32>,
 }
 
@@ -335,7 +335,7 @@ pub(crate) struct Rows<'c> {
     /// The tile's number.
     pub(crate) place: usize,
     pub(crate) queries: QueryTile<'c>,
-    /// `[rows, group]`; empty if it is on a device.
+    /// `[rows, group]`; empty if the values are on a device.
     pub(crate) log_sum_exp: Vec<f32>,
 }
 

@@ -17,7 +17,7 @@ pub(crate) struct RoundRows<'a> {
     pub(crate) input: LayerRows<'a>,
     /// Rows of a chunk of a prompt.
     pub(crate) chunk_tokens: usize,
-    /// Its rows: a chunk of a prompt, or generated rows, each of which selects separately.
+    /// Rows of the sequence: a chunk of a prompt, or generated rows, each of which selects separately.
     pub(crate) rows: Range<usize>,
     /// Partials of the first of two phases, chunk by chunk.
     pub(crate) own: &'a mut Vec<Partial>,
@@ -165,7 +165,7 @@ impl<'a> RoundRows<'a> {
 }
 
 impl PlacedChunk<'_> {
-    /// Resets its partials, unless they continue from earlier reads.
+    /// Resets the chunk's partials, unless they continue from earlier reads.
     fn begin(&self, partials: &mut [Partial]) {
         if self.goes_on {
             return;
@@ -205,7 +205,7 @@ impl PlacedChunk<'_> {
         part.attention.complete(step, &self.chosen, partials, output)
     }
 
-    /// Its partials: part of the sequence's `own` if it continues, otherwise part of `of_round`.
+    /// The chunk's partials: part of the sequence's `own` if the chunk continues, otherwise part of `of_round`.
     fn partials_of<'p>(&self, own: &'p mut [Partial], of_round: &'p mut [Partial]) -> &'p mut [Partial] {
         let all = if self.goes_on { own } else { of_round };
         &mut all[self.partials.clone()]

@@ -16,7 +16,7 @@ const PART_TOKENS: usize = 4096;
 pub(crate) struct SlidingLayer {
     /// The layer's index among layers with keys and values.
     pub(crate) layer: usize,
-    /// Its window in tokens, including the token itself.
+    /// Window of the layer in tokens, including the token itself.
     pub(crate) window_tokens: usize,
     /// Number of tokens removed at a time. Attention sums keys page by page, and long windows part by part: removing
     /// whole pages and parts changes no bits.

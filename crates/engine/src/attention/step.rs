@@ -184,7 +184,7 @@ impl AttentionState {
             self.observers.observe(&mut self.cache, chosen, read)?;
         }
         if chosen.stays_on_device {
-            // The device's clock measures its time after it has run.
+            // The device's clock measures the time of the call after it has run.
             self.observe(step, chosen, None)?;
             self.reader.complete(chosen, step.rotation)?;
         } else {

@@ -35,13 +35,13 @@ pub(crate) fn cached_shape(shape: &AttentionShape) -> LayerShape {
 /// Consecutive queries of one KV head's group.
 pub(crate) struct Tile<'a> {
     pub(crate) kv_head: usize,
-    /// Of the chunk.
+    /// Row in the chunk.
     pub(crate) first_row: usize,
     pub(crate) queries: QueryTile<'a>,
 }
 
 impl<'a> Tile<'a> {
-    /// A range of its rows.
+    /// A range of the tile's rows.
     pub(crate) fn rows(&self, first: usize, rows: usize) -> QueryTile<'a> {
         QueryTile {
             data: &self.queries.data[first * self.queries.row_stride..],

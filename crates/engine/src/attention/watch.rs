@@ -36,7 +36,7 @@ impl AttentionWatch {
         }
     }
 
-    /// By layer and KV head.
+    /// Watched heads by layer and KV head.
     pub fn heads(&self) -> &[WatchedHead] {
         &self.heads
     }

@@ -21,9 +21,9 @@ pub(crate) struct Moments {
 
 /// A measured layer.
 struct MeasuredLayer {
-    /// Its index in the model.
+    /// Index of the layer in the model.
     layer: usize,
-    /// Its index in the cache.
+    /// Index of the layer in the cache.
     cache_layer: usize,
     heads: Heads,
     /// Sums of each query head.

@@ -15,7 +15,7 @@ use crate::compress::HeadScores;
 /// A query's weights are its softmax over the sinks before the chunk, the chunk, and the tokens after the text up to
 /// the query itself. Other parts of the text take no weight from the chunk.
 pub(crate) struct Reconstruction {
-    /// In the order of the given heads; heads of a layer are adjacent.
+    /// Scores in the order of the given heads; heads of a layer are adjacent.
     pub(super) heads: Vec<HeadScores>,
     /// Tokens of the text.
     text_tokens: usize,

@@ -19,7 +19,7 @@ use host::HostCompute;
 
 /// A CPU or device with a model's weights.
 pub(crate) trait Compute: Send + Sync {
-    /// Its name among the settings that affect last bits.
+    /// Name of the CPU or device among the settings that affect last bits.
     fn name(&self) -> &'static str;
 
     /// The model in main memory; `None` on a device.

@@ -122,8 +122,9 @@ fn chosen_share(one: f64, rows: usize) -> f64 {
     1.0 - (1.0 - one).powi(i32::try_from(rows).unwrap_or(i32::MAX))
 }
 
-/// Nanoseconds of a draft token by the predicting layer, after `tokens` tokens, one of `together`: its weights, the
-/// head's, and its attention to all of its rows. It reads one row of the embedding.
+/// Nanoseconds of a draft token by the predicting layer, after `tokens` tokens, one of `together`. The time covers the
+/// weights of the layer and of the head, and attention to all rows of the layer. Of the embedding the layer reads one
+/// row.
 fn predictor_ns(engine: &Engine, tokens: usize, together: usize) -> f64 {
     let config = engine.model().config();
     let head_bytes = engine.compute().host().map_or(0, |model| model.head().bytes());
@@ -156,7 +157,7 @@ fn by_rows(engine: &Engine, rows: usize) -> f64 {
 
 /// The attention of a token under some policies.
 struct Attention {
-    /// Share of the keys that it reads, over all layers and heads.
+    /// Share of the keys that the token reads, over all layers and heads.
     share: f64,
     /// Nanoseconds of reading the keys and values, once for all rows.
     read_ns: f64,

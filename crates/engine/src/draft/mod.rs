@@ -82,7 +82,7 @@ enum Source {
 struct KnownCosts {
     tokens: usize,
     together: usize,
-    /// By source.
+    /// Costs by source.
     costs: Vec<Costs>,
 }
 

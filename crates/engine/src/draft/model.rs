@@ -20,7 +20,7 @@ use crate::{EngineError, Sequence};
 
 /// An unfinished draft.
 struct Drafting<'a> {
-    /// Index of its part.
+    /// Index of the answer's part.
     place: usize,
     reader: &'a mut Sequence,
     /// The tokens to read next.

@@ -33,7 +33,7 @@ pub(super) struct Match {
 }
 
 impl Ngrams {
-    /// `tokens` tokens that followed a match. If the text ends earlier, it continues with its own continuation.
+    /// Returns `tokens` tokens that followed a match. If the text ends earlier, the tokens from the match on repeat.
     pub(super) fn behind(&self, found: Match, tokens: usize) -> Vec<u32> {
         let period = self.text.len() - found.place;
         let followed = (0..tokens).map(|token| self.text[found.place + token % period]);

@@ -15,7 +15,7 @@ use crate::{EngineError, Sequence};
 
 /// An unfinished draft.
 struct Drafting {
-    /// Index of its part.
+    /// Index of the answer's part.
     place: usize,
     draft: GuessedDraft,
     /// Tokens of the sequence. During the draft, the answer's latest token and the drafted tokens follow them.

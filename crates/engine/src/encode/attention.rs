@@ -17,9 +17,9 @@ struct Place {
     /// Rows of the batch.
     rows: Range<usize>,
     kv_head: usize,
-    /// Position of the first row in its text.
+    /// Position of the first row in the text.
     position: usize,
-    /// Rows of its text.
+    /// Rows of the text.
     text: Range<usize>,
 }
 

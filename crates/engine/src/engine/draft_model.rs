@@ -8,13 +8,13 @@ use riffle_model::Tokenizer;
 
 use crate::{Engine, EngineError, EngineOptions};
 
-/// Tokens of a text that it reads per step.
+/// Tokens of a text that the small model reads per step.
 pub(crate) const CHUNK_TOKENS: usize = 512;
 
 /// The drafting model of an engine.
 pub(crate) struct DraftModel {
     pub(crate) engine: Arc<Engine>,
-    /// The pages of its sequences.
+    /// The pages of the small model's sequences.
     pub(crate) pool: PagePool,
 }
 
@@ -31,7 +31,7 @@ impl DraftModel {
         Ok(Arc::new(Self { engine, pool }))
     }
 
-    /// The same model for `large` under other options.
+    /// This model as the small model of `large`, under the options that `large` leaves it.
     pub(crate) fn beside(&self, large: &Engine) -> Result<Arc<Self>, EngineError> {
         let options = options_beside(large, self.engine.model().config());
         let engine = self.engine.with_options(options);

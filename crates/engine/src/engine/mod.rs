@@ -218,8 +218,8 @@ impl Engine {
         self.plan.loaded_bytes().saturating_add(experts)
     }
 
-    /// Bytes that this model and others beside it may use together: the budget of the options, or else the free
-    /// memory with that of this model.
+    /// Bytes that this model and others beside it may use together: the budget of the options, or else the free memory
+    /// and this model's memory.
     pub fn memory_bytes(&self) -> u64 {
         self.memory_under(&self.options)
     }

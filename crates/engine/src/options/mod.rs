@@ -50,7 +50,7 @@ pub struct EngineOptions {
 pub struct PromptText {
     /// Bytes of the text.
     pub bytes: u64,
-    /// Number of prompts built from it, such as one per question.
+    /// Number of prompts built from the text, such as one per question.
     pub prompts: usize,
 }
 

@@ -88,7 +88,7 @@ impl Pass {
         }
     }
 
-    /// Its progress.
+    /// Progress of the pass.
     pub(crate) fn progress(&self) -> PassProgress {
         PassProgress {
             share: self.share_done(),
@@ -106,12 +106,12 @@ impl Pass {
         (self.layer as f64 + done as f64 / of.max(1) as f64) / self.layers as f64
     }
 
-    /// The model layer in which it attends next, if attention is the next piece.
+    /// The model layer in which the pass attends next, if attention is the next piece.
     pub(crate) fn attends_next(&self) -> Option<usize> {
         matches!(self.stage, Stage::Attend(_)).then_some(self.layer)
     }
 
-    /// The failure of its first sequence, if any.
+    /// The failure of the pass's first sequence, if any.
     pub(crate) fn take_failure(&mut self) -> Option<EngineError> {
         self.segments.first_mut()?.failure.take()
     }
@@ -447,7 +447,7 @@ fn finished_of(segments: &[Segment], block: &Range<usize>) -> Vec<Range<usize>> 
 }
 
 impl Segment {
-    /// Its rows in a model layer with keys, its own or another layer's.
+    /// The segment's rows in a model layer. The layer has keys of its own or reads another layer's.
     fn layer_rows<'a>(&self, sequence: &Sequence, projected: &ProjectedLayer<'a>, layer: usize) -> LayerRows<'a> {
         let config = sequence.engine().model().config();
         let shape = config.attention_of(layer);

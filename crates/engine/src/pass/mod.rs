@@ -42,7 +42,7 @@ pub struct BatchProgress {
     pub first: usize,
     /// Tokens of the batch.
     pub tokens: usize,
-    /// Completed share of its work, counted in layers.
+    /// Completed share of the batch's work, counted in layers.
     pub share: f64,
     /// Seconds spent in attention so far.
     pub attention_s: f64,
@@ -77,7 +77,7 @@ pub struct Work<'a> {
 pub enum FinishedRows {
     /// At least the last row, from which the answer continues.
     Last,
-    /// All of them.
+    /// All rows.
     All,
 }
 

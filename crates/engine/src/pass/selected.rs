@@ -16,9 +16,9 @@ pub(crate) struct SelectedRows<'a> {
     prompt: &'a [u32],
     /// Positions of the tokens in the prompt, ascending.
     positions: &'a [usize],
-    /// Their hidden states after the lower layers, `[positions, hidden_size]`.
+    /// Hidden states of the tokens after the lower layers, `[positions, hidden_size]`.
     pub(crate) hidden: &'a [f32],
-    /// Number of selected tokens before them.
+    /// Number of selected tokens before these rows.
     pub(crate) first: usize,
     /// All selected tokens of the prompt.
     pub(crate) goal: usize,

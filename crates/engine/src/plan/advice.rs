@@ -133,7 +133,8 @@ fn budgets(planner: &Planner<'_>, way: Way) -> Option<Way> {
     (!way.text.is_empty() && fits(planner, &way)).then_some(way)
 }
 
-/// With the smallest RAM budget of working tiers. Their need depends on what fits, so it is computed again.
+/// The change with the smallest RAM budget of working tiers. The need of the tiers depends on what fits, so it is
+/// computed again.
 fn near_budget(planner: &Planner<'_>, way: Way) -> Option<Way> {
     let mut options = way.options.clone();
     for _ in 0..4 {

@@ -35,7 +35,7 @@ pub struct DevicePlan {
     pub least_kv_bytes: u64,
     /// Sum of the parts.
     pub total_bytes: u64,
-    /// Bytes of its memory that are free.
+    /// Bytes of device memory that are free.
     pub available_bytes: u64,
 }
 
@@ -84,7 +84,7 @@ impl DevicePlan {
         })
     }
 
-    /// True if it fits in the free memory.
+    /// True if the parts fit in the free memory.
     pub fn fits(&self) -> bool {
         self.total_bytes <= self.available_bytes && self.kv_budget_bytes >= self.least_kv_bytes
     }
@@ -123,7 +123,7 @@ pub(super) fn room_options(
     context: usize,
     budget_bytes: u64,
 ) -> RoomOptions {
-    // Enough for the queries of a chunk and some rows of weights; longer estimates are computed in pieces.
+    // This is enough for the queries of a chunk and some rows of weights. Longer estimates are computed in pieces.
     const ESTIMATE_BYTES: u64 = 64 << 20;
     let policy_shapes = policy_shapes(config, options);
     RoomOptions {

@@ -14,11 +14,11 @@ use riffle_files::human_bytes;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct TierPlan {
-    /// In the device tier.
+    /// Bytes in the device tier.
     pub device_bytes: u64,
-    /// In main memory.
+    /// Bytes in main memory.
     pub ram_bytes: u64,
-    /// In files.
+    /// Bytes in files.
     pub disk_bytes: u64,
     /// The hard budget of main memory; without a limit, the bytes of the pages.
     pub ram_budget_bytes: Option<u64>,

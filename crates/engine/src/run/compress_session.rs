@@ -20,7 +20,7 @@ pub struct CompressReport {
     /// Pairs kept and freed.
     #[serde(flatten)]
     pub compressed: Compressed,
-    /// Milliseconds that it took.
+    /// Milliseconds of the compression.
     pub compress_ms: f64,
     /// Size of the file before, in bytes.
     pub file_bytes_before: u64,

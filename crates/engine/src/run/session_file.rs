@@ -14,15 +14,15 @@ use crate::{Engine, EngineError, Session};
 #[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
 pub struct SessionReport {
-    /// Its path.
+    /// Path of the file.
     pub path: String,
-    /// Number of tokens in it before the run.
+    /// Number of tokens in the file before the run.
     pub restored_tokens: usize,
     /// Milliseconds to restore, without the model's fingerprint; 0 without a file.
     pub restore_ms: f64,
     /// Milliseconds to save.
     pub save_ms: f64,
-    /// Its size now.
+    /// Bytes of the file now.
     pub file_bytes: u64,
 }
 

@@ -36,12 +36,12 @@ pub struct TimeLeft {
 /// The current logical batch.
 #[derive(Debug, Clone, Copy)]
 struct BatchCost {
-    /// Its first token.
+    /// First token of the batch.
     first: usize,
-    /// Seconds before it.
+    /// Seconds before the batch.
     began_s: f64,
-    /// Estimated nanoseconds of all its attention on one thread, computed once because progress arrives every few
-    /// milliseconds.
+    /// Estimated nanoseconds of all attention of the batch on one thread, computed once because progress arrives every
+    /// few milliseconds.
     attention_ns: f64,
 }
 

@@ -123,7 +123,7 @@ impl Scheduler {
 }
 
 impl Running {
-    /// Counts all tokens of its sequence as reused: they existed before the prompt was read.
+    /// Counts all tokens of the request's sequence as reused, because they existed before the prompt was read.
     pub(super) fn count_reused(&mut self) {
         if let Stage::Reading { reused_tokens, .. } = &mut self.stage {
             *reused_tokens = self.sequence.tokens().len();

@@ -18,9 +18,9 @@ const LISTING_PAUSE: Duration = Duration::from_secs(10);
 /// The parts of a block of text that are held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum HeldKind {
-    /// Keys and values of all its tokens.
+    /// Keys and values of all tokens of the block.
     KeysAndValues,
-    /// The state of recurrent layers at its end.
+    /// The state of recurrent layers at the block's end.
     RecurrentState,
 }
 
@@ -31,18 +31,18 @@ pub enum HoldingChange {
     Stored {
         /// The block.
         block: TextBlock,
-        /// Its tier.
+        /// Tier of the block.
         tier: RowTier,
         /// The held parts.
         kind: HeldKind,
     },
     /// A block is no longer held there.
     Removed {
-        /// Its key.
+        /// Key of the block.
         key: u128,
-        /// Its former tier.
+        /// Former tier of the block.
         tier: RowTier,
-        /// The parts that were held.
+        /// Kinds of state that were held.
         kind: HeldKind,
     },
 }
@@ -51,11 +51,11 @@ type Place = (u128, RowTier, HeldKind);
 
 struct Held {
     block: TextBlock,
-    /// Its holders, as a set of bits.
+    /// Holders of the block, as a set of bits.
     holders: u8,
 }
 
-/// Holders of a block: pages of sequences, or the prefix cache on disk.
+/// Bits for the holders of a block: pages of sequences, and the prefix cache on disk.
 const PAGES: u8 = 1;
 const PREFIX_CACHE: u8 = 2;
 
@@ -156,7 +156,7 @@ impl Holdings {
             Some(_) if Instant::now() < self.next_listing => return,
             Some(cache) => {
                 self.next_listing = Instant::now() + LISTING_PAUSE;
-                // Another process has locked it: the earlier reports stay valid until the next check.
+                // If another process has locked the folder, the earlier reports stay valid until the next check.
                 listing.refresh(cache).unwrap_or_default()
             }
         };

@@ -27,14 +27,14 @@ pub(super) struct Offered {
 pub(super) struct IdleSequence {
     pub(super) sequence: Sequence,
     pub(super) offered: Offered,
-    /// Its session file.
+    /// Session file of the sequence.
     file: Option<FileState>,
-    /// Time of its last use.
+    /// Time of the sequence's last use.
     used: Instant,
 }
 
 impl IdleSequence {
-    /// True if it belongs to a session file with this property.
+    /// True if the sequence belongs to a session file with this property.
     fn is_of(&self, has_property: impl Fn(&Path) -> bool) -> bool {
         self.file.as_ref().is_some_and(|file| has_property(file.path()))
     }

@@ -131,9 +131,9 @@ struct Waiting {
     clock: Clock,
     /// The sequence and the answer of a parked request.
     parked: Option<(Sequence, Stage)>,
-    /// As in [`Running`].
+    /// As `resumed_tokens` of [`Running`].
     resumed_tokens: usize,
-    /// True if it waits for [`Scheduler::resume`].
+    /// True if the request waits for [`Scheduler::resume`].
     is_held: bool,
 }
 
@@ -146,27 +146,27 @@ struct Running {
     /// The search for the prompt's beginning, before it is read. It is finished for a request that was parked.
     lookup: Lookup,
     clock: Clock,
-    /// The latest answer pass that included it.
+    /// The latest answer pass with this request.
     turn: u64,
     offered: Offered,
     /// Number of answer tokens at the end of its text, after the text was read again.
     resumed_tokens: usize,
-    /// Number of tokens that its sequence may hold at present.
+    /// Number of tokens that the request's sequence may hold at present.
     promised_tokens: usize,
-    /// True if it was cancelled; it is removed when its current pass ends.
+    /// True if the request was cancelled. It is removed when its current pass ends.
     is_cancelled: bool,
 }
 
 /// The next work of a request.
 enum Stage {
-    /// The rest of its prompt is read.
+    /// The scheduler reads the rest of the prompt.
     Reading {
         /// Prompt tokens that were available before reading began.
         reused_tokens: usize,
         /// The answer to continue afterwards, if its text is read again.
         resumed: Option<Box<OpenAnswer>>,
     },
-    /// Generates the answer; its next token is already drawn.
+    /// The scheduler generates the answer. The next token is already drawn.
     Answering(Box<OpenAnswer>),
 }
 
@@ -185,16 +185,16 @@ struct OpenAnswer {
 #[derive(Debug, Clone, Copy)]
 struct Clock {
     submitted: Instant,
-    /// When it was admitted; until then, the submission time.
+    /// Time of admission; until then, the time of submission.
     admitted: Instant,
-    /// When its first token was drawn; until then, the admission time.
+    /// Time of the first drawn token; until then, the time of admission.
     begun: Instant,
 }
 
 /// An unfinished prompt pass.
 struct PromptPass {
     pass: Pass,
-    /// Its parts, in the order of the running requests.
+    /// Parts of the pass, in the order of the running requests.
     parts: Vec<PromptPart>,
 }
 
@@ -228,7 +228,7 @@ impl Scheduler {
         let is_share = share > 0.0 && share < 1.0;
         require(is_share, "prompt_share", share, "it must be above 0 and below 1")?;
         if options.prefix_cache.is_some() || options.shared_store.is_some() {
-            // Beginnings are found by it; the weights are read once for it.
+            // The fingerprint finds beginnings of prompts. Computing it reads the weights once.
             engine.fingerprint()?;
         }
         let pool = engine.page_pool()?;
@@ -259,12 +259,12 @@ impl Scheduler {
         })
     }
 
-    /// Its engine.
+    /// The scheduler's engine.
     pub fn engine(&self) -> &Arc<Engine> {
         &self.engine
     }
 
-    /// The pool of all its sequences.
+    /// The pool of all sequences.
     pub fn pool(&self) -> &PagePool {
         &self.pool
     }
@@ -398,7 +398,7 @@ impl Scheduler {
             return false;
         };
         let report = running.report(open.reused_tokens, open.answer, StopReason::Interrupted);
-        // Its sequence is reported, but has incomplete tokens during a pass.
+        // The request's sequence is reported, but has incomplete tokens during a pass.
         if self.is_in_pass(id)
             && let Some(under_way) = self.prompt_pass.take()
         {

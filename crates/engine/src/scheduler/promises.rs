@@ -28,12 +28,14 @@ type Rank = (Reverse<i32>, RequestId);
 #[derive(Debug, Clone, Copy)]
 struct Holder {
     rank: Rank,
-    /// True if its pages may be taken: it can read its text again with the same bits, and no pass is reading it.
+    /// True if the request's pages may be taken. It can then read its text again with the same bits, and no pass is
+    /// reading it.
     can_yield: bool,
     is_running: bool,
 }
 
-/// The request that gives its pages to one of rank `taker`: the last one after it; `None` if there is none.
+/// The request that gives its pages to a request of rank `taker`: the last one after the taker; `None` if there is
+/// none.
 fn next_to_yield(holders: &[Holder], taker: Rank, takes_from_running: bool) -> Option<RequestId> {
     let behind = holders
         .iter()
@@ -134,7 +136,7 @@ impl Scheduler {
         running.chain(parked).collect()
     }
 
-    /// Reads answers' tokens again after their pages were taken: as before, one row per token.
+    /// Reads the tokens of answers again after their pages were taken, one row per token as before.
     pub(super) fn read_answers_again(&mut self, places: &[usize]) -> Result<Vec<(usize, End)>, EngineError> {
         let (mut again, mut tokens) = (Vec::new(), Vec::new());
         for place in places {
@@ -163,7 +165,7 @@ impl Scheduler {
         let outcomes = match outcomes {
             Ok(outcomes) => outcomes,
             Err(error) => {
-                // Every sequence is unchanged.
+                // A failed pass leaves every sequence unchanged.
                 for (place, tokens) in again.into_iter().zip(tokens) {
                     if let Stage::Answering(open) = &mut self.running[place].stage {
                         open.again.splice(..0, tokens);

@@ -205,7 +205,7 @@ impl Scheduler {
             self.retire(place);
             return;
         }
-        // Its rows continue without attention.
+        // Rows of a cancelled request continue without attention.
         self.running[place].is_cancelled = true;
         if let Some(part) = under_way.parts.iter().position(|part| part.id == id) {
             under_way

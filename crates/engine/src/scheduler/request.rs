@@ -61,7 +61,7 @@ pub struct WrittenToken<'a> {
     pub token: u32,
     /// The text that is certain now, often empty.
     pub text: &'a str,
-    /// Its probability, if [`GenerateOptions::probabilities`] is set.
+    /// Probability of the token, if [`GenerateOptions::probabilities`] is set.
     pub probabilities: Option<TokenProbabilities>,
 }
 
@@ -77,7 +77,7 @@ pub struct RequestReport {
     pub reused_tokens: usize,
     /// Tokens read again because the text grew beyond the length at which the model's rotation changes (LongRoPE).
     pub turned_tokens: usize,
-    /// Its time, by part.
+    /// Time of the request, by part.
     pub times: RequestTimes,
 }
 
@@ -100,7 +100,7 @@ impl Request {
             .unwrap_or_else(|| engine.options().sequence.clone())
     }
 
-    /// Most tokens of its sequence. The last token of an answer is not read.
+    /// Most tokens of the request's sequence. The last token of an answer is not read.
     pub(super) fn most_tokens(&self) -> usize {
         let answer = self.generate.max_tokens.saturating_sub(1);
         self.tokens.len().saturating_add(answer)

@@ -15,17 +15,18 @@ use crate::{EngineError, Sequence};
 const PATIENCE: Duration = Duration::from_millis(5);
 
 impl Running {
-    /// True if its blocks are loading and none has arrived.
+    /// True if blocks of the prompt are loading and none has arrived.
     pub(super) fn waits_for_blocks(&self) -> bool {
         matches!(&self.lookup, Lookup::Fetching(search) if !search.has_arrived())
     }
 
-    /// True if blocks of its beginning have arrived.
+    /// True if blocks of the prompt's beginning have arrived.
     pub(super) fn has_blocks(&self) -> bool {
         matches!(&self.lookup, Lookup::Fetching(search) | Lookup::Arriving(search) if search.has_arrived())
     }
 
-    /// True if it continues from its first layers while later ones are loading: its pages cannot serve others yet.
+    /// True if the request continues from the first layers while later ones are loading. Other requests cannot use its
+    /// pages yet.
     pub(super) fn is_arriving(&self) -> bool {
         matches!(self.lookup, Lookup::Arriving(_))
     }

@@ -12,7 +12,7 @@ pub(super) type Tell<'a> = dyn FnMut(Event<'_>) + 'a;
 /// The next piece of work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
-    /// One token of every answer.
+    /// Generate one token of every answer.
     Answer,
     /// A piece of a prompt pass.
     Read,
@@ -33,7 +33,7 @@ struct Standing {
     answers: bool,
     /// Prompts can be read.
     reads: bool,
-    /// A compression goes before prompts.
+    /// A compression waits and takes precedence over prompts.
     compresses: bool,
     /// A beginning must be stored on disk.
     keeps: bool,

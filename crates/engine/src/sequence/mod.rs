@@ -63,7 +63,7 @@ struct Text {
 pub(crate) struct Turn {
     /// True for the rotation of sequences beyond the length at which it changes.
     is_long: bool,
-    /// True if it stays fixed at any length.
+    /// True if the rotation stays fixed at any length.
     is_fixed: bool,
     /// Tokens read again because the sequence grew beyond this length.
     again_tokens: usize,
@@ -75,7 +75,7 @@ impl Turn {
         !self.is_fixed && self.is_long != engine.turns_long(length)
     }
 
-    /// A length with this rotation.
+    /// A text length that has this rotation.
     pub(crate) fn length(self) -> usize {
         if self.is_long { usize::MAX } else { 0 }
     }
@@ -97,7 +97,7 @@ pub(crate) struct AnswerUnderWay {
 pub(crate) struct LatestDraw {
     /// The token, until it is read.
     pub(crate) pending: Option<u32>,
-    /// The state of the draws after it.
+    /// The state of the draws after the token.
     pub(crate) sampler: Option<SamplerState>,
 }
 
@@ -114,7 +114,7 @@ pub(crate) struct DraftState {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceUsage {
-    /// Bytes of its pages there, in addition to main memory.
+    /// Bytes of the sequence's pages on the device, in addition to main memory.
     pub page_bytes: u64,
     /// Bytes copied between main memory and the device, for all sequences of the engine.
     pub transferred: TransferCount,
@@ -265,12 +265,12 @@ impl Sequence {
         Ok(fork)
     }
 
-    /// The engine it belongs to.
+    /// The engine of the sequence.
     pub fn engine(&self) -> &Arc<Engine> {
         &self.setting.engine
     }
 
-    /// Its policies and its window.
+    /// Policies and window of the sequence.
     pub fn options(&self) -> &SequenceOptions {
         &self.setting.options
     }
@@ -295,7 +295,7 @@ impl Sequence {
         &self.answer.logits
     }
 
-    /// Its pages and policies.
+    /// Pages and policies of the sequence.
     pub(crate) fn attention(&self) -> &AttentionState {
         &self.attention
     }
@@ -312,7 +312,7 @@ impl Sequence {
         &mut self.recurrence
     }
 
-    /// Its unfinished answer.
+    /// The unfinished answer of the sequence.
     pub(crate) fn answer(&self) -> &AnswerUnderWay {
         &self.answer
     }
@@ -321,17 +321,17 @@ impl Sequence {
         &mut self.answer
     }
 
-    /// Pages and bytes of its cache, by tier.
+    /// Pages and bytes of the sequence's cache, by tier.
     pub fn usage(&self) -> KvUsage {
         self.attention.cache.usage()
     }
 
-    /// The pool that its pages come from.
+    /// The pool of the sequence's pages.
     pub fn pool(&self) -> PagePool {
         self.attention.cache.pool()
     }
 
-    /// Counts of its attention since its start.
+    /// Counts of attention since the sequence began.
     pub fn counts(&self) -> SequenceCounts {
         let (counters, reader) = (&self.attention.counters, &self.attention.reader);
         SequenceCounts {
@@ -352,7 +352,7 @@ impl Sequence {
         self.attention.audit.as_ref().map(Audit::report)
     }
 
-    /// Access to observers of its attention.
+    /// Access to observers of the sequence's attention.
     pub fn observers(&mut self) -> SequenceObservers<'_> {
         SequenceObservers {
             attention: &mut self.attention,
@@ -378,8 +378,8 @@ impl Sequence {
         self.go_back(tokens.min(self.text.tokens.len()))
     }
 
-    /// Moves its unshared pages to the farthest tier with room. Nothing is recomputed when it continues. Returns the
-    /// bytes that left the nearest tier.
+    /// Moves the sequence's unshared pages to the farthest tier with room. Nothing is recomputed when the sequence
+    /// continues. Returns the bytes that left the nearest tier.
     ///
     /// # Errors
     /// [`EngineError::Kv`] if the tier is not writable; every page is then still readable.
@@ -420,7 +420,7 @@ impl Sequence {
         again
     }
 
-    /// Its rotation.
+    /// The rotation of the sequence.
     pub(crate) fn turn(&self) -> Turn {
         self.text.turn
     }
@@ -440,13 +440,13 @@ impl Sequence {
         Ok(self.attention.slide(held)?)
     }
 
-    /// Its tokens, to which a draft may be appended temporarily, and the rows of the predicting layer.
+    /// Tokens of the sequence, to which a draft may be appended temporarily, and the rows of the predicting layer.
     pub(crate) fn predicted(&mut self) -> (&mut Vec<u32>, Option<&mut PredictorRows>) {
         (&mut self.text.tokens, self.answer.drafts.predictor.as_mut())
     }
 
-    /// Sets the sequence to the first `kept` of a prompt's tokens, whose pages the cache has; it had the first `held`
-    /// before. `prompt` may be empty if `kept` does not exceed them.
+    /// Sets the sequence to the first `kept` tokens of a prompt. The cache has their pages, and the sequence had the
+    /// first `held` tokens before. `prompt` may be empty if `kept` does not exceed `held`.
     pub(crate) fn hold_prompt(&mut self, held: usize, kept: usize, prompt: &[u32]) {
         self.attention.cache.truncate(kept);
         self.text.tokens.truncate(held.min(kept));

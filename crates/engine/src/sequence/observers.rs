@@ -21,8 +21,8 @@ impl SequenceObservers<'_> {
         self.attention.observe_audit(Box::new(observer))
     }
 
-    /// From now on, sums the attention of every query in those of the model's `layers` that see the whole sequence,
-    /// until [`take_watch`](Self::take_watch). Each watched layer reads its keys once more.
+    /// From now on, sums the attention of every query in those of `layers` that see the whole sequence, until
+    /// [`take_watch`](Self::take_watch). Each watched layer reads its keys once more.
     ///
     /// Tokens are identified by cache slots: use it only for sequences without evicted tokens.
     pub fn watch(self, layers: Range<usize>) {

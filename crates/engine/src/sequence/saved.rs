@@ -25,7 +25,7 @@ struct Record {
     prefilled: usize,
     pending: Option<u32>,
     sampler: Option<SamplerState>,
-    /// Of the last token, `[vocab]`.
+    /// Logits after the last token, `[vocab]`.
     logits: Vec<f32>,
     pairs: PairCount,
     /// `[layers, kv_heads]`

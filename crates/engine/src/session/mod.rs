@@ -35,12 +35,13 @@ impl Session {
         Ok(Self::over(Sequence::new(engine, &engine.page_pool()?, options)?))
     }
 
-    /// Its sequence.
+    /// The session's sequence.
     pub fn sequence(&self) -> &Sequence {
         &self.sequence
     }
 
-    /// Its sequence, for calls that read no tokens. The session does not read tokens again that these calls remove.
+    /// The session's sequence, for calls that read no tokens. The session does not read tokens again that these calls
+    /// remove.
     pub fn sequence_mut(&mut self) -> &mut Sequence {
         &mut self.sequence
     }
@@ -55,7 +56,7 @@ impl Session {
         self.sequence.logits()
     }
 
-    /// The engine it belongs to.
+    /// The engine of the session.
     pub fn engine(&self) -> &Arc<Engine> {
         self.sequence.engine()
     }

@@ -76,8 +76,8 @@ pub(crate) fn servable_tokens(sequence: &Sequence) -> usize {
     whole.unwrap_or(usize::MAX)
 }
 
-/// Number of the first `tokens` tokens of a prompt with which a sequence may be filled, and number to look up:
-/// without a recurrent state the last page may be used in part.
+/// Of the first `tokens` tokens of a prompt: the number that may fill a sequence, and the number to look up. Without a
+/// recurrent state the last page may be used in part, so the second number may be larger.
 pub(super) fn fillable_tokens(sequence: &Sequence, tokens: usize) -> [usize; 2] {
     let (grid, servable) = (prompt_grid(sequence), servable_tokens(sequence));
     let most = tokens.saturating_sub(1).min(servable) / grid * grid;
@@ -120,30 +120,30 @@ pub(super) fn keeps_state(sequence: &Sequence) -> bool {
     sequence.recurrence().state.tokens() == Some(sequence.prefilled()) && is_at_page
 }
 
-/// True if its prompt can serve others.
+/// True if other sequences can use the prompt's pages.
 pub(crate) fn can_share(sequence: &Sequence) -> bool {
     sequence.options().window.is_none() && check_prefix(sequence).is_ok()
 }
 
-/// True if it has read tokens that can serve others.
+/// True if other sequences can use tokens that the sequence has read.
 pub(crate) fn serves_others(sequence: &Sequence) -> bool {
     sequence.prefilled() > 0 && !has_evicted(sequence) && can_share(sequence)
 }
 
-/// True if tokens were evicted from its pages.
+/// True if the sequence's pages lost tokens by eviction.
 pub(crate) fn has_evicted(sequence: &Sequence) -> bool {
     !sequence.attention().evicted.is_empty()
 }
 
-/// True if it can return to its first `tokens` tokens without reading anything again.
+/// True if the sequence can return to its first `tokens` tokens without reading anything again.
 pub(crate) fn goes_back_to(sequence: &Sequence, tokens: usize) -> bool {
     sequence.attention().reaches(tokens)
         && sequence.attention().windows_reach(tokens)
         && sequence.recurrence().knows(tokens)
 }
 
-/// The longest beginning of `tokens` that it read as a prompt and from which another sequence may continue, leaving
-/// at least the last token to be read. None after evictions, because other sequences would read more tokens.
+/// The longest beginning of `tokens` that the sequence read as a prompt and from which another sequence may continue,
+/// leaving at least the last token to be read. None after evictions, because other sequences would read more tokens.
 pub(crate) fn known_beginning(sequence: &Sequence, tokens: &[u32]) -> usize {
     if has_evicted(sequence) || sequence.turn().is_other(sequence.engine(), tokens.len()) {
         return 0;

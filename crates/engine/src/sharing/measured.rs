@@ -17,7 +17,7 @@ pub const DEFAULT_PREFIX_CACHE_BYTES: u64 = 8 << 30;
 pub struct PrefixCacheOptions {
     /// The folder, which is created if necessary.
     pub folder: PathBuf,
-    /// Most bytes of its pages.
+    /// Most bytes of pages in the cache.
     pub budget_bytes: u64,
 }
 
@@ -25,19 +25,19 @@ pub struct PrefixCacheOptions {
 #[derive(Debug, Clone, Default, Serialize)]
 #[non_exhaustive]
 pub struct PrefixReport {
-    /// Its folder.
+    /// Folder of the cache.
     pub folder: String,
-    /// Prompt tokens found in it.
+    /// Prompt tokens found in the cache.
     pub found_tokens: usize,
-    /// Milliseconds for loading them.
+    /// Milliseconds for loading the found tokens.
     pub load_ms: f64,
     /// Pages that had changed on disk and were removed; their tokens were read from the prompt again.
     pub damaged_blocks: usize,
     /// Prompt tokens stored now.
     pub kept_tokens: usize,
-    /// Milliseconds for storing them.
+    /// Milliseconds for storing tokens.
     pub store_ms: f64,
-    /// Bytes its pages take now.
+    /// Bytes of all pages in the cache now.
     pub bytes: u64,
     /// Notices for the user: that the cache was started again, or why it stores nothing.
     pub notices: Vec<String>,

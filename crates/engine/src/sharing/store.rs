@@ -19,7 +19,7 @@ pub(crate) const STEP_BYTES: usize = 32 << 20;
 pub struct SharedStoreOptions {
     /// The store.
     pub store: Arc<dyn BlockStore>,
-    /// Options of its use.
+    /// Options for the use of the store.
     pub use_as: SharedOptions,
     /// Also exchange pages with machines that round differently: with another instruction set, device or version.
     /// Answers are equally good, but not bit-equal.
@@ -29,11 +29,11 @@ pub struct SharedStoreOptions {
 /// The use of a shared store in a run.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct SharedReport {
-    /// Its address.
+    /// Address of the store.
     pub address: String,
-    /// Prompt tokens found in it.
+    /// Prompt tokens found in the store.
     pub found_tokens: usize,
-    /// Milliseconds from the request to their arrival.
+    /// Milliseconds from the request to the arrival of the found tokens.
     pub load_ms: f64,
     /// Bytes received.
     pub fetched_bytes: u64,
@@ -76,7 +76,7 @@ pub(crate) struct SharedSearch {
 
 /// A beginning that counts as read while its last layers are still loading.
 struct Early {
-    /// Its number of tokens.
+    /// Number of tokens in the beginning.
     tokens: usize,
     /// Number of complete leading layers, cut to these tokens.
     layers: usize,
@@ -171,8 +171,7 @@ impl SharedSearch {
     }
 }
 
-/// Begins to fetch the store's part of `tokens` after those that the sequence holds, which are the first of them,
-/// without waiting.
+/// Begins to fetch the store's part of `tokens` without waiting. The sequence already holds the first of `tokens`.
 pub(crate) fn begin_fetch(
     sequence: &Sequence,
     shared: &SharedPrefixes,
@@ -316,7 +315,7 @@ pub(crate) fn complete_early(shared: &mut SharedPrefixes, search: &SharedSearch)
 }
 
 /// Returns to the completely arrived tokens, after a pass was abandoned because a layer did not arrive. The sequence
-/// has no more tokens than were counted as read.
+/// then has at most the tokens that were counted as read.
 pub(crate) fn give_up_early(sequence: &mut Sequence, search: &SharedSearch) {
     let whole = search.fetch.whole_tokens(&sequence.attention().cache);
     let grid = prompt_grid(sequence);

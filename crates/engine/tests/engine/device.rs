@@ -228,7 +228,7 @@ fn forks_take_turns_in_one_budget_and_answer_as_if_they_had_read_alone() {
         reader.prefill(&book, &mut go_on).unwrap();
         let held = reader.sequence().counts().device.page_bytes;
         let mut first = reader.fork().unwrap();
-        // Both share these bytes.
+        // The session and its fork share these bytes.
         assert_eq!(
             (
                 reader.sequence().counts().device.page_bytes,

@@ -114,7 +114,7 @@ fn a_session_goes_on_after_an_eviction_and_goes_back_before_it_by_reading_again(
     // Truncation within later tokens loses nothing.
     session.truncate(370).unwrap();
     session.prefill(&prompt(3), &mut go_on).unwrap();
-    // A truncation before it loses everything, because evicted tokens cannot be read again.
+    // A truncation before the first eviction loses everything, because evicted tokens cannot be read again.
     session.truncate(300).unwrap();
     assert_eq!(session.tokens().len(), 0);
     session.prefill(&prompt(350), &mut go_on).unwrap();

@@ -75,11 +75,11 @@ pub struct AuditTable {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct AuditedHead {
-    /// Its layer, counted among layers with keys and values.
+    /// Layer of the head, counted among layers with keys and values.
     pub layer: usize,
-    /// Its index among the layer's query heads.
+    /// Index of the head among the layer's query heads.
     pub head: usize,
-    /// Its KV head.
+    /// KV head of the query head.
     pub kv_head: usize,
     /// Sampled queries.
     pub samples: u64,
@@ -126,9 +126,9 @@ pub struct AuditedRows {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct AttentionMap {
-    /// Its layer.
+    /// Layer of the head.
     pub layer: usize,
-    /// Its index among the layer's query heads.
+    /// Index of the head among the layer's query heads.
     pub head: usize,
     /// Cells along each side.
     pub cells: usize,

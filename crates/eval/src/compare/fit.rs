@@ -133,7 +133,7 @@ impl<'a> Fitted<'a> {
 /// The result of a search.
 #[derive(Debug)]
 struct Closest<T> {
-    /// Share of the pairs that it reads.
+    /// Share of the pairs that the policy reads.
     density: f64,
     /// The policy with this value.
     choice: T,

@@ -300,7 +300,7 @@ impl Entry<'_> {
         }
     }
 
-    /// Tokens of all its prompts.
+    /// Tokens of all prompts of the entry.
     fn tokens(&self, options: &CompareOptions) -> usize {
         match self.task {
             CompareTask::File(_) => self.prompts.iter().map(Prompt::tokens).sum(),

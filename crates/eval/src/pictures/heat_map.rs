@@ -140,7 +140,7 @@ fn parameters(name: &str) -> impl Iterator<Item = &str> {
     name.split_inclusive([':', ','])
 }
 
-/// The text class for a shade: pale shades keep the ink colour.
+/// The class of a text on a shade: pale shades keep the ink colour.
 pub(super) fn on(shade: usize) -> String {
     if shade < SHADES / 2 {
         String::new()

@@ -47,7 +47,7 @@ pub enum Scale {
 /// One line.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Series {
-    /// Its name in the legend.
+    /// Name of the line in the legend.
     pub name: String,
     /// (tokens or share, value), in ascending order of the first.
     pub points: Vec<(f64, f64)>,

@@ -34,7 +34,7 @@ pub struct Stack {
 /// One bar.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Bar {
-    /// Its name on the axis.
+    /// Name of the bar on the axis.
     pub name: String,
     /// Bytes of each part.
     pub bytes: Vec<u64>,

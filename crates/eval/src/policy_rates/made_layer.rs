@@ -20,7 +20,7 @@ fn unit(length: usize, seed: u64) -> Vec<f32> {
 fn direction(options: &PolicyRateOptions) -> Vec<f32> {
     let size = match options.keys {
         KeyKind::Random => 0.0,
-        // Its square times √head_dim is added to the logits, a factor of e⁸ in weight.
+        // The square of the size, times √head_dim, is added to the logits: a factor of e⁸ in weight.
         KeyKind::Peaked => (8.0 / (options.head_dim as f32).sqrt()).sqrt(),
     };
     let mut values = noise(options.head_dim, 11);

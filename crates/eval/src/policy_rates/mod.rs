@@ -99,7 +99,7 @@ impl PolicyRate {
         self.dense_ms / (self.select_ms + self.attend_ms)
     }
 
-    /// The same ratio over all layers of the model.
+    /// The ratio of [`speed`](Self::speed) over all layers of the model.
     pub fn model_speed(&self) -> f64 {
         let dense = self.dense_layers as f64;
         let layers = self.layers as f64;

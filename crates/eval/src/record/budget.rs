@@ -23,7 +23,7 @@ pub struct BudgetFit {
 /// The direction in which a share misses its budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BudgetMiss {
-    /// More pairs were read.
+    /// More pairs were read than the budget allows.
     Over,
     /// Fewer pairs were read.
     Under,

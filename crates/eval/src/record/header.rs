@@ -78,9 +78,9 @@ pub struct ModelSummary {
 pub struct TextSummary {
     /// File name, without the folders above.
     pub name: String,
-    /// Its length.
+    /// Bytes of the text.
     pub bytes: u64,
-    /// XXH3 of its bytes, 128 bits in hexadecimal.
+    /// XXH3 of the text's bytes, 128 bits in hexadecimal.
     pub xxh3: String,
 }
 

@@ -33,10 +33,10 @@ pub enum NeedleKind {
 pub enum AskPlace {
     /// At the end of one prompt with the document.
     End,
-    /// In the document, halfway between the fact and the end. Text continues after question and answer. The answer
-    /// counts if each of its tokens is the most likely one at its position.
+    /// In the document: the question stands halfway between the fact and the end. Text continues after question and
+    /// answer. The answer counts if each of its tokens is the most likely one at its position.
     Middle,
-    /// After the document, token by token under the decode policy.
+    /// After the document: the question is read token by token under the decode policy.
     Late,
     /// In a second turn, after the answer to a first question.
     SecondTurn,
@@ -179,7 +179,7 @@ pub struct PerplexityRow {
     pub fit: Option<BudgetFit>,
     /// Over all scored tokens.
     pub all: PerplexityBucket,
-    /// By position in the window.
+    /// Results by position in the window.
     pub buckets: Vec<PerplexityBucket>,
 }
 

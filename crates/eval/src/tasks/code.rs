@@ -12,7 +12,7 @@ pub(super) struct Module {
     pub(super) name: String,
     /// Such as `river_stone`.
     pub(super) constructor: String,
-    /// Words of its fields and its method.
+    /// Words for the fields and the method of the module's class.
     words: [String; 3],
 }
 

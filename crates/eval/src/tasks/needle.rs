@@ -39,7 +39,7 @@ struct Needle {
     depth_index: usize,
     /// Token at which the first fact begins.
     start: usize,
-    /// In a package, the source file that states the fact.
+    /// The source file that states the fact, in a package.
     module: Option<Module>,
 }
 

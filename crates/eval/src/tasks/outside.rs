@@ -37,7 +37,7 @@ use crate::EvalError;
 /// }
 /// ```
 pub trait Task: Send + Sync {
-    /// Its name in tables and records: unique, in lower case, without spaces.
+    /// Name of the task in tables and records: unique, in lower case, without spaces.
     fn name(&self) -> &str;
 
     /// A prompt of at most `context_tokens` tokens, determined by the corpus and the seed. Most tasks use

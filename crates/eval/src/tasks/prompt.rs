@@ -36,7 +36,7 @@ impl Prompt {
 /// The answers and their cost.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Reply {
-    /// One for each question.
+    /// Answers, one for each question.
     pub(crate) answers: Vec<String>,
     pub(crate) cost: Cost,
 }

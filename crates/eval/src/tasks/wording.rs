@@ -23,7 +23,7 @@ pub struct Wording {
     pub chat: bool,
     /// Digits of a number.
     pub digits: usize,
-    /// Between the two words of a key.
+    /// Text between the two words of a key.
     pub key_joiner: String,
     /// Texts that end an answer, besides the model's end tokens.
     pub stops: Vec<String>,
@@ -113,11 +113,11 @@ pub struct DocumentsWording {
     pub document: String,
     /// A fact of one hop: `{key}`, `{value}`.
     pub fact: String,
-    /// Asks for it: `{key}`.
+    /// Asks for the fact: `{key}`.
     pub ask: Ask,
     /// The fact at the end of two hops: `{key}`, `{value}`.
     pub first_hop: String,
-    /// The fact that leads to it: `{key}`, `{source}`.
+    /// The fact that leads to the end of two hops: `{key}`, `{source}`.
     pub second_hop: String,
     /// Asks for the value after both hops: `{key}`.
     pub ask_two_hops: Ask,

@@ -144,7 +144,7 @@ fn the_hybrid_model_finds_with_its_attention_layers_what_lies_far_back() {
         assert_eq!(samples.len(), 10);
         assert!(share(&samples) >= 0.9, "{place} {context_tokens}: {samples:?}");
     }
-    // Its recurrent layers do not carry the facts, so facts outside attention are lost.
+    // The model's recurrent layers do not carry the facts, so facts outside attention are lost.
     let policy = "streaming:sinks=64,window=1024";
     let streaming = engine("model-hybrid", policy, policy);
     let samples = samples_of(&streaming, NeedleKind::MultiKey, AskPlace::Late, 4096, 2);

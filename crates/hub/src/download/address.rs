@@ -9,7 +9,7 @@ pub(crate) struct Address {
     scheme: String,
     /// Host and port, in small letters.
     authority: String,
-    /// From the slash on.
+    /// Path from the slash on, with the query.
     path: String,
 }
 

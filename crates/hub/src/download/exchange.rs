@@ -33,7 +33,7 @@ pub(crate) enum BodyPiece {
     Failed(ureq::Error),
 }
 
-/// The beginning of an answer.
+/// Status and headers of a response.
 #[derive(Debug, Clone)]
 pub(crate) struct Head {
     pub(crate) status: u16,

@@ -33,11 +33,11 @@ use watch::Watch;
 pub struct Pulled {
     /// Path to open: a GGUF file or a folder.
     pub path: PathBuf,
-    /// Quantisation in its name; `None` for a folder of safetensors.
+    /// Quantisation in the model's name; `None` for a folder of safetensors.
     pub quantisation: Option<String>,
     /// Other quantisations of the repository.
     pub others: Vec<String>,
-    /// Bytes of its files.
+    /// Bytes of the model's files.
     pub bytes: u64,
     /// Bytes received over the network.
     pub bytes_downloaded: u64,

@@ -26,7 +26,7 @@ pub(super) fn list(folder: &Path) -> Vec<OtherModel> {
     models.flatten().collect()
 }
 
-/// The model of the name.
+/// The model of this name.
 pub(super) fn find(folder: &Path, name: &ModelName) -> Result<Option<OtherModel>, HubError> {
     let prefix = prefix(name);
     let files = of_repository(&files_below(folder), name);

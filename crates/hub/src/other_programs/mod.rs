@@ -34,11 +34,11 @@ pub enum Program {
 pub struct OtherModel {
     /// The name in the program's spelling: `llama3.2:1b`, `publisher/repository:Q4_K_M`.
     pub name: String,
-    /// The program that keeps it.
+    /// The program that keeps the model.
     pub program: Program,
-    /// Its quantisation, or `safetensors`; `None` if unknown.
+    /// Quantisation of the model, or `safetensors`; `None` if unknown.
     pub format: Option<String>,
-    /// Bytes of its existing files.
+    /// Bytes of the model's existing files.
     pub bytes: u64,
     /// Time of the last read of one of its files, if the file system reports it.
     pub used: Option<SystemTime>,

@@ -102,7 +102,7 @@ fn a_slow_connection_that_keeps_the_lowest_rate_is_read_to_the_end() {
     let weights = bytes(100_000, 1);
     let hub = Hub::start(&[(FILE, weights.clone())]);
     let cache = tempfile::tempdir().expect("a folder");
-    // About three windows, with 30,000 bytes each.
+    // The file takes about three windows of 30,000 bytes each.
     hub.faults(|asked, _| asked.is_for(FILE).then_some(Fault::Slow(1000)));
     let pulled = pull_named(&hub, cache.path(), "owner/model").expect("pulled");
     assert_eq!(fs::read(pulled.path).expect("a file"), weights);

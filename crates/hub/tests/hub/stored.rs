@@ -256,7 +256,7 @@ fn damage_in_a_cache_is_a_line_or_another_pull_and_never_leads_out_of_it() {
                     "{damaged} {content:.40}: {told}"
                 );
             }
-            // It may fail too, and changes nothing else.
+            // The removal may also fail, and changes nothing else.
             drop(remove(&cache, &name("owner/model")));
             assert!(secret.exists(), "{damaged} {content:.40}");
             fs::remove_dir_all(&cache).expect("removed");

@@ -65,7 +65,7 @@ pub(crate) struct PlaneFile {
 #[derive(Debug, Default)]
 struct Used {
     slots: SlotMap,
-    /// By slot.
+    /// Checksums by slot.
     sums: Vec<u64>,
 }
 

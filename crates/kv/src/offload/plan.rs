@@ -115,7 +115,7 @@ impl FarPage<'_> {
         self.turn.id
     }
 
-    /// The sources of its planes.
+    /// The sources of the page's planes.
     pub(super) fn load(&self, slots: SlotLayout) -> [Option<LoadPlane>; 2] {
         let SequencePages { store, .. } = self.pages;
         PlaneKind::BOTH.map(|kind| {

@@ -33,9 +33,9 @@ const PARTS: usize = 4;
 
 struct Held {
     planes: Planes,
-    /// Its first position among the coming reads; `None` if it is not due.
+    /// First position of the page among the coming reads; `None` if the page is not due.
     due: Option<usize>,
-    /// The last position at which it is read.
+    /// Last position at which the page is read.
     asked: usize,
     /// The slot; `None` during loading.
     loaded: Option<Result<Box<dyn DeviceMemory>, KvError>>,
@@ -181,7 +181,8 @@ impl Ring {
             loaded: None,
         };
         self.held.insert(page, held);
-        // Few enough that every thread has work, and that a plane is checked before it leaves the processor's cache.
+        // Requests go out in small groups: every thread then has work, and checks a plane while it is in the
+        // processor's cache.
         if self.unsent.len() >= (self.slots / PARTS / self.threads).max(1) {
             self.send();
         }
@@ -195,7 +196,8 @@ impl Ring {
         }
     }
 
-    /// Frees a slot: of a load that is not due, or of the page that is read last. Pages due up to `last` keep theirs.
+    /// Frees the slot of a load that is not due, or of the page that is read last. Pages due up to `last` keep their
+    /// slots.
     pub(super) fn yield_slot(&mut self, last: usize) {
         let returns = |held: &Held| held.due.is_none() && held.loaded.is_none();
         if !self.held.values().any(returns) {

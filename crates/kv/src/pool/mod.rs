@@ -96,7 +96,7 @@ impl PagePool {
         KvCache::in_pool(Arc::clone(&self.0))
     }
 
-    /// The shape of its caches.
+    /// The shape of the pool's caches.
     pub fn shape(&self) -> &CacheShape {
         &self.0.shape
     }
@@ -144,7 +144,7 @@ impl PagePool {
 }
 
 impl Pool {
-    /// For readers: no page moves or changes meanwhile.
+    /// Locks the pool for readers: no page moves or changes meanwhile.
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, PageStore> {
         self.store.read().unwrap_or_else(PoisonError::into_inner)
     }

@@ -9,7 +9,7 @@ use crate::shape::MAX_LAYER_KINDS;
 /// number in all tables of a sequence. A page that a sequence wants near is in no queue of the nearest tier.
 #[derive(Debug, Default)]
 pub(crate) struct LeaveOrder {
-    /// By page.
+    /// Ages by page.
     ages: Vec<Age>,
     /// `[page size][keys, values]`: near planes in the order in which they leave.
     near: [[BTreeSet<Queued>; 2]; MAX_LAYER_KINDS],
@@ -18,10 +18,10 @@ pub(crate) struct LeaveOrder {
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Age {
-    /// Count of the pool when its row's first page was taken.
+    /// Count of the pool when the row's first page was taken.
     row: u64,
     table: u32,
-    /// Number of page tables that want it near.
+    /// Number of page tables that want the page near.
     wishes: u32,
 }
 

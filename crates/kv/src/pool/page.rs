@@ -60,11 +60,11 @@ pub(crate) type PageCounts = [usize; MAX_LAYER_KINDS];
 /// The tier and location of a plane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PlanePlace {
-    /// In the nearest tier.
+    /// A slot in the nearest tier.
     Near(Slot),
-    /// In a separate RAM tier.
+    /// A slot in a separate RAM tier.
     Ram(Slot),
-    /// In the files.
+    /// A location in the files.
     Disk(u32),
 }
 
@@ -91,7 +91,7 @@ struct Record {
     /// Slot, or location on disk, of keys and of values.
     numbers: [u32; 2],
     tiers: Tiers,
-    /// The number of its page size ([`CacheShape::sizes`](crate::CacheShape)).
+    /// Number of the page's size ([`CacheShape::sizes`](crate::CacheShape)).
     size: u8,
 }
 

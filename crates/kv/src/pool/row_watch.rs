@@ -10,9 +10,9 @@ use crate::TextBlock;
 pub enum RowTier {
     /// Completely in the nearest tier.
     Near,
-    /// In a separate RAM tier.
+    /// A separate RAM tier.
     Ram,
-    /// In files.
+    /// Files on disk.
     Disk,
 }
 
@@ -21,25 +21,25 @@ pub enum RowTier {
 pub enum RowChange {
     /// A row can be adopted from now on.
     Known {
-        /// Its text.
+        /// Text of the row.
         block: TextBlock,
-        /// Its tier.
+        /// Tier of the row.
         tier: RowTier,
     },
     /// A row moved to another tier.
     Moved {
-        /// The key of its text.
+        /// Key of the row's text.
         key: u128,
-        /// Its tier before the move.
+        /// Tier of the row before the move.
         from: RowTier,
-        /// Its tier after the move.
+        /// Tier of the row after the move.
         to: RowTier,
     },
     /// A row can no longer be adopted: its pages have changed, or no sequence holds them.
     Forgotten {
-        /// The key of its text.
+        /// Key of the row's text.
         key: u128,
-        /// Its last tier.
+        /// Last tier of the row.
         tier: RowTier,
     },
 }
@@ -48,7 +48,7 @@ pub enum RowChange {
 #[derive(Debug)]
 pub(super) struct RowWatch {
     pub(super) identity: Box<[u8]>,
-    /// By the pool's key.
+    /// Watched rows by the pool's key.
     rows: HashMap<u128, WatchedRow>,
     changes: Vec<RowChange>,
 }

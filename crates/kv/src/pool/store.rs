@@ -19,7 +19,7 @@ use crate::{CacheShape, KvError, KvTiers};
 pub(crate) struct PageStore {
     pub(crate) shape: CacheShape,
     records: PageRecords,
-    /// By page size: keys and values.
+    /// Planes by page size: keys and values.
     pub(super) planes: Vec<[PlaneStore; 2]>,
     /// `None` if no plane can leave the nearest tier.
     pub(super) order: Option<LeaveOrder>,

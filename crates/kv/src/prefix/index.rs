@@ -14,7 +14,7 @@ use redb::{Builder, Database, ReadOnlyDatabase, ReadableDatabase, ReadableTable,
 use crate::KvError;
 use crate::output::open_regular;
 
-/// Depth in its text, bytes, last use.
+/// Depth of a block in its text, bytes, last use.
 type Record = (u32, u64, u64);
 
 const BLOCKS: TableDefinition<'_, u128, Record> = TableDefinition::new("blocks");
@@ -27,7 +27,7 @@ const MAGIC: &[u8] = b"redb\x1A\x0A\xA9\x0D\x0A";
 /// A block in the index.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Entry {
-    /// Number of blocks before it.
+    /// Number of blocks before this one.
     pub(super) depth: u32,
     pub(super) bytes: u64,
 }

@@ -306,7 +306,7 @@ impl PrefixCache {
         if !entries.is_empty() {
             self.check_writable()?;
         }
-        // They are removed before others are written, so that the budget holds at every moment.
+        // Blocks are removed before others are written, so that the budget holds at every moment.
         replaced.retain(|key| !matches!(index.get(*key), Ok(None)));
         index.remove(&replaced)?;
         replaced.iter().try_for_each(|key| self.remove_block(*key))?;

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct SharedCounts {
     /// Slices of blocks, and notes, that were fetched and used.
     pub fetched: u64,
-    /// Their size in the store.
+    /// Bytes of the fetched blocks in the store.
     pub fetched_bytes: u64,
-    /// Their size as pages.
+    /// Bytes of the fetched blocks as pages.
     pub fetched_raw_bytes: u64,
     /// Slices and notes with wrong contents; they were not used.
     pub bad_blocks: u64,
@@ -17,9 +17,9 @@ pub struct SharedCounts {
     pub failures: u64,
     /// Slices and notes written.
     pub published: u64,
-    /// Their size in the store.
+    /// Bytes of the published blocks in the store.
     pub published_bytes: u64,
-    /// Their size as pages.
+    /// Bytes of the published blocks as pages.
     pub published_raw_bytes: u64,
     /// Blocks that the store already had.
     pub already_there: u64,

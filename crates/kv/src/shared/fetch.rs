@@ -59,7 +59,7 @@ impl SharedFetch {
         Some(self.held_tokens + found * self.loading.shape.page_tokens)
     }
 
-    /// Appends about `most_bytes` of the arrived blocks to a cache, which has `held_tokens` tokens and those of
+    /// Appends about `most_bytes` of the arrived blocks to a cache, which has `held_tokens` tokens and the tokens of
     /// earlier calls. Layers may have different numbers of tokens until the fetch ends. Returns true at the end; the
     /// caller must then truncate the cache to [`whole_tokens`](Self::whole_tokens).
     ///

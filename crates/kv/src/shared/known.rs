@@ -11,7 +11,7 @@ const FRESH: Duration = Duration::from_secs(600);
 /// State of a block in the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Standing {
-    /// The store has it, or it waits to be written.
+    /// The store has the block, or the block waits to be written.
     There,
     /// The stored block is damaged or incomplete: it is overwritten without asking.
     Bad,

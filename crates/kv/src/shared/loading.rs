@@ -337,7 +337,7 @@ impl Loading {
         let (name, most_bytes) = (block.slice(slice), most_bytes(&self.shape));
         loop {
             let get = |store: &dyn super::BlockStore, until| match store.get(&name, most_bytes, until) {
-                // Bytes that cannot be a block count as a bad one.
+                // Bytes that are no block count as a bad block.
                 Err(super::StoreError::Wrong(_)) => Ok(Some(Vec::new())),
                 answer => answer,
             };
@@ -352,7 +352,7 @@ impl Loading {
                     return Some(planes);
                 }
                 None if self.wait.is_zero() => {
-                    // The store reported the block before.
+                    // The store had reported this block as present.
                     lock(&self.inner.known).set(block.key, Standing::Bad);
                     return None;
                 }

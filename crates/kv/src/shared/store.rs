@@ -49,21 +49,21 @@ pub trait BlockStore: Debug + Send + Sync {
 /// One entry of a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredItem {
-    /// Its name.
+    /// Name of the entry.
     pub name: String,
-    /// Its bytes.
+    /// Bytes of the entry.
     pub bytes: u64,
-    /// Time since it was written or, if the store knows, last read.
+    /// Time since the entry was written or, if the store knows, last read.
     pub age: Duration,
 }
 
 /// The reason a store operation failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
-    /// It took too long.
+    /// The operation took too long.
     #[error("no answer within {0:?}")]
     TimedOut(Duration),
-    /// It cannot be reached, or the connection broke.
+    /// The store cannot be reached, or the connection broke.
     #[error("it cannot be reached: {0}")]
     Unreachable(String),
     /// The store refused: a wrong password, no room, no permission.

@@ -149,7 +149,7 @@ fn the_length_is_found_with_few_questions_whatever_it_is() {
             assert!(store.count(Operation::Contains) - before <= 7);
         }
         store.restore(&empty);
-        // A process without knowledge of them writes removed blocks again.
+        // A process that does not know removed blocks writes them again.
         publisher = open(&store, quick());
     }
 }
@@ -312,7 +312,7 @@ fn a_full_queue_and_a_paused_store_never_block_the_publisher() {
             .unwrap(),
         offered
     );
-    // It did not wait for the store, whose first operation takes a second.
+    // Publishing did not wait for the store, whose first operation takes a second.
     assert!(began.elapsed() < Duration::from_secs(1) && !shared.can_publish(&shape));
     assert_eq!(shared.counts().queued_bytes, 3 * block as u64);
     assert!(!shared.flush(Duration::from_millis(1500)) && shared.counts().failures > 0);
@@ -342,7 +342,7 @@ fn who_waits_gets_blocks_as_another_publishes_them_and_gives_up_after_the_wait()
     let (store, shape) = (FakeStore::default(), shape(PAGE, Format::F16));
     let tokens = text(1, 6 * PAGE);
     let original = cache(shape, 3, 6 * PAGE);
-    // Much longer than the publisher's pauses, so that a slow machine is not counted as late.
+    // The wait is much longer than the publisher's pauses, so a slow machine is not counted as late.
     let wait = Duration::from_secs(3);
     let options = SharedOptions { wait, ..quick() };
     let publisher = open(&store, quick());

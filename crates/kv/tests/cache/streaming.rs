@@ -19,7 +19,7 @@ fn pages_removed_from_the_middle_leave_the_others_as_they_were() {
             let kept = |all: &[u32]| [&all[..32 * width], &all[96 * width..]].concat();
             assert_eq!(*now, (kept(&before.0), kept(&before.1)));
         }
-        // It continues after the last token. An end beyond the last token is not an error.
+        // The cache continues after the last token. An end beyond the last token is not an error.
         append_all(&mut cache, 4, 60);
         assert_eq!(cache.tokens(0), 146);
         cache.remove_pages(4, 100);

@@ -122,7 +122,7 @@ fn a_block_has_one_tail_of_the_newest_text_unless_an_older_one_holds_that_whole(
     second[40] += 1;
     let known = |tokens: &[u32]| store.known_tokens(&shape, b"model", tokens).unwrap();
     keep(&store, shape, 3, &first[..50]);
-    // A longer tail replaces it; a beginning of it does not.
+    // A longer tail replaces the stored tail; a beginning of the stored tail does not.
     keep(&store, shape, 3, &first[..58]);
     assert_eq!((known(&first), tails(folder.path()).len()), (58, 1));
     let before = fs::read(&tails(folder.path())[0]).unwrap();

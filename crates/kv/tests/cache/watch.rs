@@ -36,7 +36,7 @@ fn held(pool: &PagePool, text: &[u32]) -> Vec<RowTier> {
     (0..rows).map(|row| cache.row_tier(row).unwrap()).collect()
 }
 
-/// The same according to a listener.
+/// The tiers according to a listener.
 fn expected(picture: &Picture, text: &[u32]) -> Vec<RowTier> {
     let blocks = TextBlock::chain(PAGE, text);
     blocks.map_while(|block| picture.get(&block.key).copied()).collect()
@@ -104,7 +104,7 @@ fn tiers(folder: &Path, shape: &CacheShape) -> KvTiers {
     tiers
 }
 
-/// A sequence, its text, and true if it still holds all of it.
+/// A sequence, its text, and true if it still holds the whole text.
 struct Sequence {
     cache: KvCache,
     text: usize,

@@ -13,7 +13,7 @@ pub(crate) fn shape(page_tokens: usize, format: Format) -> CacheShape {
     }
 }
 
-/// The same with layers of different heads and widths, with two page sizes, and with a latent layer.
+/// A shape with layers of different heads and widths, with two page sizes, and with a latent layer.
 pub(crate) fn mixed_shape(page_tokens: usize, format: Format) -> CacheShape {
     let layers = [
         LayerShape::new(3, 48),

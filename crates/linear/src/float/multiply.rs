@@ -101,7 +101,7 @@ pub(crate) fn multiply<E: Element>(isa: Isa, products: Vec<Product<'_>>, inputs:
     });
 }
 
-/// At most [`TILE_TOKENS`] tokens: all panels in one pass, unless each has scales.
+/// Multiplies at most [`TILE_TOKENS`] tokens: all panels in one pass, unless each has scales.
 fn few<E: Element>(isa: Isa, group: &Group<'_, E>, input: &[E::Value], steps: usize, sums: &mut [GroupSums]) {
     if !E::SCALED {
         return tile(isa, group, input, steps, 0..steps, sums);
@@ -170,7 +170,7 @@ fn panels<E: Element>(
     }
 }
 
-/// At most [`TILE_TOKENS`] tokens, with the group's weights for the steps in `range`.
+/// Multiplies at most [`TILE_TOKENS`] tokens with the group's weights for the steps in `range`.
 fn tile<E: Element>(
     isa: Isa,
     group: &Group<'_, E>,

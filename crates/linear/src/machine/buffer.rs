@@ -21,11 +21,11 @@ const LARGEST_SHARED_BYTES: usize = SHARED_BYTES / 8;
 struct Open {
     /// The mapping, which lives as long as any of its buffers.
     mapping: Weak<MmapRaw>,
-    /// Offset up to which it is used.
+    /// Offset up to which the mapping is used.
     used: usize,
-    /// Offset up to which its pages are [prepared](prepare).
+    /// Offset up to which the mapping's pages are [prepared](prepare).
     prepared: usize,
-    /// Offset of the end of its last huge page.
+    /// Offset of the end of the mapping's last huge page.
     end: usize,
 }
 
@@ -51,7 +51,7 @@ impl Buffer {
             return Ok(buffer);
         }
         let (mapping, start) = map(len).ok_or(LinearError::OutOfMemory { bytes: len })?;
-        // Only whole huge pages, so that the last one takes no memory that the weights do not need.
+        // Only whole huge pages are requested, so that the last one takes no memory that the weights do not need.
         let end = start + len - len % HUGE_PAGE_BYTES;
         prepare(&mapping, start, end, end);
         Ok(Buffer { mapping, start, len })

@@ -22,10 +22,10 @@ pub(crate) struct ActivationBlock {
     pub(crate) negative_sums: [f32; 2],
 }
 
-/// How an instruction set adds products, and so the form of its biases.
+/// The form of biases. An instruction set's way of adding products decides it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BiasForm {
-    /// In 32 bits.
+    /// One sum in 32 bits.
     Whole,
     /// Two 16-bit sums: bytes 0 and 1 of each word in the low half, bytes 2 and 3 in the high half. With centers up
     /// to 32 both fit, and so do sums of centered products. 8-bit formats have no bias.

@@ -79,7 +79,7 @@ pub(crate) fn half_bits(block: &[u8], offset: usize) -> [u16; LANES] {
     bits
 }
 
-/// The same binary16 number in a row's own block.
+/// The widened binary16 number at `offset` of a block.
 pub(crate) fn half(block: &[u8], offset: usize) -> f32 {
     f16_to_f32(u16::from_le_bytes([block[offset], block[offset + 1]]))
 }

@@ -195,7 +195,7 @@ impl Quant for Iq3Xxs {
 impl Quant for Iq3S {
     const WEIGHTS: usize = 256;
     const BYTES: usize = 110;
-    /// In order: the scale, low bits of codes, high bits (of eight codes a byte), signs, scales (of two stretches a byte).
+    /// The scale, the codes' low bits, their high bits (eight codes a byte), signs, and scales (two stretches a byte).
     const FIELDS: &[Field] = &[
         field(0, 2, 2),
         field(2, 64, 4),

@@ -52,7 +52,7 @@ pub(crate) static IQ2_S: EightGrid = Grid {
     places: [&bytes(grid_codes::IQ2_S, 0), &bytes(grid_codes::IQ2_S, 8)],
     values: IQ2_VALUES,
 };
-/// IQ1_S and IQ1_M: in eighths around [`IQ1_CENTER`], each plus one.
+/// IQ1_S and IQ1_M. Values are in eighths around [`IQ1_CENTER`], plus one.
 pub(crate) static IQ1: EightGrid = Grid {
     entries: &eights(grid_codes::IQ1_S, IQ1_VALUES),
     places: [&bytes(grid_codes::IQ1_S, 0), &bytes(grid_codes::IQ1_S, 8)],

@@ -53,7 +53,7 @@ impl Quant for Q2K {
 impl Quant for Q3K {
     const WEIGHTS: usize = 256;
     const BYTES: usize = 110;
-    /// Arranged: planes, scales, scale of the scales.
+    /// Arranged block: planes, scales, scale of the scales.
     const FIELDS: &[Field] = &[field(0, 96, 4), field(96, 12, 1), field(108, 2, 2)];
     const HALVES: [usize; 2] = [108, 108];
     const SHAPE: Shape = Shape {

@@ -46,7 +46,7 @@ pub(crate) const STRETCH: usize = 32;
 /// The most tokens of a tile.
 pub(crate) const TILE_TOKENS: usize = 8;
 
-/// The stretches in `range` of a tile's tokens; `activations` is `[tokens, stretches]`.
+/// Returns the stretches in `range` of a tile's tokens; `activations` is `[tokens, stretches]`.
 #[inline(always)]
 pub(crate) fn tile_rows(
     activations: &[ActivationBlock],
@@ -80,7 +80,7 @@ const fn field(offset: usize, bytes: usize, unit: usize) -> Field {
 pub(crate) struct Shape {
     /// Bits of a quant.
     pub(crate) bits: u32,
-    /// Subtracted from a quant to centre it.
+    /// Number to subtract from a quant to centre it.
     pub(crate) center: i32,
     /// Largest magnitude of a quant less the center.
     pub(crate) largest: u32,

@@ -24,7 +24,7 @@ pub(crate) fn multiply(format: &BlockFormat, isa: Isa, products: Vec<Product<'_>
     if input.is_empty() {
         return;
     }
-    // Taken, not borrowed: while this thread waits for others, it may start another product.
+    // The buffer is taken, because this thread may start another product while it waits for others.
     let mut activations = ACTIVATIONS.take();
     activations.resize(input.len() / STRETCH, ActivationBlock::default());
     let most_tokens = products.iter().map(Product::tokens).max().unwrap_or(0);

@@ -245,7 +245,7 @@ impl Quant for Q1_0 {
 impl Quant for Q2_0 {
     const WEIGHTS: usize = 64;
     const BYTES: usize = 18;
-    /// Arranged: bits from 2 `b` on of byte `p` belong to weight 16 `b` + `p`.
+    /// Arranged block: bits from 2 `b` on of byte `p` belong to weight 16 `b` + `p`.
     const FIELDS: &[Field] = &[field(0, 2, 2), field(2, 16, 4)];
     const HALVES: [usize; 2] = [0, 0];
     const SHAPE: Shape = TWO_BITS;

@@ -325,7 +325,7 @@ fn inner_scales(format: WeightFormat) -> (core::ops::Range<usize>, u8) {
         WeightFormat::Q6K => (192..208, 1),
         WeightFormat::Mxfp4 => (0..1, 128),
         WeightFormat::Nvfp4 => (0..4, 64),
-        // The outer scale is among them.
+        // These bytes also hold the outer scale.
         WeightFormat::Iq1M => (48..56, 0x33),
         _ => (0..0, 0),
     }

@@ -27,15 +27,15 @@ pub struct AdapterSpec {
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct AdapterInfo {
-    /// The path of its file or folder.
+    /// Path of the adapter's file or folder.
     pub path: PathBuf,
     /// Number of adapted projections.
     pub modules: usize,
     /// The largest rank of the parts.
     pub rank: usize,
-    /// Bytes of its parts in memory.
+    /// Bytes of the adapter's parts in memory.
     pub bytes: u64,
-    /// A hash of its settings and of every byte of its weights.
+    /// A hash of the adapter's settings and of every byte of its weights.
     pub fingerprint: u128,
 }
 

@@ -62,7 +62,7 @@ impl Activation {
         super::rows::for_rows(values, 1, |_, value| value[0] = self.value(value[0]));
     }
 
-    /// Its name, if no device computes it.
+    /// Name of the activation, if no device computes it.
     pub(crate) fn host_only(self) -> Option<&'static str> {
         match self {
             Activation::Silu | Activation::GeluTanh => None,

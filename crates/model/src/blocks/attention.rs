@@ -12,9 +12,9 @@ use crate::{AttentionShape, Batch, ModelConfig, SegmentPart};
 pub struct Attention {
     /// The norm before the projections.
     pub norm: Arc<Norm>,
-    /// Its heads and their widths.
+    /// Heads of the layer and their widths.
     pub shape: AttentionShape,
-    /// To `[heads, key_width]`, or to the input of [`latent_query`](Self::latent_query).
+    /// Projection to `[heads, key_width]`, or to the input of [`latent_query`](Self::latent_query).
     pub query: Projection,
     /// Converts queries to latent width, in a latent layer whose weights hold keys and values of every head.
     pub latent_query: Option<Box<LatentQuery>>,
@@ -23,7 +23,7 @@ pub struct Attention {
     pub indexer: Option<Box<Indexer>>,
     /// Norm of query heads before the rotation: of each head, or of all together if it is as wide as all of them.
     pub query_norm: Option<Norm>,
-    /// Its own keys and values; `None` for a layer that reads another layer's.
+    /// The layer's own keys and values; `None` for a layer that reads another layer's.
     pub key_value: Option<KeyValue>,
     /// For each query head, a logit that takes part in its softmax without a value, if [`AttentionShape::has_sinks`].
     pub sinks: Option<Arc<[f32]>>,
@@ -35,10 +35,10 @@ pub struct Attention {
 
 /// The keys and values that a layer computes.
 pub struct KeyValue {
-    /// To `[kv_heads, key_width]`.
+    /// Projection to `[kv_heads, key_width]`.
     pub key: Projection,
-    /// To `[kv_heads, value_width]`. `None` for a latent layer, whose values are prefixes of its keys, and for a
-    /// layer whose values are its projected keys before norm and rotation.
+    /// Projection to `[kv_heads, value_width]`. `None` for a latent layer, whose values are prefixes of its keys, and
+    /// for a layer whose values are its projected keys before norm and rotation.
     pub value: Option<Projection>,
     /// Norm of each value head, `[value_width]`.
     pub value_norm: Option<Norm>,

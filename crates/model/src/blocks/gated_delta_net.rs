@@ -29,17 +29,17 @@ pub struct DeltaNetStorage {
 pub struct GatedDeltaNet {
     pub(super) shape: GatedDeltaNetShape,
     recurrence: Recurrence,
-    /// To queries, keys and values of all heads, for the convolution.
+    /// Projection to queries, keys and values of all heads, for the convolution.
     pub mixed: Projection,
-    /// To `[value_heads, value_dim]`: the gate of the reads.
+    /// Projection to the gate of the reads, `[value_heads, value_dim]`.
     pub gate: Projection,
-    /// To `[value_heads]`: the write strength.
+    /// Projection to the write strength, `[value_heads]`.
     pub strength: Projection,
     /// The largest strength.
     strength_limit: f32,
-    /// To `[value_heads]`: the decay rate of the memory.
+    /// Projection to the decay rate of the memory, `[value_heads]`.
     pub decay: Projection,
-    /// From the reads to `[hidden_size]`.
+    /// Projection from the reads to `[hidden_size]`.
     pub output: Projection,
     /// `[value_heads]`, below zero.
     pub decay_rates: Vec<f32>,

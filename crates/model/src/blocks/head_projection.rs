@@ -9,7 +9,7 @@ use crate::weights::Checkpoint;
 
 /// `output[head] = weight[head] · input[head]`, without a bias.
 pub struct HeadProjection {
-    /// At least one; all have the same shape.
+    /// Matrices of the heads, at least one; all have the same shape.
     heads: Vec<PackedMatrix>,
 }
 
@@ -102,7 +102,7 @@ impl HeadProjection {
         }
         let (gathered, scratch) = scratch.split_at_mut(rows * heads * inputs);
         let products = &mut scratch[..rows * heads * outputs];
-        // Both [heads, rows, values].
+        // Both buffers are [heads, rows, values].
         let of_heads = gathered
             .par_chunks_mut(rows * inputs)
             .zip(products.par_chunks_mut(rows * outputs));

@@ -11,11 +11,11 @@ use crate::workspace::RowBlock;
 pub struct HyperConnection {
     /// The norm of each stream, `[hidden_size]`.
     pub norms: Vec<Norm>,
-    /// From all normalised streams to the rank of the gates.
+    /// Projection from all normalised streams to the rank of the gates.
     pub down: Projection,
-    /// From this rank to a gate for each element of each stream.
+    /// Projection from this rank to a gate for each element of each stream.
     pub up: Projection,
-    /// From all normalised streams to a factor for each stream; `None` if nothing is added to the streams.
+    /// Projection from all normalised streams to a factor for each stream; `None` if nothing is added to the streams.
     pub inject: Option<Projection>,
 }
 

@@ -10,18 +10,19 @@ use crate::config::IndexerShape;
 /// The weights of a layer's own indexer. The caller computes scores and chooses tokens as described in
 /// [`IndexerShape`].
 pub struct Indexer {
-    /// Its sizes.
+    /// Sizes of the indexer.
     pub shape: IndexerShape,
-    /// To `[heads, width]`: from the narrow queries of latent attention
+    /// Projection to `[heads, width]`: from the narrow queries of latent attention
     /// ([`LatentQuery::narrow`](super::LatentQuery::narrow)), and in other layers from the normalised input.
     pub query: Projection,
     /// The norm of each query head, `[width]`.
     pub query_norm: Option<Norm>,
-    /// From the layer's normalised input to `[width]`.
+    /// Projection from the layer's normalised input to `[width]`.
     pub key: Projection,
     /// The form of the keys after the projection.
     pub keys: IndexerKeys,
-    /// From the layer's normalised input to one weight per head, `[heads]`. Without it all weights are `width^-1/2`.
+    /// Projection from the layer's normalised input to one weight per head, `[heads]`. Without it all weights are
+    /// `width^-1/2`.
     pub weights: Option<Projection>,
 }
 

@@ -17,15 +17,15 @@ use crate::{KimiDeltaShape, ModelError, SegmentPart};
 pub struct KimiDeltaAttention {
     pub(super) shape: KimiDeltaShape,
     recurrence: Recurrence,
-    /// To queries, keys and values of all heads, for the convolution.
+    /// Projection to queries, keys and values of all heads, for the convolution.
     pub mixed: Projection,
-    /// To `[heads]`: the write strength.
+    /// Projection to the write strength, `[heads]`.
     pub strength: Projection,
-    /// To `[head_dim]` and then to `[heads, head_dim]`: the decay rates of the memory's rows.
+    /// Projections to `[head_dim]` and then to the decay rates of the memory's rows, `[heads, head_dim]`.
     pub decay: [Projection; 2],
-    /// To `[head_dim]` and then to `[heads, head_dim]`: the gate of the reads.
+    /// Projections to `[head_dim]` and then to the gate of the reads, `[heads, head_dim]`.
     pub gate: [Projection; 2],
-    /// From the reads to `[hidden_size]`.
+    /// Projection from the reads to `[hidden_size]`.
     pub output: Projection,
     /// `[heads]`, below zero.
     pub decay_rates: Vec<f32>,

@@ -13,7 +13,7 @@ pub struct LatentQuery {
     /// A narrow projection of the layer's input with a norm, which is the input of `query`; `None` if `query` reads
     /// the layer's input.
     pub narrow: Option<(Projection, Norm)>,
-    /// From the plain part of a query to latent width: the transposed key matrices.
+    /// Projection from the plain part of a query to latent width: the transposed key matrices.
     pub absorb: HeadProjection,
 }
 

@@ -14,7 +14,7 @@ pub struct LayerInputs {
     pub table: PackedMatrix,
     /// Factor on rows of the table.
     pub table_scale: f32,
-    /// From the embedding of a token, `[hidden_size]`, to `[layers, width]`.
+    /// Projection from the embedding of a token, `[hidden_size]`, to `[layers, width]`.
     pub projection: Projection,
     /// Norm of each layer's slice of the projection, `[width]`.
     pub norm: Norm,
@@ -58,11 +58,11 @@ impl LayerInputs {
 pub struct LayerInput {
     /// The layer, which selects its slice of [`LayerInputs`].
     pub layer: usize,
-    /// From `[hidden_size]` to `[width]`.
+    /// Projection from `[hidden_size]` to `[width]`.
     pub gate: Projection,
     /// The non-linearity of the gate.
     pub activation: Activation,
-    /// From `[width]` to `[hidden_size]`.
+    /// Projection from `[width]` to `[hidden_size]`.
     pub projection: Projection,
 }
 

@@ -21,11 +21,11 @@ pub struct LightningAttention {
     pub(super) shape: LightningShape,
     recurrence: Recurrence,
     activation: Activation,
-    /// To queries, keys and values of all heads, for the activation.
+    /// Projection to queries, keys and values of all heads, for the activation.
     pub mixed: Projection,
-    /// To `[heads, head_dim]`, the gate of the result.
+    /// Projection to the gate of the result, `[heads, head_dim]`.
     pub gate: Projection,
-    /// From the result to `[hidden_size]`.
+    /// Projection from the result to `[hidden_size]`.
     pub output: Projection,
     /// `[heads]`: the logarithm of the memory's decay factor per token.
     pub decays: Vec<f32>,

@@ -35,7 +35,7 @@ pub struct Mamba2Settings {
 pub struct Mamba2Norm {
     /// Groups of values that are normalised separately.
     pub groups: usize,
-    /// Added to the mean of squares.
+    /// Number added to the mean of squares.
     pub epsilon: f32,
     /// True if the norm comes before the gate, false if after.
     pub before_gate: bool,
@@ -67,13 +67,13 @@ pub struct Mamba2 {
     pub(super) shape: Mamba2Shape,
     settings: Mamba2Settings,
     recurrence: Recurrence,
-    /// To `[heads, head_dim]`, the gate of the result (`z`).
+    /// Projection to the gate of the result (`z`), `[heads, head_dim]`.
     pub gate: Projection,
-    /// To values, keys and queries, for the convolution (`xBC`).
+    /// Projection to values, keys and queries, for the convolution (`xBC`).
     pub mixed: Projection,
-    /// To `[heads]`, the time step (`dt`).
+    /// Projection to the time step (`dt`), `[heads]`.
     pub time_step: Projection,
-    /// From the result to `[hidden_size]`.
+    /// Projection from the result to `[hidden_size]`.
     pub output: Projection,
     /// `[heads]`, below zero (`A`).
     pub decay_rates: Vec<f32>,

@@ -21,7 +21,7 @@ pub enum Mixer {
 }
 
 impl Mixer {
-    /// Kind and sizes of its state.
+    /// Kind and sizes of the mixer's state.
     pub fn state(&self) -> StateShape {
         match self {
             Mixer::GatedDeltaNet(mixer) => StateShape::GatedDeltaNet(mixer.shape),

@@ -8,22 +8,22 @@ use crate::SegmentPart;
 pub enum Mlp {
     /// down(activation(gate(x)) * up(x)).
     Gated {
-        /// To the inner width.
+        /// Projection to the inner width.
         gate: Projection,
-        /// To the inner width.
+        /// Projection to the inner width.
         up: Projection,
-        /// From the inner width.
+        /// Projection from the inner width.
         down: Projection,
         /// The non-linearity.
         activation: Activation,
     },
     /// As `Gated`. A gate opens only above the mean of its token's gates plus this many standard deviations.
     Sparse {
-        /// To the inner width.
+        /// Projection to the inner width.
         gate: Projection,
-        /// To the inner width.
+        /// Projection to the inner width.
         up: Projection,
-        /// From the inner width.
+        /// Projection from the inner width.
         down: Projection,
         /// The activation of the excess.
         activation: Activation,
@@ -32,9 +32,9 @@ pub enum Mlp {
     },
     /// down(activation(up(x))).
     Plain {
-        /// To the inner width.
+        /// Projection to the inner width.
         up: Projection,
-        /// From the inner width.
+        /// Projection from the inner width.
         down: Projection,
         /// The non-linearity.
         activation: Activation,

@@ -35,13 +35,13 @@ pub struct NgramHashes {
 /// The weights of one layer's table.
 pub struct NgramTable {
     pub(super) shape: NgramShape,
-    /// From tokens to rows.
+    /// Hashes from tokens to rows.
     pub hashes: NgramHashes,
     /// `[rows, width of a head]`, in the file's format and read by row.
     pub table: PackedMatrix,
-    /// From the rows of all heads to a key for each stream.
+    /// Projection from the rows of all heads to a key for each stream.
     pub key: Projection,
-    /// From the rows of all heads to the value for all streams.
+    /// Projection from the rows of all heads to the value for all streams.
     pub value: Projection,
     /// Norms of keys, by stream.
     pub key_norms: Vec<Norm>,

@@ -12,7 +12,7 @@ pub enum Norm {
     Rms {
         /// `[width]`.
         weight: Vec<f32>,
-        /// Added to the mean of squares.
+        /// Number added to the mean of squares.
         epsilon: f32,
     },
     /// (x - mean) / √(variance + epsilon) · weight + bias.
@@ -21,7 +21,7 @@ pub enum Norm {
         weight: Vec<f32>,
         /// `[width]`.
         bias: Vec<f32>,
-        /// Added to the variance.
+        /// Number added to the variance.
         epsilon: f32,
     },
     /// As `Layer`, without a bias and separately for each `group` of neighbours.
@@ -30,7 +30,7 @@ pub enum Norm {
         weight: Vec<f32>,
         /// Divides the width.
         group: usize,
-        /// Added to the variance.
+        /// Number added to the variance.
         epsilon: f32,
     },
     /// Returns the input unchanged, for layers that normalise their results instead.

@@ -15,7 +15,7 @@ use crate::{ModelError, SegmentPart};
 pub struct Projection {
     weight: PackedMatrix,
     bias: Option<Box<[f32]>>,
-    /// Sums of its inputs, if they are recorded.
+    /// Sums of the projection's inputs, if they are recorded.
     sums: Option<Arc<InputSums>>,
     low_rank: Vec<LowRank>,
 }

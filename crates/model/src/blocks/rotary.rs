@@ -290,7 +290,7 @@ struct QueryScale {
 pub(crate) struct QueryGrowth {
     pub(crate) factor: f32,
     pub(crate) period: f32,
-    /// Added to positions.
+    /// Number added to positions.
     pub(crate) ahead: usize,
 }
 

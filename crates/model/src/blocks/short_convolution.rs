@@ -12,13 +12,13 @@ use crate::{ModelError, SegmentPart, ShortConvolutionShape};
 pub struct ShortConvolution {
     pub(super) shape: ShortConvolutionShape,
     convolution: Convolution,
-    /// To `B`, `[channels]`.
+    /// Projection to `B`, `[channels]`.
     pub input_gate: Projection,
-    /// To `C`, `[channels]`.
+    /// Projection to `C`, `[channels]`.
     pub output_gate: Projection,
-    /// To `x`, `[channels]`.
+    /// Projection to `x`, `[channels]`.
     pub value: Projection,
-    /// To `[hidden_size]`.
+    /// Projection to `[hidden_size]`.
     pub output: Projection,
 }
 

@@ -17,11 +17,12 @@ pub struct AltUp {
     pub active: usize,
     /// Norm of the rows from which coefficients are computed.
     pub router_norm: Norm,
-    /// From normalised rows to one value per stream; coefficients use its hyperbolic tangent.
+    /// Projection from normalised rows to one value per stream; coefficients use the value's hyperbolic tangent.
     pub router: Projection,
-    /// From these values to the coefficients of a prediction, `[streams, streams, streams]`: to a stream, from a stream, value.
+    /// Matrix from these values to the coefficients of a prediction, `[streams, streams, streams]`: to a stream, from a
+    /// stream, value.
     pub prediction: Vec<f32>,
-    /// From these values to the coefficients of a correction, `[streams, streams]`.
+    /// Matrix from these values to the coefficients of a correction, `[streams, streams]`.
     pub correction: Vec<f32>,
     /// Factors on the corrected rows for the layer's input gate, `[hidden_size]`.
     pub output_scale: Option<Vec<f32>>,
@@ -29,7 +30,7 @@ pub struct AltUp {
 
 /// Conversion of embeddings to streams, and of streams to the final hidden state.
 pub struct Streams {
-    /// From an embedding to each stream except the first.
+    /// Projections from an embedding to each stream except the first.
     pub begin: Vec<Projection>,
     /// From each stream except the first to a term of the hidden state, which is their mean.
     pub end: Vec<Projection>,
@@ -41,7 +42,7 @@ pub struct Streams {
 pub enum StreamStep {
     /// `streams = the first layer's predictions` from an embedding in `Hidden`, which becomes the active stream.
     Begin(Arc<Streams>),
-    /// `streams = Hidden`, each of them.
+    /// `stream = Hidden` for each stream.
     Repeat,
     /// `Hidden = gated mean of the normalised streams`.
     Mix(Arc<HyperConnection>),
@@ -261,7 +262,7 @@ fn weighted(weights: &[f32], values: &[f32]) -> f32 {
 
 /// An augmented residual (Menghani et al., "LAuReL", 2024): `Branch = Normed + norm(right(left(Normed)))`.
 pub struct Laurel {
-    /// To a narrow width.
+    /// Projection to a narrow width.
     pub left: Projection,
     /// Back to the hidden size.
     pub right: Projection,

@@ -25,9 +25,9 @@ const NUMBER_BYTES: u64 = 350;
 /// The purpose of visiting a value.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Look {
-    /// Its depth, before it becomes part of another value.
+    /// Checks a value's depth, before the value becomes part of another one.
     Shape,
-    /// Its text, before it is printed, serialised, sorted or hashed.
+    /// Counts a value's text, before the value is printed, serialised, sorted or hashed.
     Text,
     /// Comparison with another value, or a search in a text.
     Compare,
@@ -38,7 +38,7 @@ pub(super) enum Look {
 pub(super) struct Extent {
     /// Lists, maps, texts and numbers; shared values count each time.
     pub(super) nodes: u64,
-    /// Bytes of its text.
+    /// Bytes of the value's text.
     pub(super) bytes: u64,
     /// Levels of lists and maps.
     pub(super) depth: u64,

@@ -18,7 +18,7 @@ pub(super) struct Namespace {
 
 /// A mutable value.
 pub(super) trait Holder: std::fmt::Debug + Send + Sync {
-    /// Moves its contents into `values`.
+    /// Moves the holder's contents into `values`.
     fn empty(&self, values: &mut Vec<Value>);
 }
 

@@ -48,7 +48,7 @@ impl std::fmt::Debug for Dense {
 }
 
 impl Dense {
-    /// Elements of its result.
+    /// Elements of the layer's result.
     pub fn outputs(&self) -> usize {
         self.outputs
     }
@@ -81,7 +81,7 @@ impl Dense {
         }
     }
 
-    /// Its result for a vector.
+    /// The layer's result for a vector.
     pub(crate) fn apply(&self, input: &[f32]) -> Vec<f32> {
         let mut output = vec![0.0; self.outputs];
         self.weight.matmul(input, &mut output);

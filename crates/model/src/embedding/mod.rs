@@ -29,7 +29,7 @@ pub enum Pooling {
 pub struct TextEmbedding {
     /// The pooled hidden states, after the final norm.
     pub pooling: Pooling,
-    /// True if the files state the pooling, as those of embedding models do.
+    /// True if the files state the pooling, as files of embedding models do.
     pub is_stated: bool,
     /// Layers after the pooled state, first to last.
     pub dense: Vec<Dense>,

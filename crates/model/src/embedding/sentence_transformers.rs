@@ -48,7 +48,7 @@ impl EmbeddingFiles {
         Ok(files)
     }
 
-    /// From the pooling type of a GGUF file.
+    /// Creates the settings from the pooling type of a GGUF file.
     pub(crate) fn of_gguf(pooling_type: Option<i128>, is_bidirectional: bool) -> Self {
         /// `pooling_type` of rerankers, in llama.cpp's numbers.
         const RANK: i128 = 4;

@@ -13,7 +13,7 @@ use crate::{ModelConfig, ModelError, StateShape};
 struct Foreign {
     name: &'static str,
     neutral: &'static [f64],
-    /// Architectures that support it.
+    /// Architectures that support the setting.
     but_for: &'static [&'static str],
 }
 
@@ -209,7 +209,7 @@ pub(crate) fn check_layer_types(fields: &Fields, config: &ModelConfig) -> Result
             "chunked_attention" if config.architecture == "Llama4ForCausalLM" => "full_attention",
             // An indexer selects among all tokens that the layer sees.
             "indexed_attention" if config.indexer_of(layer).is_some() => "full_attention",
-            // If it has a window, all its attention layers have it.
+            // If a model of the family has a window, all its attention layers have the window.
             "full_attention" if slides && config.architecture == "MiniMaxForCausalLM" => "sliding_attention",
             named => named,
         };

@@ -176,7 +176,7 @@ fn sparsities(fields: &Fields, layers: usize) -> Result<Vec<Option<f32>>, ModelE
 
 /// The quantile of a standard normal distribution.
 fn normal_quantile(share: f64) -> f64 {
-    /// Beyond it, the remaining share is below double precision.
+    /// Beyond this deviation, the remaining share is below double precision.
     const FAR: f64 = 8.3;
     let below = |x: f64| {
         let (mut term, mut sum, mut odd) = (x, x, 1.0);
@@ -244,7 +244,7 @@ fn build(original: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> R
 struct Parts<'a> {
     fields: &'a Fields,
     config: &'a ModelConfig,
-    /// Of layers without and with a window.
+    /// Rotations of layers without and with a window.
     rotations: [Arc<Rotary>; 2],
     activation: Activation,
     is_biased: bool,

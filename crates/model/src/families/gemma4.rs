@@ -266,7 +266,7 @@ fn layer_inputs(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint)
 
 /// Settings that all layers share.
 struct Parts {
-    /// Of layers without and with a window.
+    /// Rotations of layers without and with a window.
     rotations: [Arc<Rotary>; 2],
     activation: Activation,
     is_biased: bool,
@@ -379,7 +379,7 @@ impl Parts {
                 Step::Add(Rows::Normed),
             ]);
         }
-        // GGUF files name it like a weight; without one the factor is 1.
+        // GGUF files name the factor like a weight. Without it the factor is 1.
         let stored = ["layer_scalar", "layer_scalar.weight"].map(name);
         if let Some(stored) = stored.iter().find(|stored| weights.info(stored).is_some()) {
             steps.push(Step::Scale(weights.vector(stored, 1)?[0]));

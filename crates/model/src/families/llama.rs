@@ -31,31 +31,31 @@ pub struct Style {
 }
 
 impl Style {
-    /// With or without biases of queries, keys and values.
+    /// Sets whether queries, keys and values have biases.
     pub fn with_input_bias(mut self, biased: bool) -> Self {
         self.input_bias = biased;
         self
     }
 
-    /// With or without a bias of the attention's output projection.
+    /// Sets whether the attention's output projection has a bias.
     pub fn with_output_bias(mut self, biased: bool) -> Self {
         self.output_bias = biased;
         self
     }
 
-    /// With or without biases of the feed-forward projections.
+    /// Sets whether the feed-forward projections have biases.
     pub fn with_mlp_bias(mut self, biased: bool) -> Self {
         self.mlp_bias = biased;
         self
     }
 
-    /// With or without a norm on every query and key head.
+    /// Sets whether every query and key head has a norm.
     pub fn with_head_norms(mut self, normed: bool) -> Self {
         self.head_norms = normed;
         self
     }
 
-    /// Sets if queries, keys and values are one tensor, and gate and up another.
+    /// Sets whether queries, keys and values are one tensor, and gate and up another.
     pub fn with_fused(mut self, fused: bool) -> Self {
         self.fused = fused;
         self

@@ -103,7 +103,7 @@ fn rms(weight: Vec<f32>, epsilon: f32) -> Norm {
 struct Parts {
     /// The term added to norm weights. GGUF files include it, and store the factor on queries as a norm's weights.
     added_to_norms: f32,
-    /// Of layers with and without positions.
+    /// Rotations of layers with and without positions.
     rotations: [Arc<Rotary>; 2],
     activation: Activation,
     is_biased: bool,

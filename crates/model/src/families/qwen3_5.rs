@@ -46,7 +46,7 @@ pub(super) fn with_defaults(fields: &Fields, architecture: &str) -> Fields {
                 .with_default("shared_expert_intermediate_size", 512)
                 .with_default("norm_topk_prob", true);
             let width = fields.get("moe_intermediate_size").cloned().unwrap_or_default();
-            // Models without dense layers may omit it.
+            // Models without dense layers may omit the width.
             fields.with_default("intermediate_size", width)
         }
     };

@@ -85,7 +85,7 @@ fn configure(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelEr
 /// One of the layers that config.json names.
 struct Kind {
     attends: bool,
-    /// Number of its table of n-grams among all tables.
+    /// Number of the layer's table of n-grams among all tables.
     ngrams: Option<usize>,
 }
 
@@ -253,7 +253,7 @@ struct Parts<'a> {
     mixers: Mixers<'a>,
     added_to_norms: f32,
     opens_by_sigmoid: bool,
-    /// Of the gates of connections.
+    /// Rank of the gates of connections.
     rank: usize,
 }
 

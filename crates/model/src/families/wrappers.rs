@@ -12,7 +12,7 @@ use crate::fields::Fields;
 /// A class around a text model.
 pub(super) struct Wrapper {
     pub(super) class: &'static str,
-    /// The `model_type` of its text model, if config.json has none.
+    /// The `model_type` of the text model, if config.json has none.
     pub(super) text_type: &'static str,
     /// A factor of the text model that the class ignores.
     ignored_factor: Option<&'static str>,

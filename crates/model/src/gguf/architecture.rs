@@ -169,7 +169,7 @@ const ARCHITECTURES: &[(&str, Architecture, &str)] = &[
     ("phimoe", Architecture::PhiMoe, "PhimoeForCausalLM"),
     ("kimi-linear", Architecture::KimiLinear, "KimiLinearForCausalLM"),
     ("qwen4exp", Architecture::Qwen4Exp, "Qwen4ExpForCausalLM"),
-    // Also RoBERTa and XLM-R: files leave out the unused rows of their position table.
+    // RoBERTa and XLM-R are here too, because files leave out the unused rows of their position table.
     ("bert", Architecture::Bert, "BertModel"),
 ];
 
@@ -229,12 +229,12 @@ pub(super) fn architecture(header: &Header<'_>) -> Result<Architecture, ModelErr
 }
 
 impl Architecture {
-    /// The prefix of its keys.
+    /// The prefix of the architecture's keys.
     pub(super) fn prefix(self) -> &'static str {
         self.row().0
     }
 
-    /// True if its files store rotated pairs adjacently, unlike its directories.
+    /// True if GGUF files of the architecture store rotated pairs adjacently, unlike folders.
     pub(super) fn interleaves(self) -> bool {
         matches!(
             self,
@@ -251,7 +251,7 @@ impl Architecture {
         )
     }
 
-    /// True if most of its layers are recurrent.
+    /// True if most layers of the architecture are recurrent.
     pub(super) fn is_hybrid(self) -> bool {
         matches!(
             self,
@@ -290,7 +290,7 @@ impl Architecture {
         }
     }
 
-    /// True if its attention is latent, with different key and value widths.
+    /// True if attention of the architecture is latent, with different key and value widths.
     pub(super) fn is_latent(self) -> bool {
         matches!(
             self,
@@ -298,12 +298,12 @@ impl Architecture {
         ) || self.has_indexers()
     }
 
-    /// True if its layers read an indexer's selection.
+    /// True if layers of the architecture read an indexer's selection.
     pub(super) fn has_indexers(self) -> bool {
         matches!(self, Architecture::Deepseek32 | Architecture::GlmDsa)
     }
 
-    /// True if its files give the window of layers.
+    /// True if files of the architecture give the window of layers.
     pub(super) fn slides(self) -> bool {
         matches!(
             self,

@@ -79,7 +79,7 @@ pub(super) fn ends<E>(
     } else {
         false
     };
-    // In Gemma 4 and PLaMo it is a word.
+    // In Gemma 4 and PLaMo this token is a word.
     let is_word = has("<|tool_response>") || has("<|plamo:eos|>");
     ends.retain(|id| match texts[*id as usize] {
         "<|end|>" => !is_of_messages,

@@ -72,7 +72,7 @@ pub(super) fn experts(
         .and_then(|layer| rows(*layer, "mlp.shared_expert.up_proj", 0));
     if let Some(width) = width {
         settings.insert("moe_intermediate_size".into(), width.into());
-        // Models without dense layers may omit it.
+        // Models without dense layers may omit the width.
         settings.entry("intermediate_size").or_insert_with(|| width.into());
     }
     settings.insert("shared_expert_intermediate_size".into(), shared.unwrap_or(0).into());

@@ -25,7 +25,7 @@ enum KeyKind {
     Flag,
     Text,
     List,
-    /// A value that its reader checks.
+    /// A value that the reader of the key checks.
     Any,
 }
 
@@ -225,7 +225,7 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
         Only(&[Qwen35, Qwen35Moe, Qwen3Next, Glm4Moe, ExaoneMoe, Deepseek32, GlmDsa]),
         &[0.0],
     ),
-    // Other kinds of models: only values that disable them.
+    // Settings of other kinds of models. Only values that disable the settings are allowed.
     ("attention.causal", Flag, Only(&[GemmaEmbedding, Bert]), &[1.0]),
     ("attention.clamp_kqv", Number, NoOne, &[0.0]),
     ("attention.max_alibi_bias", Number, NoOne, &[0.0]),
@@ -335,7 +335,7 @@ pub(super) fn check_general(header: &Header<'_>) -> Result<(), ModelError> {
 
 /// Checks every key of the architecture `prefix`: it must be used or have no effect.
 pub(super) fn check_settings(header: &Header<'_>, architecture: Architecture, prefix: &str) -> Result<(), ModelError> {
-    // In a fixed order, so that the same file gives the same error.
+    // Keys are checked in a fixed order, so that the same file gives the same error.
     let mut keys: Vec<(&String, &Metadata<'_>)> = header.metadata.iter().collect();
     keys.sort_by_key(|(key, _)| *key);
     for (key, value) in keys {

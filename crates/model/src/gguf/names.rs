@@ -112,7 +112,7 @@ pub(super) fn family_name(architecture: Architecture, name: &str) -> Option<Stri
 
 /// The family's name of a layer's tensor, `blk.{below}.{kind}` in the file.
 fn layer_name(architecture: Architecture, below: &str, kind: &str) -> Option<String> {
-    // Some converters omit its kind.
+    // Some converters omit `.bias` at the end of this tensor's name.
     if kind == "exp_probs_b" && !below.contains('.') {
         return Some(format!("model.layers.{below}.mlp.exp_probs_b.bias"));
     }

@@ -22,11 +22,11 @@ pub(super) struct PreTokenizer {
 /// Which texts begin with BOS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Bos {
-    /// Texts of files that request it.
+    /// Begins texts of files that request the token.
     Asked,
-    /// Texts of all files except those that refuse it.
+    /// Begins texts of all files, unless a file refuses the token.
     Usual,
-    /// All texts: some files of the model wrongly disable it.
+    /// Begins all texts, because some files of the model wrongly disable the token.
     Always,
 }
 

@@ -212,7 +212,7 @@ fn rotations(
             Value::Object(rotation)
         }
         Architecture::GptOss => {
-            // The range of its scaling is not rounded; files lack this setting.
+            // The range of the model's scaling is not rounded; files lack this setting.
             rotation.insert("truncate".into(), false.into());
             Value::Object(rotation)
         }

@@ -24,7 +24,7 @@ pub struct WeightSource {
 /// A tensor of a [`WeightSource`].
 #[derive(Debug, Clone)]
 pub struct SourceTensor {
-    /// Its GGUF name and shape, and its type and bytes in the source.
+    /// GGUF name and shape of the tensor, and its type and bytes in the source.
     pub info: TensorInfo,
     pub(super) origin: Origin,
 }

@@ -10,7 +10,7 @@ use crate::config::LARGEST_COUNT;
 use crate::fields::Fields;
 use crate::weights::Checkpoint;
 
-/// Adds them; `known` are the settings so far, and `has` tells if a tensor exists.
+/// Adds settings; `known` are the settings so far, and `has` tells if a tensor exists.
 pub(super) fn settings(
     architecture: Architecture,
     keys: &OwnKeys<'_>,

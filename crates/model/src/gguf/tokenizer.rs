@@ -112,7 +112,7 @@ impl<'a> Tokens<'a> {
 
     /// The tokens for infill (the middle of a text), if the file names them.
     pub(super) fn infill(&self) -> Result<Option<InfillTokens>, ModelError> {
-        // Older files have other names for three of them.
+        // Older files have other names for three of the tokens.
         let either = |name: &'static str, older: &'static str| match self.named(name)? {
             Some(id) => Ok(Some(id)),
             None => self.named(older),

@@ -133,11 +133,11 @@ impl From<StoredValue<'_>> for GgufEntry {
 /// A tensor of a GGUF file to be written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GgufTensor {
-    /// Its name.
+    /// Name of the tensor.
     pub name: String,
-    /// Its shape, slowest dimension first.
+    /// Shape of the tensor, slowest dimension first.
     pub shape: Vec<usize>,
-    /// Its format, which ggml must have.
+    /// Format of the tensor, which ggml must have.
     pub format: WeightFormat,
 }
 

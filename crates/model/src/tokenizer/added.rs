@@ -14,13 +14,13 @@ pub(crate) struct AddedToken {
     pub(crate) text: String,
     /// The normalised text, for tokens that are matched after the normalizer.
     pub(crate) normalized: Option<String>,
-    /// True if it matches only without adjacent letters or digits.
+    /// True if the token matches only without adjacent letters or digits.
     pub(crate) single_word: bool,
-    /// True if it includes the spaces before it.
+    /// True if the token includes the spaces before its text.
     pub(crate) strips_left: bool,
-    /// True if it includes the spaces after it.
+    /// True if the token includes the spaces after its text.
     pub(crate) strips_right: bool,
-    /// True if decoded text omits it.
+    /// True if decoded text omits the token.
     pub(crate) special: bool,
     /// True for a token that controls a conversation. Literal text never becomes one.
     pub(crate) control: bool,
@@ -104,7 +104,7 @@ impl AddedTokens {
             added.ids.insert(token.text.clone(), token.id);
             added.by_id.insert(token.id, token);
         }
-        // In the order of ids, so that the same file always gives the same tables.
+        // Tokens are sorted by id, so that the same file always gives the same tables.
         let mut wanted: Vec<&AddedToken> = added.ids.values().filter_map(|id| added.by_id.get(id)).collect();
         wanted.sort_unstable_by_key(|token| token.id);
         let (behind, before): (Vec<_>, Vec<_>) = wanted.into_iter().partition(|token| token.normalized.is_some());

@@ -22,7 +22,7 @@ pub(crate) enum Merges {
 pub(crate) enum Rank {
     /// Index in the file's list.
     Place(u32),
-    /// By score.
+    /// A rank by score.
     Score(ScoredRank),
 }
 

@@ -45,7 +45,7 @@ pub(crate) struct GroupsOfThree {
 /// time.
 #[derive(Debug, Clone)]
 pub(crate) struct WordExpression {
-    /// The alternatives before it, and a last one named `spaces`.
+    /// The alternatives before the lookahead, and a last one named `spaces`.
     regex: Regex,
     /// True if a single space before a word is a match.
     matches_single_space: bool,

@@ -42,7 +42,7 @@ pub(crate) enum Cut {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Prepend {
-    /// Only a text at the start of the whole text.
+    /// Only at the start of the whole text.
     First,
     /// None.
     Never,

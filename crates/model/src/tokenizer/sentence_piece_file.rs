@@ -124,7 +124,7 @@ fn parse(bytes: &[u8]) -> Result<Read<'_>, String> {
     if read.pieces.texts.is_empty() {
         return Err("it holds no pieces".into());
     }
-    // They follow the pieces: a file without them is truncated.
+    // The settings follow the pieces. A file without settings is truncated.
     if !(read.has_trainer && read.has_normalizer) {
         return Err("it ends before its settings".into());
     }

@@ -17,7 +17,7 @@ pub(crate) struct Surroundings {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct PairPart {
     tokens: PairTokens,
-    /// True if its tokens count as tokens of the second text.
+    /// True if the tokens count as tokens of the second text.
     is_second: bool,
 }
 
@@ -90,7 +90,7 @@ impl Default for Surroundings {
 }
 
 impl Surroundings {
-    /// These tokens before and after a text.
+    /// Surroundings with these tokens before and after a text.
     pub(crate) fn new(before: Vec<u32>, behind: Vec<u32>) -> Surroundings {
         let parts = [
             Surrounding::Tokens(before),
@@ -103,8 +103,9 @@ impl Surroundings {
         }
     }
 
-    /// These surroundings with those of two texts: `between` them, and the tokens before and after a single text around
-    /// them. With `has_types`, the tokens behind the first text and its `between` count as the second text's.
+    /// These surroundings, together with the surroundings of two texts: `between` them, and the tokens before and after
+    /// a single text around them. With `has_types`, the tokens behind the first text and its `between` count as the
+    /// second text's.
     pub(crate) fn with_pair(mut self, between: Vec<u32>, has_types: bool) -> Surroundings {
         let part = |tokens, is_second| PairPart { tokens, is_second };
         if let [

@@ -28,7 +28,7 @@ pub(crate) struct Unigram {
 #[derive(Clone, Copy)]
 struct Best {
     score: f64,
-    /// The first byte of its last piece.
+    /// First byte of the last piece of the split.
     start: Option<usize>,
     token: u32,
 }

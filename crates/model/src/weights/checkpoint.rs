@@ -65,7 +65,7 @@ pub(crate) struct PlainTensor<'a> {
     pub(crate) shape: &'a [usize],
     /// Number of the file.
     pub(crate) file: usize,
-    /// Offset of its bytes in the file.
+    /// Offset of the tensor's bytes in the file.
     pub(crate) offset: u64,
     /// A scale of the whole tensor.
     pub(crate) factor: f32,

@@ -11,7 +11,7 @@ use crate::ModelError;
 
 /// The rows of a tensor: all dimensions except the last are flattened.
 pub(crate) struct TensorRows {
-    /// The name in its file.
+    /// Name of the tensor in its file.
     pub(super) name: String,
     pub(super) format: WeightFormat,
     pub(super) rows: usize,

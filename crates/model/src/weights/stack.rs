@@ -28,7 +28,7 @@ pub(crate) struct Stack {
 /// The assignment of a matrix's rows to parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StackParts {
-    /// One part.
+    /// The matrix is one part.
     Whole,
     /// The first half and the second.
     Halves,

@@ -15,11 +15,11 @@ pub enum TensorType {
     Weights(WeightFormat),
     /// A type this crate lists but does not compute with.
     Other {
-        /// Its name in the file.
+        /// Name of the type in the file.
         name: String,
         /// Elements stored together.
         block_elements: u64,
-        /// Their bytes.
+        /// Bytes of these elements.
         block_bytes: u64,
     },
 }
@@ -142,9 +142,9 @@ impl fmt::Display for TensorType {
 pub struct TensorInfo {
     /// The tensor's name.
     pub name: String,
-    /// Its element type.
+    /// Element type of the tensor.
     pub element_type: TensorType,
-    /// Its shape, slowest dimension first.
+    /// Shape of the tensor, slowest dimension first.
     pub shape: Vec<usize>,
     /// Bytes in the file; in memory if it is computed from several tensors.
     pub bytes: u64,

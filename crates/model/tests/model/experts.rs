@@ -279,7 +279,7 @@ fn a_file_that_is_cut_off_or_changed_is_one_line_and_never_a_wrong_answer() {
         let (_folder, path) = mixture(WeightFormat::Q8_0, 8);
         let model = load(&path, Some(budgets(&classes(&path))[0])).unwrap();
         damage(&path);
-        // It continues to fail, and neither hangs nor panics.
+        // The model continues to fail, and neither hangs nor panics.
         for _ in 0..3 {
             let error = failure(&model);
             assert!(matches!(error, ModelError::ChangedWeights { .. }), "{error}");

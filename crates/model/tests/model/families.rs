@@ -123,7 +123,7 @@ const WRAPPED: &[(&str, &str, &str, &str)] = &[
         "deepseek_v3",
         "language_model.model.",
     ),
-    // It names the number of experts otherwise than the class does.
+    // The settings name the number of experts otherwise than the class does.
     (
         "experts/qwen3_moe",
         "Qwen3VLMoeForConditionalGeneration",

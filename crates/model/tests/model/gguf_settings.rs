@@ -125,7 +125,7 @@ fn metadata_that_changes_the_computation_is_used_or_refused() {
 
 #[test]
 fn another_limit_of_the_activation_of_gpt_oss_is_refused_by_its_key() {
-    // Files of this architecture omit it: it is 7.
+    // Files of this architecture omit the limit, which is 7.
     let pairs = [
         text("general.architecture", "gpt-oss"),
         float("gpt-oss.swiglu_clamp_exp", 5.0),

@@ -1,4 +1,4 @@
-//! Pre-tokenizers that GGUF files name, against those of the original tokenizers.
+//! Pre-tokenizers that GGUF files name, against the pre-tokenizers of the original tokenizers.
 
 use crate::testing::{gguf_list, gguf_string, tiny_gguf, vectors};
 use riffle_model::{ModelError, Tokenizer, load_tokenizer};

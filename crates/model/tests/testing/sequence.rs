@@ -10,7 +10,7 @@ use riffle_policy::choose_as_torch;
 
 /// Plain causal attention over all earlier tokens of a sequence, within each layer's window, summed in f64.
 pub(crate) struct DenseAttention {
-    /// Of each layer.
+    /// Attention shape of each layer.
     shapes: Vec<AttentionShape>,
     scale: f64,
     soft_cap: Option<f64>,
@@ -21,7 +21,7 @@ pub(crate) struct DenseAttention {
     keys: Vec<Vec<f32>>,
     // [tokens, kv_heads, value_width]
     values: Vec<Vec<f32>>,
-    /// Of each layer.
+    /// Indexer of each layer.
     indexers: Vec<Option<IndexerShape>>,
     // For each layer with its own indexer: `[tokens, width]`.
     index_keys: Vec<Vec<f32>>,
@@ -186,11 +186,11 @@ pub(crate) struct Sequence {
     attention: DenseAttention,
     pub(crate) recurrent: RecurrentState,
     tokens: usize,
-    /// Its final number of tokens; 0 if the batches determine it.
+    /// Final number of tokens; 0 if the batches determine the number.
     pub(crate) length: usize,
-    /// True if its next tokens are generated, false if they belong to a prompt.
+    /// True if the next tokens are generated, false if they belong to a prompt.
     pub(crate) generates: bool,
-    /// The adapters of its computation.
+    /// The adapters that the sequence computes with.
     pub(crate) adapters: AdapterScales,
 }
 

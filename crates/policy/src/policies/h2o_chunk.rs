@@ -112,7 +112,7 @@ impl SparsePolicy for H2oChunk {
         let oldest = self.history.front().cloned();
         self.history.retain(|(end, _)| *end <= tokens);
         if let Some((_, mut candidates)) = oldest.filter(|(end, _)| *end > tokens && tokens > 0) {
-            // Too far back: the tokens that were read are known, but their votes are not.
+            // The state is too far back: the tokens that were read are known, but their votes are not.
             candidates.retain(|candidate| candidate.position < tokens);
             let unvoted = candidates.iter().map(|candidate| Candidate::new(candidate.position));
             self.history.push_back((tokens, unvoted.collect()));
@@ -189,7 +189,7 @@ impl Persist for H2oChunk {
     }
 }
 
-/// Number of chunks whose votes are stored: those of a logical batch by default, plus one.
+/// Number of chunks whose votes are stored: the chunks of a logical batch by default, plus one.
 const REMEMBERED: usize = 5;
 
 impl H2oChunk {

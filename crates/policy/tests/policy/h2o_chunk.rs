@@ -292,7 +292,7 @@ fn a_rollback_goes_back_to_the_votes_of_a_chunk_before() {
         let steps = run(&scene, SMALL, &mut policy);
         policy.truncate(chunks * 32);
         assert_eq!(saved_votes(&policy), steps[chunks - 1].votes, "{chunks} chunks");
-        // Within a chunk: the same as after the previous one.
+        // A truncation within a chunk restores the state after the previous chunk.
         policy.truncate(chunks * 32 - 5);
         let expected = if chunks > 1 { &steps[chunks - 2].votes[..] } else { &[] };
         let found = saved_votes(&policy);
@@ -360,7 +360,8 @@ fn pair_counts_and_state_are_those_of_the_published_sizes() {
     let mut policy = policy(sizes);
     let steps = run(&scene, sizes, &mut policy);
     assert_eq!(steps.iter().map(|step| step.pairs).sum::<usize>(), 3_672_064);
-    // Positions, masses and voters of a memory and a chunk, for any prompt length: less than 5% of f16 KV.
+    // The state has positions, masses and voters of a memory and a chunk. It takes less than 5% of f16 KV, for any
+    // prompt length.
     let state = policy.save_state().len();
     assert!(state <= 16 * (512 + 1024) + 16, "{state} bytes");
     assert!(state * 20 < 4096 * 2 * 2 * 128);

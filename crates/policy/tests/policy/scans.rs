@@ -36,7 +36,7 @@ fn certified_reads_the_fewest_tokens_that_hold_the_mass() {
 #[test]
 fn the_few_tokens_that_hold_nearly_everything_are_found_wherever_they_stand() {
     const TOKENS: usize = 9001;
-    // So few that a sample may miss them.
+    // The heavy tokens are so few that a sample may miss them.
     let heavy = 17..22;
     let mut rows = vec![0.0; TOKENS * 16];
     heavy.clone().for_each(|token| rows[token * 16] = 12.0);

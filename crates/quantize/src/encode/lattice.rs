@@ -9,7 +9,7 @@ pub(super) struct Lattice<const WIDTH: usize> {
     /// Borders between neighbouring levels.
     borders: Vec<f32>,
     entries: Vec<[f32; WIDTH]>,
-    /// For each cell, its range of `near`.
+    /// For each cell, a range of `near`.
     cells: Vec<(u32, u16)>,
     /// Entries near a cell, nearest first. A cell that is an entry has only itself.
     near: Vec<u16>,

@@ -9,7 +9,7 @@ const IQ4: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 
 /// The values of MXFP4 and NVFP4 from 0, doubled; codes from 8 are their negatives.
 const E2M1: [f32; 8] = [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0];
 
-/// The code of the nearest value, by the half numbers from −128 on; borders between values are halves.
+/// The code of the nearest value for each half number from −128 on. Borders between values are halves.
 static IQ4_CODES: [u8; 512] = {
     let mut codes = [0; 512];
     let mut index = 0;

@@ -65,7 +65,7 @@ async fn text_of(site: &Arc<Site>, request: Request) -> Result<Response, Failure
     Ok(Json(read).into_response())
 }
 
-/// Reads within half of the memory for all bodies. Files are read one after the other.
+/// Reads a file within half of the memory for all bodies. Files are read one after the other.
 async fn aside_with_room(site: &Arc<Site>, name: String, body: Bytes) -> Result<Read, Failure> {
     let memory_bytes = site.options.limits.bodies_bytes / 2;
     let limits = Limits {

@@ -72,7 +72,7 @@ async fn fields_of(request: Request) -> Result<Fields, Failure> {
 #[derive(Debug, Clone, Copy)]
 enum BodyKind {
     Json,
-    /// A file in its own bytes.
+    /// The raw bytes of a file.
     Bytes,
 }
 

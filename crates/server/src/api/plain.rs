@@ -95,7 +95,7 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> R
 async fn tokens_of(app: &Arc<App>, request: Request) -> Result<Response, Failure> {
     let mut fields = fields_of(request).await?;
     app.take_model(&mut fields)?;
-    // llama.cpp and vLLM use different names for it.
+    // llama.cpp and vLLM use different names for this field.
     let text = match fields.text("content")? {
         Some(text) => text,
         None => fields

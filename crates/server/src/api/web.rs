@@ -18,7 +18,7 @@ const PICTURE: &str = "image/svg+xml";
 /// A file of the page under `/web/`.
 struct File {
     name: &'static str,
-    /// Its media type.
+    /// Media type of the file.
     kind: &'static str,
     bytes: &'static [u8],
 }

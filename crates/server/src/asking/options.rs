@@ -94,7 +94,7 @@ fn take_length(fields: &mut Fields, names: &[&str]) -> Result<Option<usize>, Fai
         let Some(asked) = fields.value(name) else {
             continue;
         };
-        // Every length beyond the context is cut to it.
+        // Every length beyond the context is cut to the context.
         let is_longest = asked.as_f64().is_some_and(|tokens| tokens > f64::from(i32::MAX));
         let asked = if is_longest {
             i64::from(i32::MAX)

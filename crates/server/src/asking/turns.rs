@@ -12,19 +12,19 @@ const BETWEEN: &str = "\n\n";
 /// The orders of messages that a template renders without an error or a loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Turns {
-    /// A system message at the beginning.
+    /// True if a system message may stand at the beginning.
     pub(crate) system: bool,
-    /// Several system messages at the beginning.
+    /// True if several system messages may stand at the beginning.
     pub(crate) system_runs: bool,
-    /// System messages after others.
+    /// True if system messages may follow other messages.
     pub(crate) later_system: bool,
-    /// Several users' messages in a row.
+    /// True if several users' messages may follow each other.
     pub(crate) user_runs: bool,
-    /// Several assistants' messages in a row.
+    /// True if several assistants' messages may follow each other.
     pub(crate) assistant_runs: bool,
-    /// A user's message directly after the result of a tool.
+    /// True if a user's message may directly follow the result of a tool.
     pub(crate) user_after_tool: bool,
-    /// A conversation without a user's message.
+    /// True if a conversation may have no user's message.
     pub(crate) without_user: bool,
 }
 

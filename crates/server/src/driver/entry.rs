@@ -17,11 +17,11 @@ const PROGRESS_PAUSE: Duration = Duration::from_millis(500);
 pub(super) struct Entry {
     pub(super) events: UnboundedSender<DriverEvent>,
     pub(super) deadline: Instant,
-    /// True if its sequence is sent at the end.
+    /// True if the request's sequence is sent at the end.
     pub(super) wants_sequence: bool,
     notes: Option<Arc<RequestNotes>>,
     submitted: Instant,
-    /// Time when the reading of its prompt began.
+    /// Time when the reading of the prompt began.
     begun: Option<Instant>,
     time_left: TimeLeft,
     told_progress: Option<Instant>,
@@ -48,7 +48,7 @@ impl Entry {
         line_of(self.notes.as_ref(), event)
     }
 
-    /// True if the receiver of its events is dropped.
+    /// True if the receiver of the request's events is dropped.
     pub(super) fn is_gone(&self) -> bool {
         self.events.is_closed()
     }
@@ -58,7 +58,7 @@ impl Entry {
         drop(self.events.send(told));
     }
 
-    /// Reports the progress of its prompt, at most twice a second.
+    /// Reports the progress of the request's prompt, at most twice a second.
     pub(super) fn send_progress(&mut self, progress: PrefillProgress, reused_tokens: usize) {
         let now = Instant::now();
         let elapsed_s = (now - *self.begun.get_or_insert(now)).as_secs_f64();

@@ -120,7 +120,7 @@ struct Submission {
 struct Listener {
     events: UnboundedSender<DriverEvent>,
     deadline: Instant,
-    /// Its HTTP request, for the log.
+    /// HTTP request, for the log.
     notes: Option<Arc<RequestNotes>>,
 }
 
@@ -129,7 +129,7 @@ struct Listener {
 pub struct KvEventAddresses {
     /// Address of events.
     pub events: String,
-    /// Address of missed events.
+    /// Address for requests of missed events.
     pub replays: Option<String>,
 }
 

@@ -335,7 +335,7 @@ pub(crate) fn form_of(format: &mut Fields, place: &str) -> Result<Option<Form>, 
                     nested.finish()?;
                     schema
                 }
-                // As in responses, and in llama.cpp.
+                // Responses and llama.cpp have the schema here.
                 None => {
                     format.pass_over(&["name", "description", "strict"]);
                     format.value("schema")

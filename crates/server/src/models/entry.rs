@@ -43,7 +43,7 @@ pub(crate) struct Entry {
 /// A name for requests.
 pub(crate) struct Name<'a> {
     pub(crate) text: &'a str,
-    /// The path of its adapter; `None` for the model itself.
+    /// The path of the adapter; `None` for the model itself.
     pub(crate) adapter: Option<&'a Path>,
 }
 

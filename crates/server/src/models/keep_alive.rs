@@ -16,7 +16,7 @@ const LONGEST_S: f64 = 1e9;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KeepAlive {
     For(Duration),
-    /// Until its memory is needed.
+    /// The model stays loaded until its memory is needed.
     Always,
 }
 

@@ -14,7 +14,7 @@ use crate::app::App;
 /// Use of a loaded model by one request. The model stays loaded meanwhile.
 pub(crate) struct Lease {
     app: Arc<App>,
-    // Declared after the model, so that the model is released before it counts as unused.
+    // This field is declared after the model, so that the model is released before it counts as unused.
     _use: Use,
 }
 

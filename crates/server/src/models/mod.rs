@@ -65,7 +65,7 @@ struct State {
     rotation: Rotation,
     /// The loaded models, by their index.
     apps: Vec<Option<Arc<App>>>,
-    /// By index: the number of failed loads, and the error of the last.
+    /// For each model, the number of failed loads and the error of the last.
     failures: Vec<(u64, Option<Failure>)>,
     is_ending: bool,
 }
@@ -80,7 +80,7 @@ enum Found {
 /// A loaded model, for lists.
 pub(crate) struct LoadedModel<'a> {
     pub(crate) entry: &'a Entry,
-    /// Time of its unloading if it is not used; `None` without a limit.
+    /// Time of the unloading if the model is not used; `None` without a limit.
     pub(crate) leaves: Option<SystemTime>,
 }
 
@@ -333,7 +333,7 @@ impl Shelf {
         let slot = &state.rotation.slots[index];
         let (stays, is_open, stage) = (slot.stays, slot.is_open(), slot.stage);
         if let Some(app) = state.apps[index].clone().filter(|_| is_open) {
-            // For a model that never leaves, its own thread refuses.
+            // A model that never leaves refuses requests on its own thread.
             if stays || is_alive(&app) {
                 state.rotation.begin_use(index, keep);
                 drop(state);

@@ -13,9 +13,9 @@ use crate::room::{OneContext, most_contexts};
 pub struct ModelSource {
     /// The name for requests.
     pub name: String,
-    /// Its file or folder.
+    /// File or folder of the model.
     pub path: PathBuf,
-    /// Options of its engine. The context is limited to the model's own.
+    /// Options of the model's engine. The context is limited to the model's own.
     pub options: EngineOptions,
 }
 
@@ -43,7 +43,7 @@ impl PlannedModel {
         &self.name
     }
 
-    /// The options of its engine.
+    /// The options of the model's engine.
     pub fn options(&self) -> &EngineOptions {
         &self.options
     }

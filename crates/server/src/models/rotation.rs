@@ -5,37 +5,37 @@ use std::time::{Duration, Instant};
 /// The stage of a model between disk and memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Only on disk.
+    /// The model is only on disk.
     Absent,
     Loading,
     Loaded,
-    /// It is unloading, and its memory is not yet free.
+    /// The model is unloading, and its memory is not yet free.
     Leaving,
 }
 
 /// A model in the rotation.
 #[derive(Debug, Clone)]
 pub(super) struct Slot {
-    /// Bytes from the start of its loading to the end of its unloading.
+    /// Bytes of the model from the start of loading to the end of unloading.
     pub(super) bytes: u64,
     pub(super) stage: Stage,
-    /// Number of requests that use it.
+    /// Number of requests that use the model.
     pub(super) uses: usize,
-    /// Number of requests that wait for it.
+    /// Number of requests that wait for the model.
     pub(super) waiting: usize,
     /// Turn of the first of these requests.
     waits_since: u64,
-    /// Turn of its latest use.
+    /// Turn of the model's latest use.
     used: u64,
-    /// Time that it stays after its last use; `None` until its memory is needed.
+    /// Time that the model stays after its last use; `None` until its memory is needed.
     pub(super) keep: Option<Duration>,
-    /// Time of its unloading if it is not used again.
+    /// Time of the unloading if the model is not used again.
     pub(super) expires: Option<Instant>,
-    /// True if it accepts no further request, because its memory is needed.
+    /// True if the model accepts no further request, because its memory is needed.
     pub(super) is_draining: bool,
-    /// True if it failed and must be loaded again.
+    /// True if the model failed and must be loaded again.
     pub(super) is_broken: bool,
-    /// True if it is never unloaded.
+    /// True if the model is never unloaded.
     pub(super) stays: bool,
 }
 
@@ -51,11 +51,11 @@ pub(super) enum Step {
 /// Source of memory for a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Room {
-    /// Room of this idle model.
+    /// Unloading this idle model frees the memory.
     Leaves(usize),
-    /// Room of models in use, which must finish their answers first.
+    /// Models in use have the memory, and must finish their answers first.
     InUse,
-    /// Room of models that are already loading or unloading.
+    /// Models that are already loading or unloading will free the memory.
     Coming,
 }
 
@@ -93,7 +93,7 @@ impl Slot {
         }
     }
 
-    /// True if a request may use it now.
+    /// True if a request may use the model now.
     pub(super) fn is_open(&self) -> bool {
         self.stage == Stage::Loaded && !self.is_draining && !self.is_broken
     }
@@ -144,9 +144,9 @@ impl Rotation {
         }
     }
 
-    /// The next step, with its stage already set. Expired models are unloaded. Of the requested models, the one with
-    /// the longest wait is loaded. If it does not fit, the least recently used models make room, idle ones before those
-    /// in use; one in use accepts no more requests until it is idle. Meanwhile other models that fit are loaded.
+    /// The next step, with the model's stage already set. Expired models are unloaded. Of the requested models, the one
+    /// with the longest wait is loaded. If it does not fit, the least recently used models make room, idle ones before
+    /// those in use; one in use accepts no more requests until it is idle. Meanwhile other models that fit are loaded.
     pub(super) fn step(&mut self, now: Instant) -> Step {
         for slot in &mut self.slots {
             slot.is_draining = false;
@@ -252,7 +252,7 @@ mod tests {
         use_once(&mut rotation, 0);
         rotation.begin_waiting(2);
         assert_eq!(rotation.step(Instant::now()), Step::Leave(1));
-        // Its memory is not free yet, and no other model must be unloaded.
+        // The leaving model's memory is not free yet, and no other model must be unloaded.
         assert_eq!(rotation.step(Instant::now()), Step::Wait(None));
         rotation.slots[1].stage = Stage::Absent;
         assert_eq!(rotation.step(Instant::now()), Step::Load(2));

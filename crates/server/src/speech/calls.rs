@@ -7,7 +7,7 @@ use super::pythonic;
 use super::styles::{CallStyle, CallSyntax};
 use super::tools::{KnownTools, WrittenCall};
 
-/// Beginnings of an answer that is a call without its family's marks, without white space.
+/// Beginnings of answers that are calls without their family's marks. White space is removed.
 const UNMARKED: [&str; 6] = ["", "[", "{", "```", "```json", "```tool_call"];
 
 /// The mark around texts in calls of Gemma 4.
@@ -143,7 +143,7 @@ fn parse_json(text: &str) -> Option<Vec<WrittenCall>> {
     calls_of(values_of(text)?)
 }
 
-/// The objects in a text with their source. Some models double the braces around an object.
+/// The objects in a text, each with its JSON text. Some models double the braces around an object.
 fn values_of(text: &str) -> Option<Vec<(Value, &str)>> {
     let undoubled = || {
         text.strip_prefix('{')?
@@ -158,7 +158,7 @@ fn values_of(text: &str) -> Option<Vec<(Value, &str)>> {
     Some(values)
 }
 
-/// JSON values with their source, separated by spaces, commas or semicolons.
+/// JSON values, each with its text, separated by spaces, commas or semicolons.
 fn objects_of(text: &str) -> Option<Vec<(Value, &str)>> {
     let is_between = |letter: char| letter.is_whitespace() || letter == ',' || letter == ';';
     let mut values = Vec::new();
@@ -229,7 +229,7 @@ fn call_of(value: Value, source: &str) -> Option<WrittenCall> {
     })
 }
 
-/// Source of the arguments in the source of a call.
+/// JSON text of the arguments, from the JSON text of a call.
 fn member_of(call: &str) -> Option<&str> {
     let keys = ["\"arguments\"", "\"parameters\""];
     let (at, key) = keys.iter().find_map(|key| Some((call.find(key)?, key)))?;

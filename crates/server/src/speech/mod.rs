@@ -133,17 +133,17 @@ impl Speech {
         }
     }
 
-    /// The same; with `is_single` it reports only the first call.
+    /// With `is_single`, only the first call is reported.
     pub(crate) fn with_single_call(self, is_single: bool) -> Self {
         Self { is_single, ..self }
     }
 
-    /// The same; without `takes_unmarked` only text between marks is a call.
+    /// Without `takes_unmarked`, only text between marks is a call.
     pub(crate) fn with_unmarked_calls(self, takes_unmarked: bool) -> Self {
         Self { takes_unmarked, ..self }
     }
 
-    /// The same, for an answer whose thoughts are part of its text.
+    /// Treats thoughts as part of the answer's text.
     pub(crate) fn without_thoughts(mut self) -> Self {
         self.markup.thoughts = None;
         self.markup.messages = None;

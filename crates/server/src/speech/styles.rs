@@ -55,7 +55,7 @@ pub(crate) struct InvokeMarks {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct SectionMarks {
     pub(super) call: &'static str,
-    /// Between the name and the arguments.
+    /// Mark between the name and the arguments.
     pub(super) separator: &'static str,
     pub(super) call_end: &'static str,
 }

@@ -359,7 +359,7 @@ fn messages_of_gpt_oss_are_thoughts_texts_and_calls_by_their_headers() {
             assert_eq!(found.2, vec![call; calls], "{text}");
         }
     }
-    // Requested data has no header.
+    // Requested JSON has no message header.
     let data = told(Speech::new(markup, tools(), false), r#"{"to": "x"}"#, 1);
     assert_eq!(data.0, r#"{"to": "x"}"#);
     assert!(Speech::new(markup, KnownTools::default(), false).is_mark("<|channel|>"));

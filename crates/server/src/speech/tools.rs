@@ -14,7 +14,7 @@ pub(crate) struct Tool {
     /// The client's namespace of the tool.
     pub(crate) namespace: Option<String>,
     pub(crate) kind: ToolKind,
-    /// True if the prompt defines it. Tools found by a search are defined in its results.
+    /// True if the prompt defines the tool. Tools found by a search are defined in its results.
     is_shown: bool,
 }
 
@@ -22,7 +22,7 @@ pub(crate) struct Tool {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ToolKind {
     Function,
-    /// Its input is free text. The model sees a function with one text, `input`.
+    /// A tool whose input is free text. The model sees a function with one text, `input`.
     Custom,
     /// The client's search for further tools.
     Search,
@@ -37,7 +37,7 @@ pub(crate) struct KnownTools(Arc<Vec<Tool>>);
 pub(super) struct WrittenCall {
     pub(super) name: String,
     pub(super) arguments: Map<String, Value>,
-    /// Source of the arguments, if they contain numbers that [`Value`] cannot hold.
+    /// JSON text of the arguments, if they contain numbers that [`Value`] cannot hold.
     pub(super) exact: Option<String>,
 }
 

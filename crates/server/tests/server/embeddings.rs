@@ -73,7 +73,7 @@ fn vectors_come_in_every_shape() {
         .unwrap()
         .to_owned();
     assert_eq!(one.len(), (32 * 4usize).div_ceil(3) * 4);
-    // The same through Ollama's API.
+    // Ollama's API gives the same vectors.
     for truncates in [true, false] {
         let body = json!({"model": "made", "input": texts, "truncate": truncates, "keep_alive": "5m", "options": {"num_ctx": 99}});
         let embedded = server.ask("/api/embed", &body);

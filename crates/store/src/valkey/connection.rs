@@ -175,7 +175,7 @@ impl Connection {
             write_to(&mut head, format_args!("*{}\r\n", command.len()));
             for word in command {
                 write_to(&mut head, format_args!("${}\r\n", word.len()));
-                // Blocks are not copied.
+                // Words as large as blocks are sent directly, without a copy.
                 if word.len() > BUFFER_BYTES {
                     self.send(&head, until)?;
                     head.clear();

@@ -14,7 +14,7 @@ use connection::{Connection, Reply, Server};
 const PORT: u16 = 6379;
 /// Default prefix of names.
 const DEFAULT_PREFIX: &str = "riffle";
-/// Names in a question.
+/// Most names of one request.
 const NAMES: usize = 512;
 /// Most idle connections.
 const MOST_IDLE: usize = 16;

@@ -20,7 +20,7 @@ enum Fault {
     Drips,
     /// Announces far more bytes than allowed.
     Huge,
-    /// Another protocol.
+    /// Speaks another protocol.
     Babbles,
     /// Sends half of the answer, then nothing.
     Breaks,

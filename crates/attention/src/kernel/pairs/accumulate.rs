@@ -39,7 +39,7 @@ impl<const R: usize> Kernel for AccumulatePairs<'_, R> {
     }
 }
 
-/// `N` vectors of columns, `P` rows at a time.
+/// Accumulates `N` vectors of columns, `P` rows at a time.
 #[inline(always)]
 fn columns<S: Simd, const R: usize, const P: usize, const N: usize>(
     simd: S,

@@ -15,7 +15,7 @@ const LEAST_EXPONENT: i32 = -60;
 pub(crate) struct PairKeys {
     /// `[stripes, head_dim / 2, 16]`: two elements of each of 16 keys.
     pub(super) lines: Vec<Line>,
-    /// By stripe and lane: the value of one integer unit.
+    /// Value of one integer unit, by stripe and lane.
     pub(super) scales: [[f32; LANES]; STRIPES],
     /// The first key of the block, `[head_dim]`.
     pub(super) first: Vec<f32>,

@@ -67,7 +67,7 @@ impl<const R: usize> Kernel for ScorePairs<'_, R> {
     }
 }
 
-/// `N` stripes from `slot` on, `P` rows at a time.
+/// Scores `N` stripes from `slot` on, `P` rows at a time.
 #[inline(always)]
 fn stripes<S: Simd, const R: usize, const P: usize, const N: usize>(
     simd: S,

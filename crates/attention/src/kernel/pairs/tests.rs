@@ -174,7 +174,7 @@ fn sums_agree<const R: usize>(head_dim: usize) {
             level.name()
         );
     }
-    // By definition.
+    // The sums by their definition.
     for (r, expected) in expected.chunks(head_dim).enumerate() {
         for (column, expected) in expected.iter().enumerate() {
             let mut sum = 0;

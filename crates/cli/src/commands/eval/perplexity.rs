@@ -61,7 +61,7 @@ pub(super) fn perplexity(arguments: &PerplexityArguments) -> Result<(), Failure>
     )
 }
 
-/// The policies to compare, including those of --prefill and --decode, and the arguments of the dense run.
+/// The policies to compare, including the policies of --prefill and --decode, and the arguments of the dense run.
 pub(super) fn policies(
     command: &str,
     engine: &EngineArguments,

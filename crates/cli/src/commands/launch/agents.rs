@@ -22,7 +22,7 @@ pub(super) struct Place<'a> {
 #[derive(Debug, PartialEq)]
 pub(super) struct Settings {
     pub(super) program: &'static str,
-    /// How it is installed.
+    /// Command that installs the agent.
     pub(super) install: &'static str,
     pub(super) variables: Vec<(&'static str, String)>,
     pub(super) arguments: Vec<String>,
@@ -38,7 +38,7 @@ impl Settings {
         }
     }
 
-    /// The same as lines of a shell; `more` are further arguments.
+    /// The settings as lines of a shell; `more` are further arguments.
     pub(super) fn as_shell(&self, more: &[OsString]) -> String {
         let variables = self.variables.iter();
         let mut lines: String = variables

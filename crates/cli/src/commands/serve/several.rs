@@ -17,7 +17,7 @@ use crate::shown;
 struct Served {
     name: String,
     path: PathBuf,
-    /// True if it was typed; a typed model must exist.
+    /// True if the user typed the model's name; a typed model must exist.
     is_typed: bool,
 }
 

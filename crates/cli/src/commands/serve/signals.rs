@@ -29,7 +29,7 @@ pub(super) fn handle(stop: impl Fn() + Send + 'static, hang_up: impl Fn() + Send
     thread.map(drop).map_err(failed)
 }
 
-/// As on systems without SIGHUP.
+/// Systems without SIGHUP have only signals that stop the server.
 #[cfg(not(unix))]
 pub(super) fn handle(stop: impl Fn() + Send + 'static, _: impl Fn() + Send + 'static) -> Result<(), Failure> {
     crate::interrupt::on_interrupt(stop)

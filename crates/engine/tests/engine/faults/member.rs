@@ -12,11 +12,11 @@ use crate::testing::bits;
 pub(super) struct Setting {
     pub(super) prefill: &'static str,
     pub(super) decode: &'static str,
-    /// True if it keeps only sinks and a window.
+    /// True if the member keeps only sinks and a window.
     pub(super) is_endless: bool,
-    /// True if it evicts tokens, so that it cannot truncate to before them.
+    /// True if the member evicts tokens, so that it cannot truncate to before them.
     pub(super) lets_go: bool,
-    /// True if its policies keep what they learned in a failed pass.
+    /// True if the member's policies keep the state that they learned in a failed pass.
     pub(super) learns: bool,
 }
 
@@ -61,7 +61,8 @@ pub(super) struct Member {
     pub(super) unread: Vec<u32>,
     pub(super) goal: usize,
     pub(super) setting: &'static Setting,
-    /// True if its bits may differ: policies learned from a failed pass, or an eviction failed for lack of memory.
+    /// True if the member's bits may differ: policies learned from a failed pass, or an eviction failed for lack of
+    /// memory.
     pub(super) is_disturbed: bool,
 }
 
@@ -136,7 +137,7 @@ impl Member {
         self.unread.clear();
         let tokens = tokens.min(self.alone.tokens().len());
         for sequence in [&mut self.sequence, &mut self.alone] {
-            // The tokens to read again remain.
+            // The truncation returns tokens that must be read again.
             drop(sequence.truncate(tokens).unwrap());
         }
         if self.sequence.tokens().len() != self.alone.tokens().len() {

@@ -297,7 +297,7 @@ fn a_session_that_a_waiting_request_names_stays_and_others_make_room() {
     let found = finish(&mut scheduler);
     assert!(found.contains_key(&long));
     assert_eq!(found[&asked].0, answer_of_file(&engine, &path, &asks));
-    // No request names it any more, so its pages are freed.
+    // No request names the session any more, so its pages are freed.
     drop(scheduler.restoring(&path).unwrap());
     drop(scheduler.restoring(&path).unwrap());
     assert_eq!(scheduler.forget_idle_since(std::time::Instant::now()), 1);

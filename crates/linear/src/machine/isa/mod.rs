@@ -48,7 +48,7 @@ enum Set {
     /// AVX-512 with VBMI: permutations of bytes.
     #[cfg(target_arch = "x86_64")]
     Avx512Vbmi,
-    /// Also with products of bfloat16 pairs.
+    /// AVX-512 with VBMI and products of bfloat16 pairs.
     #[cfg(target_arch = "x86_64")]
     Avx512Bf16,
     #[cfg(target_arch = "aarch64")]
@@ -56,7 +56,7 @@ enum Set {
     /// NEON with dot products of bytes.
     #[cfg(target_arch = "aarch64")]
     NeonDotprod,
-    /// Also with matrix products of bytes.
+    /// NEON with dot products and matrix products of bytes.
     #[cfg(target_arch = "aarch64")]
     NeonI8mm,
 }

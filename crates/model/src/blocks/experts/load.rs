@@ -28,14 +28,14 @@ const CHOICE_BIASES: &[&str] = &[
     "moe_statics.e_score_correction_bias",
     "experts.e_score_correction_bias",
     "gate.expert_bias",
-    // Of GGUF files.
+    // Name in GGUF files.
     "exp_probs_b.bias",
 ];
 const SHARED: &[&str] = &["shared_expert", "shared_experts", "shared_mlp"];
 pub(super) const GATES: &[&str] = &["gate_proj", "w1"];
 pub(super) const UPS: &[&str] = &["up_proj", "w3"];
 pub(super) const DOWNS: &[&str] = &["down_proj", "w2"];
-/// Such a bias directly below the layer.
+/// A choice bias directly below the layer.
 const LAYER_CHOICE_BIAS: &str = "moe.router.expert_bias";
 /// Gate and up of all experts, down of all experts.
 pub(super) const FUSED_INPUTS: &[&str] = &[

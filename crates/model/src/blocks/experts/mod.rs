@@ -62,30 +62,30 @@ pub enum ExpertWeights {
 
 /// The weights of one expert.
 pub struct Expert {
-    /// To the inner width; `None` for experts without a gate.
+    /// Projection to the inner width; `None` for experts without a gate.
     pub gate: Option<Projection>,
-    /// To the inner width.
+    /// Projection to the inner width.
     pub up: Projection,
-    /// From the inner width.
+    /// Projection from the inner width.
     pub down: Projection,
 }
 
 /// A feed-forward block beside the experts.
 pub struct SharedExpert {
-    /// Its own norm of the residual stream; `None` if it reads the experts' input.
+    /// Norm of the residual stream for this block alone; `None` if it reads the experts' input.
     pub before: Option<Norm>,
     /// The block.
     pub mlp: Mlp,
-    /// To one value, whose sigmoid scales the block's result.
+    /// Projection to one value, whose sigmoid scales the block's result.
     pub gate: Option<Projection>,
-    /// Norm of its result, if the family has one.
+    /// Norm of the block's result, if the family has one.
     pub after: Option<Norm>,
 }
 
 /// The experts of a model's layers that are loaded on demand.
 pub(crate) struct ExpertStreams {
     pub(crate) cache: Arc<ExpertCache>,
-    /// By layer number in the cache: the prefix of the names of the layer's tensors, and all of them.
+    /// Streamed layers by their number in the cache.
     pub(crate) layers: Vec<StreamedLayer>,
 }
 
@@ -310,7 +310,7 @@ impl SharedExpert {
         norms + self.mlp.bytes() + self.gate.as_ref().map_or(0, Projection::bytes)
     }
 
-    /// Adds its result to `Branch`.
+    /// Adds the expert's result to `Branch`.
     fn add(&self, rows: &mut RowBlock<'_>, count: usize, parts: &[SegmentPart]) {
         let width = rows.branch.len() / count.max(1);
         let results = &mut rows.experts.results[..rows.branch.len()];

@@ -42,7 +42,7 @@ pub struct ExpertGroups {
 /// The divisor of the weights of a token: max(their sum + `added`, `least`).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct WeightSum {
-    /// Added to the sum.
+    /// Number added to the sum.
     pub added: f32,
     /// The smallest divisor.
     pub least: f32,
@@ -70,9 +70,9 @@ pub struct RouterRules {
 
 /// A router: a linear layer and the rules for choosing experts.
 pub struct Router {
-    /// Its own norm of the residual stream; `None` if it reads the experts' input.
+    /// Norm of the residual stream for the router alone; `None` if it reads the experts' input.
     pub norm: Option<Norm>,
-    /// To `[experts]`.
+    /// Projection to `[experts]`.
     pub projection: Projection,
     /// `[experts]`, added to scores for the choice only.
     pub choice_bias: Option<Vec<f32>>,

@@ -21,7 +21,7 @@ pub(crate) struct ExpertScratch {
     pub(super) starts: Vec<u32>,
     // [rows, hidden]: the input of experts
     pub(super) inputs: Vec<f32>,
-    // [rows, hidden]: the sums of their results
+    // [rows, hidden]: the sums of the experts' results
     pub(super) sums: Vec<f32>,
     // [together, hidden]
     pub(super) gathered: Vec<f32>,
@@ -41,7 +41,7 @@ fn together(shape: &ExpertShape, [rows, block]: [usize; 2]) -> usize {
 }
 
 impl ExpertScratch {
-    /// For batches of up to `rows` rows, routed `block` at a time.
+    /// Allocates scratch for batches of up to `rows` rows, routed `block` at a time.
     pub(crate) fn new(shape: Option<&ExpertShape>, hidden: usize, [rows, block]: [usize; 2]) -> ExpertScratch {
         let Some(shape) = shape else {
             return ExpertScratch::default();

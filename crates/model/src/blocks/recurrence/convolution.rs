@@ -38,7 +38,7 @@ impl Convolution {
         Ok(Convolution::new(&values, bias.transpose()?, channels))
     }
 
-    /// From `values`, `[channels, kernel]`.
+    /// Creates a convolution from `values`, `[channels, kernel]`.
     pub(crate) fn new(values: &[f32], bias: Option<Vec<f32>>, channels: usize) -> Convolution {
         let kernel = values.len() / channels;
         let taps = (0..values.len()).map(|at| values[at % channels * kernel + at / channels]);

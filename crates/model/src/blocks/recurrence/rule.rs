@@ -40,7 +40,7 @@ const SOLVE_ROWS: usize = 8;
 /// The logarithm of the least decay factor that is not zero. Smaller factors change no f32 sum, and their products can
 /// be subnormal, which processors multiply a hundred times more slowly.
 const LEAST_DECAY: f32 = -60.0;
-/// Added to the squared length of queries and keys.
+/// Number added to the squared length of queries and keys.
 const EPSILON: f32 = 1e-6;
 
 /// The sizes of the heads, their layout in a row, and the update rule of their memories.
@@ -66,7 +66,7 @@ pub(crate) struct Rule {
 pub(crate) struct HeadTokens<'a> {
     /// Position of the first.
     pub(crate) start_position: usize,
-    /// True to read them one by one, for any number of tokens.
+    /// True to read the tokens one by one, for any number of tokens.
     pub(crate) one_by_one: bool,
     pub(crate) rows: usize,
     // [rows, channels]: queries and keys of every key head, values of every value head

@@ -85,7 +85,7 @@ pub(in crate::families) fn build(
         plan.turn_matrices(config, weights);
     }
     if let (Some(norm), Some(experts)) = (plan.expert_norm, &plan.experts) {
-        // Files contain it for dense layers too, which do not use it.
+        // Files contain the tensor for dense layers too, which do not use it.
         let dense = (0..config.layers).filter(|layer| !experts.is_sparse(*layer));
         let unused: Vec<String> = dense.map(|layer| format!("model.layers.{layer}.{norm}.")).collect();
         weights.forget(|name| unused.iter().any(|beginning| name.starts_with(beginning)));
@@ -215,7 +215,7 @@ impl Plan {
         weights: &mut Checkpoint,
         layer: usize,
     ) -> Result<Layer, ModelError> {
-        // An attention layer with norms after its parts is like in models without mixers.
+        // An attention layer with norms after its parts is built as in models without mixers.
         let is_plain = |own: &&LayerParts| own.state.is_none() && matches!(self.block, Block::After(_));
         if let Some(own) = self.layers.get(layer).filter(|own| !is_plain(own)) {
             return self.mixed_layer(parts, config, weights, (layer, own));

@@ -30,7 +30,7 @@ pub(super) fn bert(fields: &Fields) -> Planned {
     encoder(fields, 0)
 }
 
-/// RoBERTa and XLM-R: rows up to that of the padding token's id are unused.
+/// RoBERTa and XLM-R: rows up to the padding token's row are unused.
 pub(super) fn roberta(fields: &Fields) -> Planned {
     let padding = fields.optional_token_id("pad_token_id")?.unwrap_or(1);
     encoder(fields, padding as usize + 1)

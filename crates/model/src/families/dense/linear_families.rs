@@ -60,7 +60,7 @@ pub(super) fn kimi_linear(fields: &Fields) -> Planned {
     Ok(plan)
 }
 
-/// The settings of Kimi Linear under the names of related families, with those of its linear layers in one place.
+/// The settings of Kimi Linear under the names of related families. Settings of linear layers stand in one place.
 fn kimi_names(fields: &Fields) -> Result<Fields, ModelError> {
     let mut fields = fields.clone();
     for (own, name) in [

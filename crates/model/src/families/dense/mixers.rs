@@ -15,10 +15,10 @@ use crate::{ModelConfig, ModelError, StateShape};
 /// The parts of a layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct LayerParts {
-    /// The state of its mixer, if it has one.
+    /// The state of the layer's mixer, if there is one.
     pub(super) state: Option<StateShape>,
     pub(super) attends: bool,
-    /// True if its attention has the window of `sliding_window`.
+    /// True if the layer's attention has the window of `sliding_window`.
     pub(super) slides: bool,
     /// True if the layer ends with a feed-forward part.
     pub(super) feeds: bool,

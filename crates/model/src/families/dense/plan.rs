@@ -219,7 +219,7 @@ pub(super) enum Positions {
     InAllLayers,
     /// The layers with a window.
     InWindows,
-    /// By layer.
+    /// True or false for each layer.
     Listed(Vec<bool>),
 }
 

@@ -143,7 +143,7 @@ fn check_text(settings: &Fields, name: &str, known: &[&str]) -> Result<(), Model
     }
 }
 
-/// Two integers.
+/// A setting of two integers.
 fn pair(settings: &Fields, name: &str) -> Result<Option<[usize; 2]>, ModelError> {
     let Some(numbers) = settings.positive_numbers(name)? else {
         return Ok(None);

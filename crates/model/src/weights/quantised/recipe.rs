@@ -15,7 +15,7 @@ use crate::{ModelError, TensorInfo};
 /// A file's tensor that is a part of a matrix.
 #[derive(Debug, Clone)]
 pub(crate) struct Part {
-    /// The number of its file in the checkpoint.
+    /// Number of the part's file in the checkpoint.
     pub(crate) file: usize,
     pub(crate) stored: StoredTensor,
 }
@@ -44,11 +44,11 @@ pub(crate) enum Conversion {
 /// A matrix of several tensors.
 #[derive(Debug, Clone)]
 pub(crate) struct Recipe {
-    /// Its name in errors.
+    /// Name of the matrix in errors.
     pub(crate) name: String,
     /// Number of stacked matrices, if the tensor has a dimension for them.
     pub(crate) experts: Option<usize>,
-    /// Rows of all of them.
+    /// Rows of all parts.
     pub(crate) rows: usize,
     pub(crate) columns: usize,
     pub(crate) format: WeightFormat,

@@ -78,7 +78,7 @@ async fn counted(app: Arc<App>, request: Request) -> Result<Response, Failure> {
 
 impl Wanted {
     fn take(app: &Arc<App>, fields: &mut Fields) -> Result<Self, Failure> {
-        // Other APIs have another name for it.
+        // Other APIs have another name for this field.
         fields.rename("stop_sequences", "stop")?;
         let wishes = take_wishes(app, fields, &["max_tokens"])?;
         if !wishes.has_length {

@@ -25,9 +25,9 @@ use crate::speech::{AnswerPiece, Call};
 /// Field with the text of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
-    /// In `message`, for `/api/chat`.
+    /// The text stands in `message`, for `/api/chat`.
     Message,
-    /// In `response`, for `/api/generate`.
+    /// The text stands in `response`, for `/api/generate`.
     Response,
 }
 

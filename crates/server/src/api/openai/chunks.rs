@@ -19,9 +19,9 @@ pub(super) struct Head {
 /// Events of a stream that report the tokens read and written.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct StreamUsage {
-    /// In a separate event after the answers.
+    /// True to report tokens in a separate event after the answers.
     pub(super) is_at_end: bool,
-    /// In every event.
+    /// True to report tokens in every event.
     pub(super) is_in_chunks: bool,
 }
 

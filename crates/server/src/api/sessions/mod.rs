@@ -66,7 +66,7 @@ async fn restored(app: &Arc<App>, name: &str, request: Request) -> Result<Respon
     Ok(Json(json!({"name": name, "tokens": tokens})).into_response())
 }
 
-/// Loads a session into memory if it is not there. Returns its file, by which requests name it.
+/// Loads a session into memory if necessary. Returns its file, by which requests name it.
 pub(crate) async fn bring(app: &App, name: &str) -> Result<PathBuf, Failure> {
     let path = existing(app, name)?;
     let file = path.clone();

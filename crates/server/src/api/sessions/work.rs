@@ -43,7 +43,7 @@ enum Progress {
     Ended(Value),
 }
 
-/// Reads a prompt, unless it is cached, and saves it.
+/// Reads a prompt, unless it is cached, and saves the session.
 pub(crate) async fn save(State(app): State<Arc<App>>, Path(name): Path<String>, request: Request) -> Response {
     respond(Shape::OpenAi, saved(app, name, request).await)
 }

@@ -35,13 +35,13 @@ pub(in crate::forms) fn prepared(grammar: &str, order: NameOrder) -> Result<Stri
 
 struct Reader<'a> {
     rest: &'a str,
-    /// The order of names in its schemas.
+    /// The order of names in schemas of the grammar.
     order: NameOrder,
-    /// The prepared text before it, for llguidance.
+    /// The prepared text before `rest`, for llguidance.
     prepared: String,
     /// Definitions so far, plus the deepest nesting of each.
     levels: usize,
-    /// Open brackets, and the most in this definition.
+    /// Open brackets now; `deepest` is the most in this definition.
     open: usize,
     deepest: usize,
     pattern_characters: usize,

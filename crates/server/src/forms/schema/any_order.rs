@@ -101,7 +101,7 @@ struct Rules<'a> {
     references: &'a References<'a>,
     schema: &'a Value,
     options: &'a Value,
-    /// By address: true for schemas that can reach an object with two names.
+    /// For each schema's address, true if the schema can reach an object with two names.
     reaching: HashMap<*const Value, bool>,
     /// Rules by the address of their schema.
     known: HashMap<*const Value, String>,

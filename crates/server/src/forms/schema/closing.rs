@@ -31,7 +31,7 @@ pub(super) fn closed(schema: &Value) -> Result<Value, String> {
 /// Schemas that conjunctions refer to.
 struct Conjunctions<'a> {
     references: &'a References<'a>,
-    /// Their addresses.
+    /// Addresses of the schemas.
     parts: HashSet<*const Value>,
     /// True if a reference leads to a declared property, which then must stay in its place.
     names_properties: bool,

@@ -22,7 +22,7 @@ pub(in crate::forms) fn levels(schema: &Value) -> Result<Option<usize>, String> 
 
 struct Levels<'a> {
     references: &'a References<'a>,
-    /// By the address of a schema; `None` while it is examined, because a recursive value has no bound.
+    /// Levels by the address of a schema; `None` while the schema is examined, because a recursive value has no bound.
     known: HashMap<*const Value, Option<usize>>,
 }
 

@@ -66,7 +66,7 @@ impl<'a> References<'a> {
         let is_named = |document: &&Value| {
             let ids = ["$id", "id"].into_iter().filter_map(|name| document[name].as_str());
             let mut ids = ids.map(address).filter(|id| !id.is_empty());
-            // Either may be relative to the address of an enclosing part.
+            // The id or the name may be relative to the address of an enclosing part.
             ids.any(|id| id.ends_with(named) || named.ends_with(&id))
         };
         !named.is_empty() && !named.contains("://json-schema.org/") && !self.documents.iter().any(is_named)

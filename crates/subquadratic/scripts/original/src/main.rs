@@ -54,7 +54,7 @@ fn main() {
     .unwrap();
     let time = milliseconds(3, || drop(attention.forward(&q, &k, &v).unwrap()));
     println!("original forward {time}");
-    // Timed once: it takes a minute.
+    // One run is timed, because a run takes a minute.
     let start = std::time::Instant::now();
     original::dense_attention(&q, &k, &v, true).unwrap();
     println!("original dense {}", start.elapsed().as_secs_f64() * 1e3);

@@ -7,7 +7,7 @@ pub(in crate::machine::isa) const FEW: usize = 3;
 /// [`pairs`](super::pairs) must be in scope.
 macro_rules! few_token_kernels {
     ($features:literal) => {
-        /// `TOKENS` tokens; `activations` is `[TOKENS, stretches]`.
+        /// Multiplies a band with `TOKENS` tokens; `activations` is `[TOKENS, stretches]`.
         #[target_feature(enable = $features)]
         fn few_tokens<Q: Quant, const TOKENS: usize>(
             weights: &[u8],

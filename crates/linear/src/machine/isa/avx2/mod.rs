@@ -110,14 +110,14 @@ fn multiply_add<E: Element>(weights: Block, value: E::Value, sum: Block) -> Bloc
     }
 }
 
-/// The first of each pair of bfloat16, widened.
+/// The first number of each pair of bfloat16, widened.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn first(pairs: __m256) -> __m256 {
     _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_castps_si256(pairs)))
 }
 
-/// The second of each pair.
+/// The second number of each pair.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn second(pairs: __m256) -> __m256 {

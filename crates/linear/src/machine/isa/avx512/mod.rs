@@ -93,7 +93,7 @@ fn multiply_add<E: Element>(weights: Block, value: E::Value, sum: Block) -> Bloc
     }
 }
 
-/// The first of each pair of bfloat16, widened.
+/// The first number of each pair of bfloat16, widened.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn first(pairs: __m512) -> __m512 {

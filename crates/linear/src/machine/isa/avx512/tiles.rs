@@ -16,7 +16,8 @@ macro_rules! shared_kernels {
     ($features:literal) => {
         expand_kernel!($features);
 
-        /// Many tokens: a few stretches at a time are unpacked into the first-level cache and shared by all tokens.
+        /// Multiplies a band with many tokens: a few stretches at a time are unpacked into the first-level cache and
+        /// shared by all tokens.
         #[inline]
         #[target_feature(enable = $features)]
         pub(super) fn many_tokens<Q: Quant>(
@@ -99,7 +100,7 @@ macro_rules! add_stretch {
     };
 }
 
-/// Two to eight tokens: each stretch is unpacked into registers and multiplied there.
+/// Multiplies a band with two to eight tokens: each stretch is unpacked into registers and multiplied there.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 pub(super) fn few_tokens<Q: Quant>(weights: &[u8], rows: &[&[ActivationBlock]], sums: &mut [[f32; LANES]]) {
     match rows.len() {

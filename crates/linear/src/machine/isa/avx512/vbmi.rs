@@ -15,7 +15,7 @@ use crate::LANES;
 use crate::float::F32;
 use crate::quant::{ActivationBlock, Codes, Expanded, Quant, STRETCH};
 
-/// For grid formats; the counterpart of `quant_band` for processors without VBMI.
+/// Multiplies a band of a grid format. The `quant_band` beside this module serves processors without VBMI.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi")]
 pub(in crate::machine::isa) fn quant_band<Q: Quant>(
     weights: &[u8],

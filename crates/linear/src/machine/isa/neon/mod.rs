@@ -70,14 +70,14 @@ fn multiply_add<E: Element>(weights: Block, value: E::Value, sum: Block) -> Bloc
     }
 }
 
-/// The first of each pair of bfloat16, widened.
+/// The first number of each pair of bfloat16, widened.
 #[inline]
 #[target_feature(enable = "neon")]
 fn first(pairs: float32x4_t) -> float32x4_t {
     vreinterpretq_f32_u32(vshlq_n_u32::<16>(vreinterpretq_u32_f32(pairs)))
 }
 
-/// The second of each pair.
+/// The second number of each pair.
 #[inline]
 #[target_feature(enable = "neon")]
 fn second(pairs: float32x4_t) -> float32x4_t {

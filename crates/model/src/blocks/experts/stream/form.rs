@@ -11,7 +11,7 @@ use crate::{ExpertShape, ModelConfig};
 
 /// The experts of a layer.
 pub(crate) struct ExpertForm {
-    /// The prefix of its tensors' names, including the full stop.
+    /// The prefix of the tensors' names, including the full stop.
     pub(crate) base: String,
     /// Gate, up and down; experts without gates have two parts.
     pub(crate) parts: [Option<PartForm>; 3],
@@ -44,7 +44,7 @@ impl PartForm {
         self.format.row_bytes(self.columns).unwrap_or(0) * self.rows
     }
 
-    /// Its bytes in memory.
+    /// Bytes of the part in memory.
     fn packed_bytes(&self) -> Option<u64> {
         let bytes = PackedMatrix::packed_bytes(self.format, self.rows, self.columns).ok()?;
         Some(bytes as u64)

@@ -20,13 +20,13 @@ pub(super) struct Slot {
     pub(super) content: Content,
     /// True until the expert is first used after its load.
     pub(super) is_fresh: bool,
-    /// The time of its latest use.
+    /// The time of the slot's latest use.
     pub(super) used_at: u64,
 }
 
 #[derive(Default)]
 pub(super) enum Content {
-    /// No memory: a smaller budget removed it.
+    /// No memory, because a smaller budget removed the slot.
     #[default]
     Absent,
     /// Memory without weights, from an earlier entry if there was one.
