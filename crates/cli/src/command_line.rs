@@ -158,6 +158,12 @@ fn in_our_words(error: &clap::Error, command: Option<&str>) -> Option<String> {
         ErrorKind::UnknownArgument if command == Some("riffle") => Some(format!(
             "'{first}' needs a command before it, such as riffle run or riffle ask"
         )),
+        ErrorKind::UnknownArgument if matches!(&first[..], "--model" | "-m") => {
+            let usage = command?;
+            let of_usage = command_of(usage)?;
+            let value = of_usage.get_positionals().next()?.get_id().as_str().to_uppercase();
+            Some(format!("{usage} takes {value} without {first}"))
+        }
         ErrorKind::ArgumentConflict => {
             let other = texts(ContextKind::PriorArg);
             (!other.is_empty()).then(|| {
@@ -223,7 +229,8 @@ fn command_of(words: &str) -> Option<clap::Command> {
 fn in_words_of_clap(text: &str) -> String {
     let is_behind = |line: &&str| line.starts_with("Usage:") || line.starts_with("For more information");
     let mut message = String::new();
-    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let is_advice = |line: &&str| !line.is_empty() && !line.starts_with("tip: to pass '");
+    let lines = text.lines().map(str::trim).filter(is_advice);
     for line in lines.take_while(|line| !is_behind(line)) {
         let line = line.strip_prefix("error: ").unwrap_or(line);
         let (between, line) = match line.strip_prefix("tip: ") {

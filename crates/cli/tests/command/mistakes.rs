@@ -48,6 +48,20 @@ const MISTAKES: [(&str, i32, &[&str]); 44] = [
         2,
         &["'512' stands behind no option", "options begin with a dash"],
     ),
+    (
+        "inspect --model model.gguf",
+        2,
+        &[
+            "riffle inspect takes MODEL without --model",
+            "see riffle inspect --help",
+        ],
+    ),
+    ("rm -m model", 2, &["riffle rm takes NAME without -m"]),
+    (
+        "rm --fast model",
+        2,
+        &["unexpected argument '--fast' found; see riffle rm --help"],
+    ),
     ("aks notes.txt When?", 2, &["'aks' is no command", "riffle ask; see"]),
     ("eval neddle", 2, &["'neddle' is no command", "riffle eval needle; see"]),
     ("frobnicate", 2, &["riffle: unrecognized subcommand 'frobnicate'"]),
