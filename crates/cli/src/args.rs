@@ -360,7 +360,8 @@ pub(crate) struct SessionArguments {
 pub(crate) enum SessionCommand {
     /// Shrink a session to a share of its memory
     ///
-    /// Later questions of any kind are still answered.
+    /// Later questions of any kind are still answered. A session that has read more since can be compressed again:
+    /// kvzip then keeps a share of the new text, and all that it kept before.
     #[command(
         after_help = "Example:\n  riffle run --model model.gguf --file book.txt -n 0 --session book.session\n  riffle session compress --model model.gguf --session book.session --keep 0.3"
     )]

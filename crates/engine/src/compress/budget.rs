@@ -2,12 +2,17 @@
 
 use crate::compress::{CompressOptions, HeadScores, Spread};
 
-/// Gives the first and the latest tokens of every head an infinite score, so that they are kept.
+/// Gives the first and the latest tokens of every head an infinite score, so that they are kept. A head whose first
+/// tokens are compressed already has its sinks among those.
 pub(super) fn protect(heads: &mut [HeadScores], options: &CompressOptions) {
     for head in heads {
         let held = head.scores.len();
         let (sinks, recent) = (
-            options.sink_tokens.min(held),
+            if head.before > 0 {
+                0
+            } else {
+                options.sink_tokens.min(held)
+            },
             held.saturating_sub(options.recent_tokens),
         );
         head.scores[..sinks].fill(f32::INFINITY);
@@ -15,7 +20,7 @@ pub(super) fn protect(heads: &mut [HeadScores], options: &CompressOptions) {
     }
 }
 
-/// The kept slots of each head, ascending. Of equal scores, the earlier layer, head and slot wins.
+/// The kept scores of each head, ascending. Of equal scores, the earlier layer, head and slot wins.
 pub(super) fn kept(heads: &[HeadScores], options: &CompressOptions) -> Vec<Vec<usize>> {
     let groups = heads.chunk_by(|a, b| match options.spread {
         Spread::Model => true,
@@ -62,6 +67,7 @@ mod tests {
         let heads = scores.iter().enumerate().map(|(kv_head, (layer, scores))| HeadScores {
             layer: *layer,
             kv_head,
+            before: 0,
             scores: scores.to_vec(),
         });
         heads.collect()

@@ -32,7 +32,7 @@ enum State {
     Done,
 }
 
-/// The scores of a head's pairs, and its kept slots.
+/// The scores of a head's pairs, and the kept ones of them.
 pub(super) type KeptHead = (HeadScores, Vec<usize>);
 
 /// The result of a piece of a compression.
@@ -151,16 +151,20 @@ impl Compression {
     }
 }
 
-/// Keeps the pairs of a head at `kept`, which include the latest `recent` tokens. Without room for copies of shared
+/// Keeps the pairs of a head without a score and those at `kept`, which include the latest `recent` tokens. Without room for copies of shared
 /// pages the head is unchanged; after any other failure the sequence is empty.
 fn retain(sequence: &mut Sequence, head: &HeadScores, kept: &[usize], recent: usize) -> Result<(), EngineError> {
-    let (layer, kv_head, held) = (head.layer, head.kv_head, head.scores.len());
+    let (layer, kv_head) = (head.layer, head.kv_head);
+    let held = head.before + head.scores.len();
     let since = sequence.tokens().len().saturating_sub(recent);
-    if kept.len() == held {
+    if kept.len() == head.scores.len() {
         return Ok(());
     }
+    let kept: Vec<usize> = (0..head.before)
+        .chain(kept.iter().map(|slot| head.before + slot))
+        .collect();
     let attention = sequence.attention_mut();
-    if let Err(error) = attention.retain([layer, kv_head], kept, since) {
+    if let Err(error) = attention.retain([layer, kv_head], &kept, since) {
         if !lacks_room(&error) || attention.cache.head_tokens(layer, kv_head) != held {
             sequence.forget_all();
         }

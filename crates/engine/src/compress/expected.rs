@@ -108,6 +108,7 @@ impl Sample {
                 scores.push(HeadScores {
                     layer,
                     kv_head,
+                    before: 0,
                     scores: head_scores(pages, heads.group, self.sink_tokens),
                 });
             }

@@ -6,14 +6,14 @@ use std::ops::Range;
 
 use crate::attention::Observers;
 use crate::compress::reconstruction::Reconstruction;
-use crate::compress::{HeadScores, RepeatPrompt, check_room_beside, whole_heads};
+use crate::compress::{HeadScores, RepeatPrompt, check_room_beside, whole_heads, whole_since};
 use crate::sequence::fork::fork_to_measure;
 use crate::{EngineError, Sequence};
 
 /// The chunks of a text still to be repeated, and, for each pair, the largest attention weight it received while the
 /// model repeated its chunk.
 pub(super) struct Repeats {
-    /// A chunk of the text, and the prompt for it.
+    /// A chunk, counted from the first token with a score, and the prompt for it.
     ahead: VecDeque<(Range<usize>, Vec<u32>)>,
     /// The scratch sequence, while a chunk is repeated.
     reconstruction: Option<Reconstruction>,
@@ -26,14 +26,21 @@ impl Repeats {
         sink_tokens: usize,
         prompt: &RepeatPrompt,
     ) -> Result<Self, EngineError> {
-        let text = sequence.tokens();
-        let chunks = (0..text.len())
+        let (text, start) = (sequence.tokens(), whole_since(sequence));
+        let chunks = (start..text.len())
             .step_by(chunk_tokens)
             .map(|first| first..(first + chunk_tokens).min(text.len()));
-        let ahead = chunks.map(|chunk| (chunk.clone(), prompt.tokens(text, chunk)));
+        let ahead = chunks.map(|chunk| (chunk.start - start..chunk.end - start, prompt.tokens(text, chunk)));
+        let cache = &sequence.attention().cache;
+        let heads = whole_heads(sequence).into_iter().map(|(layer, kv_head)| HeadScores {
+            layer,
+            kv_head,
+            before: cache.head_tokens(layer, kv_head) - (text.len() - start),
+            scores: vec![0.0; text.len() - start],
+        });
         let repeats = Self {
             ahead: ahead.collect(),
-            reconstruction: Some(Reconstruction::new(whole_heads(sequence), text.len(), sink_tokens)),
+            reconstruction: Some(Reconstruction::new(heads.collect(), sink_tokens)),
         };
         check_room_beside(
             sequence,

@@ -54,11 +54,17 @@ type Observe<'a> = dyn FnMut(PrefillProgress) -> ControlFlow<()> + 'a;
 struct HeadScores {
     layer: usize,
     kv_head: usize,
+    /// Slots before those with a score, which stay: an earlier compression kept them.
+    before: usize,
     /// Expected need of later queries for each pair; [`f32::INFINITY`] for a pair that must stay.
     scores: Vec<f32>,
 }
 
 /// Keeps the KV pairs of every head that later queries will need most, and frees the pages of the others.
+///
+/// A sequence that has grown since its last compression can be compressed again: [`CompressMethod::KvZip`] keeps a
+/// share of the tokens read since then, and every pair that it kept before, if all layers see the whole text. So a text is compressed by parts, and
+/// never held whole. [`CompressMethod::Expected`] keeps a share of all pairs held.
 ///
 /// The choice depends on neither a question nor the number of threads. Layers with a sliding window and recurrent
 /// layers are unchanged. Afterwards the sequence can be continued, forked, saved and restored as before. It can
@@ -118,19 +124,44 @@ pub(super) fn check_compressible(sequence: &Sequence, options: &CompressOptions)
             "its `decode` policy evicts tokens by itself; use one that does not, such as full",
         ));
     }
-    let heads = whole_heads(sequence).len();
-    if heads == 0 {
+    if whole_heads(sequence).is_empty() {
         return Err(EngineError::NotCompressible(
             "no layer of its model keeps the keys of the whole text, so there is nothing to make smaller",
         ));
     }
-    let reconstructs = matches!(options.method, CompressMethod::KvZip { .. });
-    if reconstructs && whole_pairs(sequence) < heads * sequence.tokens().len() {
+    if matches!(options.method, CompressMethod::KvZip { .. }) {
+        check_grown(sequence, options.recent_tokens)?;
+    }
+    Ok(())
+}
+
+/// Checks that a sequence, if it is compressed, has text that is not.
+fn check_grown(sequence: &Sequence, recent_tokens: usize) -> Result<(), EngineError> {
+    let since = whole_since(sequence);
+    if since == 0 {
+        return Ok(());
+    }
+    if whole_heads(sequence).len() < sequence.attention().cache.shape().tables() {
         return Err(EngineError::NotCompressible(
-            "tokens have been evicted from it already; use the method expected, or compress the session of the whole text",
+            "it is compressed already, and some layers of its model see a window; use the method expected, or compress the session of the whole text",
+        ));
+    }
+    if sequence.tokens().len() <= since + recent_tokens {
+        return Err(EngineError::NotCompressible(
+            "it is compressed already; read more text first, or use the method expected to make it smaller",
         ));
     }
     Ok(())
+}
+
+/// The first token of the part of the text that no head has evicted tokens of.
+fn whole_since(sequence: &Sequence) -> usize {
+    let pairs = whole_heads(sequence).len() * sequence.tokens().len();
+    if whole_pairs(sequence) == pairs {
+        0
+    } else {
+        sequence.attention().evicted.since
+    }
 }
 
 /// Checks that the context has room for a second sequence of `tokens` tokens beside this one.

@@ -17,10 +17,8 @@ use crate::compress::HeadScores;
 pub(crate) struct Reconstruction {
     /// Scores in the order of the given heads; heads of a layer are adjacent.
     pub(super) heads: Vec<HeadScores>,
-    /// Tokens of the text.
-    text_tokens: usize,
     sink_tokens: usize,
-    /// The repeated tokens of the text.
+    /// The repeated tokens, counted from the first one with a score.
     pub(super) chunk: Range<usize>,
 }
 
@@ -37,10 +35,11 @@ impl QueryObserver for Reconstruction {
         let Some(first) = self.heads.iter().position(|head| head.layer == chunk.layer) else {
             return Ok(());
         };
-        let seen = self.seen_keys(cache, chunk)?;
+        let heads = &self.heads[first..first + chunk.heads.kv_heads];
+        let seen = self.seen_keys(cache, chunk, heads)?;
         let tiles = chunk.tiles.par_iter();
         let largest: Result<Vec<Vec<f32>>, EngineError> = tiles
-            .map(|tile| self.largest_weights(tile, &seen[tile.kv_head], chunk))
+            .map(|tile| self.largest_weights(tile, &seen[tile.kv_head], &heads[tile.kv_head], chunk))
             .collect();
         for (tile, largest) in chunk.tiles.iter().zip(largest?) {
             let scores = &mut self.heads[first + tile.kv_head].scores[self.chunk.clone()];
@@ -53,49 +52,52 @@ impl QueryObserver for Reconstruction {
 }
 
 impl Reconstruction {
-    /// All scores zero, for (layer, KV head)s of the cache.
-    pub(super) fn new(heads: Vec<(usize, usize)>, text_tokens: usize, sink_tokens: usize) -> Self {
-        let heads = heads.into_iter().map(|(layer, kv_head)| HeadScores {
-            layer,
-            kv_head,
-            scores: vec![0.0; text_tokens],
-        });
+    /// For the given heads, whose scores are zero.
+    pub(super) fn new(heads: Vec<HeadScores>, sink_tokens: usize) -> Self {
         Self {
-            heads: heads.collect(),
-            text_tokens,
+            heads,
             sink_tokens,
             chunk: 0..0,
         }
     }
 
-    /// Spans of the tokens whose keys are visible at the end of a round.
-    fn spans(&self, end: usize) -> [Span; 3] {
+    /// Spans of a head's slots whose keys are visible at the end of a round.
+    fn spans(&self, head: &HeadScores, end: usize) -> [Span; 3] {
+        let (first, last) = (head.before + self.chunk.start, head.before + self.chunk.end);
         [
-            Span::new(0, self.sink_tokens.min(self.chunk.start)),
-            Span::new(self.chunk.start, self.chunk.end),
-            Span::new(self.text_tokens, end),
+            Span::new(0, self.sink_tokens.min(first)),
+            Span::new(first, last),
+            Span::new(head.before + head.scores.len(), end),
         ]
     }
 
     /// The keys that a round sees, by KV head, from any tier.
-    fn seen_keys(&self, cache: &mut KvCache, chunk: &Chunk<'_>) -> Result<Vec<SeenKeys>, EngineError> {
+    fn seen_keys(
+        &self,
+        cache: &mut KvCache,
+        chunk: &Chunk<'_>,
+        heads: &[HeadScores],
+    ) -> Result<Vec<SeenKeys>, EngineError> {
         let (page_tokens, head_dim) = (cache.shape().page_tokens, chunk.heads.key_width);
-        let spans = self.spans(chunk.end());
-        let tokens: usize = spans.iter().map(Span::len).sum();
-        let pages = spans.iter().filter(|span| !span.is_empty());
-        let pages = pages.map(|span| Span::new(span.start / page_tokens, span.end.div_ceil(page_tokens)));
-        let wanted = Selection::from_spans(pages).spans().to_vec();
+        let spans = heads.iter().zip(&chunk.contexts);
+        let spans: Vec<[Span; 3]> = spans.map(|(head, context)| self.spans(head, context.tokens)).collect();
+        let pages_of = |spans: &[Span; 3]| {
+            let pages = spans.iter().filter(|span| !span.is_empty());
+            let pages = pages.map(|span| Span::new(span.start / page_tokens, span.end.div_ceil(page_tokens)));
+            Selection::from_spans(pages).spans().to_vec()
+        };
+        let wanted: Vec<Vec<Span>> = spans.iter().map(pages_of).collect();
+        let tokens: Vec<usize> = spans.iter().map(|spans| spans.iter().map(Span::len).sum()).collect();
         // [tokens, head_dim]
-        let mut rows = vec![vec![0.0; tokens * head_dim]; chunk.heads.kv_heads];
-        cache.stream::<EngineError>(
-            chunk.layer,
-            Some(&vec![wanted; chunk.heads.kv_heads]),
-            None,
-            &mut |pages| {
-                rows.par_iter_mut().zip(pages).try_for_each(|(rows, pages)| {
+        let mut rows: Vec<Vec<f32>> = tokens.iter().map(|tokens| vec![0.0; tokens * head_dim]).collect();
+        cache.stream::<EngineError>(chunk.layer, Some(&wanted), None, &mut |pages| {
+            rows.par_iter_mut()
+                .zip(&spans)
+                .zip(pages)
+                .try_for_each(|((rows, spans), pages)| {
                     for page in pages {
                         let mut at = 0;
-                        for span in &spans {
+                        for span in spans {
                             let part = span.intersect(&Span::new(page.start, page.start + page.tokens));
                             if !part.is_empty() {
                                 let out = &mut rows[(at + part.start - span.start) * head_dim..];
@@ -107,9 +109,8 @@ impl Reconstruction {
                     }
                     Ok::<(), EngineError>(())
                 })
-            },
-        )?;
-        let planes = rows.par_iter().map(|rows| {
+        })?;
+        let planes = rows.par_iter().zip(tokens).map(|(rows, tokens)| {
             let mut plane = vec![0.0; tokens.next_multiple_of(LANES) * head_dim];
             write_keys(&mut PlaneMut::F32(&mut plane), head_dim, 0, tokens, rows, head_dim)?;
             Ok(SeenKeys { plane, tokens })
@@ -118,7 +119,13 @@ impl Reconstruction {
     }
 
     /// The largest weight that any query of a tile gives to each key of the chunk.
-    fn largest_weights(&self, tile: &Tile<'_>, seen: &SeenKeys, chunk: &Chunk<'_>) -> Result<Vec<f32>, EngineError> {
+    fn largest_weights(
+        &self,
+        tile: &Tile<'_>,
+        seen: &SeenKeys,
+        head: &HeadScores,
+        chunk: &Chunk<'_>,
+    ) -> Result<Vec<f32>, EngineError> {
         let (queries, context) = (&tile.queries, &chunk.contexts[tile.kv_head]);
         let rows = (0..queries.rows).flat_map(|row| (0..queries.group).map(move |head| queries.query(row, head)));
         let mut scorer = Scorer::default();
@@ -126,10 +133,10 @@ impl Reconstruction {
         let mut logits = vec![0.0; queries.rows * queries.group * seen.tokens];
         let keys = Plane::F32(&seen.plane);
         scorer.score(&keys, Span::new(0, seen.tokens), None, &mut logits, seen.tokens)?;
-        let [sinks, repeated, _] = self.spans(chunk.end()).map(|span| span.len());
+        let [sinks, repeated, _] = self.spans(head, context.tokens).map(|span| span.len());
         let mut largest = vec![0.0f32; repeated];
         for (query, logits) in logits.chunks_exact_mut(seen.tokens).enumerate() {
-            let own = queries.start + query / queries.group + 1 - self.text_tokens;
+            let own = queries.start + query / queries.group + 1 - head.before - head.scores.len();
             let visible = &mut logits[..sinks + repeated + own];
             if let Some(cap) = context.soft_cap {
                 visible

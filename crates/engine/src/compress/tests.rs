@@ -88,9 +88,14 @@ fn asked(method: &str) -> CompressOptions {
 fn scores(engine: &Arc<Engine>, tokens: &[u32], asked: &CompressOptions) -> Vec<HeadScores> {
     let mut session = Session::new(engine).unwrap();
     session.prefill(tokens, &mut |_| ControlFlow::Continue(())).unwrap();
+    let compression = Compression::begin(session.sequence(), asked).unwrap();
+    scored(engine, &mut session, compression)
+}
+
+/// Runs a compression until all scores are known.
+fn scored(engine: &Arc<Engine>, session: &mut Session, mut compression: Compression) -> Vec<HeadScores> {
     let mut runner = Runner::new(engine);
     let mut go_on = |_| ControlFlow::Continue(());
-    let mut compression = Compression::begin(session.sequence(), asked).unwrap();
     while let CompressStep::Read(scratch, tokens) = compression.advance(session.sequence_mut()).unwrap() {
         let scratch = read(*scratch, &mut runner, &tokens, &mut go_on).unwrap();
         compression.take_back(scratch, tokens.len());
@@ -172,6 +177,50 @@ fn rotated_caches_and_other_pages_give_the_same_scores() {
         let difference = largest_difference(&found, &oracle.scores, 4);
         assert!(difference < 2e-5, "{method}: {difference}");
     }
+}
+
+#[test]
+fn a_text_compressed_by_parts_keeps_what_it_kept_and_scores_the_next_part_as_of_the_whole_text() {
+    let engine = Engine::load(folder(CASES[0]), options()).unwrap();
+    let tokens = oracle(CASES[0], "kvzip").tokens;
+    let first = tokens.len() / 2;
+    let by_halves = CompressOptions {
+        method: CompressMethod::KvZip {
+            chunk_tokens: first,
+            prompt: match asked("kvzip").method {
+                CompressMethod::KvZip { prompt, .. } => prompt,
+                CompressMethod::Expected { .. } => None,
+            },
+        },
+        recent_tokens: 0,
+        ..asked("kvzip")
+    };
+    let whole = scores(&engine, &tokens, &by_halves);
+    let mut go_on = |_| ControlFlow::Continue(());
+    let mut session = Session::new(&engine).unwrap();
+    session.prefill(&tokens[..first], &mut go_on).unwrap();
+    let half = session.compress(&by_halves, &mut go_on).unwrap();
+    session.prefill(&tokens[first..], &mut go_on).unwrap();
+    let compression = Compression::begin(session.sequence(), &by_halves).unwrap();
+    let found = scored(&engine, &mut session, compression);
+    let before: usize = found.iter().map(|head| head.before).sum();
+    assert_eq!(before, half.pairs);
+    assert!(
+        found.iter().any(|head| head.before != found[0].before),
+        "heads keep different numbers"
+    );
+    // Queries and keys of the first layer do not depend on what was evicted.
+    for (found, whole) in found.iter().zip(&whole).filter(|(head, _)| head.layer == 0) {
+        let expected = whole.scores[first..].iter().map(|score| score.to_bits());
+        assert!(
+            expected.eq(found.scores.iter().map(|score| score.to_bits())),
+            "head {}",
+            found.kv_head
+        );
+    }
+    let all = session.compress(&by_halves, &mut go_on).unwrap();
+    let later = (tokens.len() - first) * found.len();
+    assert_eq!(all.pairs, half.pairs + later.div_ceil(2));
 }
 
 #[test]

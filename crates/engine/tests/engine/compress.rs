@@ -232,7 +232,7 @@ fn what_cannot_be_compressed_says_why_and_stays_as_it_is() {
     let wide = CompressOptions::new(CompressMethod::EXPECTED, 0.5);
     refused(&mut long, &wide, "what is sampled of it");
     long.compress(&expected, &mut go_on).unwrap();
-    refused(&mut long, &kvzip, "evicted from it already");
+    refused(&mut long, &kvzip, "compressed already; read more");
     let halved = long.compress(&expected, &mut go_on).unwrap();
     assert_eq!(halved.pairs, halved.pairs_before / 2);
     // A model without a tokenizer needs the words of the prompt in the options.
