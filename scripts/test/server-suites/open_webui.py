@@ -48,6 +48,12 @@ def messages(question):
     return {"model": MODEL, "messages": [{"role": "user", "content": question}]}
 
 
+def own_answer(question):
+    """The server's, without Open WebUI."""
+    asked = {**messages(question), **LIMITS}
+    return json.loads(call("/v1/chat/completions", asked, server=RIFFLE))["choices"][0]["message"]["content"]
+
+
 def whole(question, token):
     """The answer as Open WebUI tells it. Its page gives settings as `params`."""
     body = {**messages(question), "params": LIMITS, "stream": False}
@@ -83,8 +89,7 @@ def check_api(token):
     equal = dict.fromkeys(ways, 0)
     right = 0
     for question, word in QUESTIONS.items():
-        asked = {**messages(question), **LIMITS}
-        wanted = json.loads(call("/v1/chat/completions", asked, server=RIFFLE))["choices"][0]["message"]["content"]
+        wanted = own_answer(question)
         right += bool(re.search(word, wanted, re.IGNORECASE))
         for way, answer in ways.items():
             said = answer(question, token)
@@ -98,27 +103,39 @@ def check_api(token):
     assert all(number == count for number in equal.values())
 
 
+def ask_by_page(browser, token, model, question):
+    """What the page shows as the answer."""
+    page = browser.new_page(viewport={"width": 1280, "height": 800})
+    page.goto(URL)
+    page.evaluate("token => localStorage.setItem('token', token)", token)
+    page.goto(f"{URL}/?models={model}")
+    field = page.locator("#chat-input")
+    field.wait_for(timeout=60_000)
+    # A dialog with release notes covers the page at the first visit.
+    page.keyboard.press("Escape")
+    field.click()
+    page.keyboard.type(question)
+    page.keyboard.press("Enter")
+    # This button comes when the answer has ended.
+    page.locator(".copy-response-button").first.wait_for(timeout=1_800_000)
+    page.screenshot(path=f"{PICTURES}/open-webui-{MODE}-{model}.png")
+    text = page.locator(".chat-assistant").first.inner_text().strip()
+    page.close()
+    assert text, "the page shows no answer"
+    return text
+
+
 def check_page(token):
+    # A small model calls tools without need: this one is not told of the page's.
+    plain = {"id": "plain", "name": "plain", "base_model_id": MODEL, "meta": {"capabilities": {"builtin_tools": False}}, "params": LIMITS}
+    call("/api/v1/models/create", plain, token)
+    question = next(iter(QUESTIONS))
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1280, "height": 800})
-        page.goto(URL)
-        page.evaluate("token => localStorage.setItem('token', token)", token)
-        page.goto(f"{URL}/?models={MODEL}")
-        field = page.locator("#chat-input")
-        field.wait_for(timeout=60_000)
-        # A dialog with release notes covers the page at the first visit.
-        page.keyboard.press("Escape")
-        field.click()
-        page.keyboard.type("What is the capital of France?")
-        page.keyboard.press("Enter")
-        answer = page.locator(".chat-assistant").first
-        # This button comes when the answer has ended. The prompts have the page's tools.
-        page.locator(".copy-response-button").first.wait_for(timeout=1_800_000)
-        page.screenshot(path=f"{PICTURES}/open-webui-{MODE}.png")
-        text = answer.inner_text().strip()
-        assert text, "the page shows no answer"
-        print("the page shows:", text.replace("\n", " ")[:160])
+        shown, wanted = ask_by_page(browser, token, "plain", question), own_answer(question)
+        assert re.findall(r"\w+", wanted) == re.findall(r"\w+", shown), (shown, wanted)
+        print("the page without its tools shows the server's own answer:", shown)
+        print("the page with its tools shows:", ask_by_page(browser, token, MODEL, question).replace("\n", " ")[:160])
         browser.close()
 
 
