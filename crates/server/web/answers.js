@@ -1,5 +1,6 @@
 // Having answers written: the request, its stream, and what is kept of it.
 
+import { leaveUnwritten } from "./conversation-store.js";
 import { isUnderWay, saveConversation } from "./conversations.js";
 import { textOf } from "./document-texts.js";
 import { framed } from "./framing.js";
@@ -23,10 +24,10 @@ export function stopAnswer(conversation) {
 }
 
 /**
- * Has `answer`, the last message of a conversation, written or gone on with. `changed(conversation, answer)` is called
- * whenever there is something new to show.
+ * Has `answer`, the last message of a conversation, written or gone on with. `changed(conversation, answer)` is called whenever there is something
+ * new to show, and `keep(conversation, answer)` now and then.
  */
-export async function writeAnswer(conversation, answer, changed) {
+export async function writeAnswer(conversation, answer, changed, keep) {
     const control = new AbortController();
     running.set(conversation.id, control);
     Object.assign(answer, { state: "waiting", progress: null, report: null, timings: null, isCut: false, error: "" });
@@ -34,11 +35,7 @@ export async function writeAnswer(conversation, answer, changed) {
         answer.thought = "";
     }
     changed(conversation, answer);
-    const save = () => {
-        answer.touched = Date.now();
-        saveConversation(conversation, answer);
-    };
-    const saving = setInterval(save, SAVE_EVERY_MS);
+    const saving = setInterval(() => keep(conversation, answer), SAVE_EVERY_MS);
     try {
         const body = await bodyOf(conversation, answer);
         for await (const chunk of streamAnswer(body, control.signal)) {
@@ -70,6 +67,7 @@ export function stopAll(conversations) {
             saveConversation(conversation, { ...answer, state: "stopped" });
         }
     }
+    leaveUnwritten();
 }
 
 /** Has the server read documents that are about to be asked about, behind the conversation. `show(progress)` tells how far it is. */

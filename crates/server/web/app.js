@@ -5,19 +5,19 @@ import { afterPause, oncePerPicture } from "./clock.js";
 import { setUpColours } from "./colours.js";
 import { Composer } from "./composer.js";
 import { showConversations } from "./conversation-list.js";
+import { listenToOtherTabs } from "./conversation-store.js";
 import {
     addAnswer,
     addQuestion,
-    assembled,
     createConversation,
     deleteConversation,
     goTo,
     isUnderWay,
+    loadConversation,
     loadConversations,
     saveConversation,
     stopIfSilent,
     takeMessage,
-    watchOtherTabs,
 } from "./conversations.js";
 import { askForKeyText, askForName, askToDelete, showText } from "./dialogs.js";
 import { keepText, textOf } from "./document-texts.js";
@@ -34,10 +34,14 @@ import { Teller } from "./teller.js";
 
 const OPEN = "riffle.open";
 
+const NO_ROOM = "This browser has no room for this conversation: export it and delete old ones. After a reload its latest messages may be gone.";
+
 /** Time between two looks at answers that other tabs write. */
 const LOOK_MS = 2000;
 
-const conversations = loadConversations();
+/** Null if this browser cannot read what it keeps. */
+const loaded = await loadConversations().catch(() => null);
+const conversations = loaded ?? [];
 let current = conversations.find(({ id }) => id === sessionStorage.getItem(OPEN)) ?? createConversation(settings.system);
 
 const messages = new MessageList({ goOn, again: answerAgain, edit, goTo: goToBranch, openDocument: openKept, openPassage });
@@ -67,9 +71,12 @@ byId("search").addEventListener("input", afterPause(showAll, 120));
 addEventListener("pagehide", () => stopAll(conversations));
 setUpSide();
 setUpExchange();
-watchOtherTabs(takeFromOtherTab);
+listenToOtherTabs(takeFromOtherTab);
 setInterval(stopSilentAnswers, LOOK_MS);
 openConversation(current);
+if (loaded === null) {
+    notify("This browser cannot open its conversations. They are not shown, and new ones are gone after a reload.");
+}
 
 function openConversation(conversation) {
     const isOther = conversation !== current;
@@ -119,6 +126,7 @@ async function ask(conversation, question, answer) {
 
 /** Goes on with an answer that was stopped or cut, or tries again. */
 function goOn(answer) {
+    moveToTop(current);
     write(current, answer);
     composer.focus();
 }
@@ -127,6 +135,7 @@ function goOn(answer) {
 function answerAgain(answer) {
     const another = addAnswer(current, answer.parent);
     another.isAgain = true;
+    moveToTop(current);
     keep(current, another);
     goOn(another);
 }
@@ -148,12 +157,13 @@ function setInstructions(text) {
 
 async function write(conversation, answer) {
     const teller = new Teller();
-    const done = writeAnswer(conversation, answer, () => {
+    const show = () => {
         teller.tell(answer);
         if (conversation === current) {
             drawSoon();
         }
-    });
+    };
+    const done = writeAnswer(conversation, answer, show, keep);
     messages.toEnd();
     showAll();
     lookNow();
@@ -163,9 +173,16 @@ async function write(conversation, answer) {
     lookNow();
 }
 
-function keep(conversation, ...changed) {
-    if (!saveConversation(conversation, ...changed)) {
-        notify("This browser has no room for this conversation: export and delete old ones. After a reload the latest messages are gone.");
+/** Keeps what has changed of a conversation, unless somebody has deleted it. */
+async function keep(conversation, ...changed) {
+    if (!conversations.includes(conversation)) {
+        return;
+    }
+    const isKept = await saveConversation(conversation, ...changed);
+    if (!isKept) {
+        notify(NO_ROOM);
+    } else if (byId("notice").textContent.startsWith(NO_ROOM)) {
+        notify("");
     }
 }
 
@@ -192,7 +209,13 @@ async function remove(conversation) {
     }
     stopAnswer(conversation);
     conversations.splice(conversations.indexOf(conversation), 1);
-    await deleteConversation(conversation);
+    try {
+        await deleteConversation(conversation);
+    } catch {
+        moveToTop(conversation);
+        notify("This browser could not delete the conversation.");
+        return;
+    }
     announce("Deleted");
     if (conversation === current) {
         openConversation(createConversation(settings.system));
@@ -202,22 +225,33 @@ async function remove(conversation) {
 }
 
 /** Takes what another tab has kept. A conversation that it deleted stays open here, and a further question keeps it again. */
-function takeFromOtherTab(id, header, message) {
+async function takeFromOtherTab({ id, header, messages: kept, isDeleted }) {
     const place = conversations.findIndex((conversation) => conversation.id === id);
     const known = conversations[place] ?? (current.id === id ? current : null);
-    if (message && known) {
-        takeMessage(known, message);
-    } else if (header && known) {
-        Object.assign(known, { title: header.title, isNamed: header.isNamed, changed: header.changed });
-    } else if (header) {
-        const all = loadConversations().find((conversation) => conversation.id === id);
-        conversations.unshift(all ?? assembled(header, []));
-    } else if (!message && place >= 0) {
+    if (isDeleted && place >= 0) {
         conversations.splice(place, 1);
+    } else if (known) {
+        kept.forEach((message) => takeMessage(known, message));
+        if (header) {
+            Object.assign(known, { title: header.title, isNamed: header.isNamed, changed: header.changed });
+        }
+    } else if (header) {
+        await takeConversation(id);
     }
     showAll();
     if (known && known === current) {
         messages.update(current);
+    }
+}
+
+/** Takes a conversation that another tab began. */
+async function takeConversation(id) {
+    const conversation = await loadConversation(id).catch(() => null);
+    const own = conversations.find((other) => other.id === id);
+    if (own) {
+        conversation?.nodes.forEach((message) => takeMessage(own, message));
+    } else if (conversation) {
+        conversations.unshift(conversation);
     }
 }
 
@@ -253,7 +287,7 @@ function setUpExchange() {
         target.value = "";
         byId("settings-dialog").close();
         try {
-            takeImported(await imported(await file.text()));
+            await takeImported(await imported(await file.text()));
         } catch (error) {
             notify(error.message);
         }
@@ -261,17 +295,17 @@ function setUpExchange() {
 }
 
 /** Adds conversations of a file. One that is there already gets the messages that it lacks. */
-function takeImported(found) {
+async function takeImported(found) {
     for (const conversation of found) {
         const own = conversations.find(({ id }) => id === conversation.id);
         const all = [...conversation.nodes.values()];
         if (own) {
             const lacking = all.filter(({ id }) => !own.nodes.has(id));
             lacking.forEach((message) => own.nodes.set(message.id, message));
-            keep(own, ...lacking);
+            await keep(own, ...lacking);
         } else {
             conversations.push(conversation);
-            keep(conversation, ...all);
+            await keep(conversation, ...all);
         }
     }
     conversations.sort((a, b) => b.changed - a.changed);

@@ -7,10 +7,8 @@
 //
 // In memory a conversation also has `nodes`, all messages by id, and `messages`, those from the first to the leaf.
 
+import { erase, readAll, readOne, write } from "./conversation-store.js";
 import { dropTexts } from "./document-texts.js";
-
-const PREFIX = "riffle.conversation.";
-const MESSAGE = "riffle.message.";
 
 /** An answer that no tab has saved for this long is not being written any more. */
 const SILENCE_MS = 8000;
@@ -21,26 +19,23 @@ export function createConversation(system = "") {
     return { id: newId(), title: "New conversation", isNamed: false, created: now, changed: now, leaf: null, system, nodes: new Map(), messages: [] };
 }
 
-/** Every conversation, the latest first. */
-export function loadConversations() {
-    const messages = new Map();
-    for (const key of Object.keys(localStorage).filter((key) => key.startsWith(MESSAGE))) {
-        const [conversation] = key.slice(MESSAGE.length).split(".");
-        const message = parse(localStorage.getItem(key));
-        if (message?.id) {
-            messages.set(conversation, [...(messages.get(conversation) ?? []), message]);
-        }
-    }
-    const keys = Object.keys(localStorage).filter((key) => key.startsWith(PREFIX));
-    const found = keys.map((key) => parse(localStorage.getItem(key))).filter((header) => header?.id);
-    const conversations = found.map((header) => {
-        const conversation = assembled(header, messages.get(header.id) ?? []);
+/** Every conversation, the latest first. Rejects if this browser cannot read what it keeps. */
+export async function loadConversations() {
+    const conversations = [];
+    for (const { header, messages } of await readAll()) {
+        const conversation = assembled(header, messages);
         if (header.messages) {
-            saveConversation(conversation, ...conversation.nodes.values());
+            await saveConversation(conversation, ...conversation.nodes.values());
         }
-        return conversation;
-    });
+        conversations.push(conversation);
+    }
     return conversations.filter(({ nodes }) => nodes.size > 0).sort((a, b) => b.changed - a.changed);
+}
+
+/** A conversation as it is kept, or null. */
+export async function loadConversation(id) {
+    const kept = await readOne(id);
+    return kept && assembled(kept.header, kept.messages);
 }
 
 /** A conversation of its header and its messages. */
@@ -64,30 +59,26 @@ export function assembled(header, messages) {
     return conversation;
 }
 
-/** Keeps a conversation and some of its messages. Returns whether there was room. */
-export function saveConversation(conversation, ...messages) {
+/** Keeps a conversation and some of its messages. Resolves to whether there was room. */
+export async function saveConversation(conversation, ...messages) {
     if (conversation.nodes.size === 0) {
         return true;
     }
     const { nodes, messages: path, ...header } = conversation;
+    for (const message of messages) {
+        message.touched = Date.now();
+    }
     try {
-        const isNew = localStorage.getItem(PREFIX + conversation.id) === null;
-        for (const message of isNew ? nodes.values() : messages) {
-            localStorage.setItem(`${MESSAGE}${conversation.id}.${message.id}`, JSON.stringify(message));
-        }
-        localStorage.setItem(PREFIX + conversation.id, JSON.stringify(header));
+        await write(header, messages, [...nodes.values()]);
         return true;
     } catch {
         return false;
     }
 }
 
-/** Deletes a conversation with its documents. */
+/** Deletes a conversation with its documents. Rejects if it is still there. */
 export async function deleteConversation(conversation) {
-    localStorage.removeItem(PREFIX + conversation.id);
-    for (const id of conversation.nodes.keys()) {
-        localStorage.removeItem(`${MESSAGE}${conversation.id}.${id}`);
-    }
+    await erase(conversation.id);
     const documents = [...conversation.nodes.values()].flatMap((message) => message.documents ?? []);
     await dropTexts(documents.map((document) => document.id));
 }
@@ -144,20 +135,6 @@ function showPath(conversation) {
         path.unshift(conversation.nodes.get(id));
     }
     conversation.messages = path;
-}
-
-/**
- * Tells of what other tabs do. `changed(id, header, message)` gets the id of a conversation with what was kept of it: its header or a message. Both are
- * null where it was deleted.
- */
-export function watchOtherTabs(changed) {
-    addEventListener("storage", ({ key, newValue }) => {
-        if (key?.startsWith(PREFIX)) {
-            changed(key.slice(PREFIX.length), parse(newValue), null);
-        } else if (key?.startsWith(MESSAGE) && newValue !== null) {
-            changed(key.slice(MESSAGE.length).split(".")[0], null, parse(newValue));
-        }
-    });
 }
 
 /** Takes a message that another tab has kept. A view at the end goes along with what is added there. */
@@ -219,12 +196,4 @@ export function newId() {
 function titleOf(text, documents) {
     const line = text.trim().replace(/\s+/g, " ") || documents[0]?.name || "";
     return line.length > 60 ? `${line.slice(0, 59).trimEnd()}…` : line || "New conversation";
-}
-
-function parse(text) {
-    try {
-        return JSON.parse(text);
-    } catch {
-        return null;
-    }
 }

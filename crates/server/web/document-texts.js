@@ -1,15 +1,17 @@
-// The texts of documents, which are too long for localStorage: they lie in IndexedDB.
+// The texts of documents, kept in this browser.
 //
 // A kept document is {text, places, hasLines}; older ones are their text alone. `places` are as the server's reader tells them.
 
+import { openedWhenUsed } from "./database.js";
+
+const act = openedWhenUsed("riffle", ["texts"]);
 const kept = new Map();
-let opened = null;
 
 /** Keeps a document. Resolves to whether it will be there after a reload. */
 export async function keepText(id, { text, places = [], hasLines = false }) {
     kept.set(id, { text, places, hasLines });
     try {
-        await act("readwrite", (store) => store.put(kept.get(id), id));
+        await act("readwrite", (transaction) => transaction.objectStore("texts").put(kept.get(id), id));
         return true;
     } catch {
         return false;
@@ -21,7 +23,7 @@ export async function keptDocument(id) {
     if (!kept.has(id)) {
         let found;
         try {
-            found = await act("readonly", (store) => store.get(id));
+            found = (await act("readonly", (transaction) => transaction.objectStore("texts").get(id))).result;
         } catch {
             found = undefined;
         }
@@ -42,27 +44,6 @@ export async function textOf(id) {
 export async function dropTexts(ids) {
     for (const id of ids) {
         kept.delete(id);
-        await act("readwrite", (store) => store.delete(id)).catch(() => {});
+        await act("readwrite", (transaction) => transaction.objectStore("texts").delete(id)).catch(() => {});
     }
-}
-
-async function act(mode, work) {
-    opened ??= open();
-    const database = await opened;
-    return new Promise((resolve, reject) => {
-        const transaction = database.transaction("texts", mode);
-        const request = work(transaction.objectStore("texts"));
-        transaction.oncomplete = () => resolve(request.result);
-        transaction.onerror = () => reject(transaction.error);
-        transaction.onabort = () => reject(transaction.error);
-    });
-}
-
-function open() {
-    return new Promise((resolve, reject) => {
-        const request = indexedDB.open("riffle", 1);
-        request.onupgradeneeded = () => request.result.createObjectStore("texts");
-        request.onsuccess = () => resolve(request.result);
-        request.onerror = () => reject(request.error);
-    });
 }

@@ -123,8 +123,7 @@ export class Tab {
         await page.setViewport({ width, height });
         await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: dark ? "dark" : "light" }]);
         await page.evaluateOnNewDocument(watchShifts);
-        // A tab that is deaf does not hear what others keep.
-        await page.evaluateOnNewDocument(() => addEventListener("storage", (event) => window.isDeaf && event.stopImmediatePropagation(), true));
+        await page.evaluateOnNewDocument(becomeDeaf);
         await page.goto(url, { waitUntil: "networkidle2" });
         await tab.until(() => !document.querySelector("#room").textContent.startsWith("\u00a0"), "the server's state");
         return tab;
@@ -202,13 +201,15 @@ export class Tab {
         });
     }
 
-    /** What the page keeps of the open conversation's last answer. */
-    kept() {
-        return this.page.evaluate(() => {
-            const id = sessionStorage.getItem("riffle.open");
-            const { leaf } = JSON.parse(localStorage.getItem(`riffle.conversation.${id}`));
-            return JSON.parse(localStorage.getItem(`riffle.message.${id}.${leaf}`));
+    /** What the page keeps of the open conversation's last answer, once that is what it shows. */
+    async kept() {
+        const handle = await this.page.waitForFunction(async () => {
+            const { readOne } = await import("/web/conversation-store.js");
+            const { header, messages } = await readOne(sessionStorage.getItem("riffle.open"));
+            const answer = messages.find(({ id }) => id === header.leaf);
+            return answer.state === [...document.querySelectorAll(".answer")].at(-1).dataset.state && answer;
         });
+        return handle.jsonValue();
     }
 
     /** Presses the button of the last answer that has this text. */
@@ -261,9 +262,22 @@ async function serveFolder(page, url) {
             await request.continue();
             return;
         }
-        const { headers } = await fetch(request.url(), { headers: { accept: "text/html" } });
-        await request.respond({ headers: Object.fromEntries(headers), body: readFileSync(join(folder, name)) });
+        const { headers } = await fetch(url, { headers: { accept: "text/html" } });
+        const kind = { html: "text/html", css: "text/css", js: "text/javascript", svg: "image/svg+xml" }[name.split(".").at(-1)];
+        await request.respond({ headers: { ...Object.fromEntries(headers), "content-type": kind }, body: readFileSync(join(folder, name)) });
     });
+}
+
+/** A tab whose `isDeaf` is set does not hear what others keep. */
+function becomeDeaf() {
+    const stop = (event) => window.isDeaf && event.stopImmediatePropagation();
+    addEventListener("storage", stop, true);
+    window.BroadcastChannel = class extends BroadcastChannel {
+        constructor(name) {
+            super(name);
+            this.addEventListener("message", stop);
+        }
+    };
 }
 
 function watchShifts() {

@@ -3,11 +3,12 @@
 import * as conversation from "./conversation.mjs";
 import * as documents from "./documents.mjs";
 import { MODEL, pictures, startBrowser, startServer } from "./harness.mjs";
+import * as keeping from "./keeping.mjs";
 import * as looks from "./looks.mjs";
 import * as work from "./work.mjs";
 
 const wanted = process.argv[2] ?? "";
-const checks = [...documents.checks, ...conversation.checks, ...work.checks, ...looks.checks].filter(({ name }) => name.includes(wanted));
+const checks = [...documents.checks, ...conversation.checks, ...work.checks, ...keeping.checks, ...looks.checks].filter(({ name }) => name.includes(wanted));
 
 const browser = await startBrowser();
 const server = await startServer(MODEL);

@@ -37,7 +37,10 @@ async function two_tabs_lose_no_message(browser, url, opened) {
     await second.until(() => [...document.querySelectorAll(".answer")].at(-1)?.dataset.state === "done", "the second tab's answer");
     await sleep(500);
     await first.page.reload({ waitUntil: "networkidle2" });
-    const all = await first.page.evaluate(() => Object.keys(localStorage).filter((key) => key.startsWith("riffle.message.")).map((key) => JSON.parse(localStorage.getItem(key)).text));
+    const all = await first.page.evaluate(async () => {
+        const { readAll } = await import("/web/conversation-store.js");
+        return (await readAll()).flatMap(({ messages }) => messages.map(({ text }) => text));
+    });
     for (const text of ["The first question", "From the second tab", "One at a time", "Another at a time"]) {
         expect(all.includes(text), `${text} is lost: there are ${all}`);
     }
@@ -177,7 +180,7 @@ async function conversations_are_searched_exported_and_imported(browser, url, op
     }
     const file = await tab.page.evaluate(async () => {
         const [{ exported, asMarkdown }, { loadConversations }] = await Promise.all([import("/web/exchange.js"), import("/web/conversations.js")]);
-        const all = loadConversations();
+        const all = await loadConversations();
         return { json: await exported(all), markdown: asMarkdown(all.at(-1)) };
     });
     expect(/^# Lighthouse keepers\n\n## Question\n\n\*Document: tides\.md\*\n\nLighthouse keepers\n\n## Answer\n\n/.test(file.markdown), file.markdown);
@@ -238,10 +241,12 @@ async function passages_behind_an_answer_name_their_page(browser, url, opened) {
     await tab.ask("Who counted the herons?");
     await tab.state(["done"]);
     // The small model babbles: an answer stands in for its own.
-    await tab.page.evaluate(() => {
-        const id = sessionStorage.getItem("riffle.open");
-        const key = `riffle.message.${id}.${JSON.parse(localStorage.getItem(`riffle.conversation.${id}`)).leaf}`;
-        localStorage.setItem(key, JSON.stringify({ ...JSON.parse(localStorage.getItem(key)), text: "The lighthouse keeper counted twelve herons." }));
+    await tab.kept();
+    await tab.page.evaluate(async () => {
+        const { readOne, write } = await import("/web/conversation-store.js");
+        const { header, messages } = await readOne(sessionStorage.getItem("riffle.open"));
+        const answer = messages.find(({ id }) => id === header.leaf);
+        await write(header, [{ ...answer, text: "The lighthouse keeper counted twelve herons." }], []);
     });
     await tab.page.reload({ waitUntil: "networkidle2" });
     await tab.until(() => document.querySelector(".passages:not([hidden]) summary")?.textContent.includes("page 2"), "the page of the passage", 5000);
