@@ -199,16 +199,16 @@ impl Scheduler {
 
     /// Bytes of pages that a request may still take of its promise.
     fn growth_bytes(&self, running: &Running) -> u64 {
-        let most = self.bytes_of(running.promised_tokens);
-        // A partly shared page is copied when it is written.
-        let copied = self.pool.shape().row_bytes();
+        let (most, row) = (self.bytes_of(running.promised_tokens), self.pool.shape().row_bytes());
+        let (tokens, usage) = (running.sequence.tokens().len(), running.sequence.usage());
         if has_evicted(&running.sequence) {
             // After an eviction the heads hold fewer tokens than the sequence. Further tokens take pages as usual.
-            (most + 2 * copied).saturating_sub(self.bytes_of(running.sequence.tokens().len()))
-        } else {
-            let held = running.sequence.usage().bytes_by_tier.total();
-            (most + copied).saturating_sub(held)
+            return (most + 2 * row).saturating_sub(self.bytes_of(tokens));
         }
+        // A partly filled page that others share is copied when it is written, and theirs stays.
+        let is_copied = usage.shared_bytes > 0 && !tokens.is_multiple_of(self.engine.options().cache.page_tokens);
+        let copied = if is_copied { row } else { 0 };
+        (most + row + copied).saturating_sub(usage.bytes_by_tier.total())
     }
 
     /// Bytes of the pages of `tokens` tokens.
@@ -217,10 +217,10 @@ impl Scheduler {
         self.engine.resolved.pages_bytes(tokens)
     }
 
-    /// Most bytes of pages of all sequences together.
+    /// Most bytes of pages of all sequences together, with the page of each layer that every request counts beyond its promise.
     pub(super) fn capacity_bytes(&self) -> u64 {
-        let copied = self.pool.shape().row_bytes();
-        self.engine.plan().kv_bytes.saturating_add(copied)
+        let row = self.pool.shape().row_bytes();
+        self.engine.plan().kv_bytes.saturating_add(row)
     }
 }
 

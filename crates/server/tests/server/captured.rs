@@ -30,7 +30,10 @@ fn captured() -> Vec<(String, Value)> {
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
         (name, serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap())
     };
-    files.map(read).collect()
+    let mut captured: Vec<_> = files.map(read).collect();
+    // A folder lists its files in another order on another system.
+    captured.sort_by(|(a, _), (b, _)| a.cmp(b));
+    captured
 }
 
 /// The server counts the prompt of each request: it accepts fields, history and tools, and the template renders them.
