@@ -5,7 +5,7 @@ use std::fs;
 use crate::testing::{assert_refused, riffle, shipped_model};
 
 /// Words with `_` for a space and MODEL for the shipped model, also after `=`; the exit status; parts of the line.
-const MISTAKES: [(&str, i32, &[&str]); 44] = [
+const MISTAKES: [(&str, i32, &[&str]); 47] = [
     (
         "serve --model a=MODEL --model b=MODEL --alias c",
         1,

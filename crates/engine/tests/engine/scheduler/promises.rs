@@ -213,18 +213,18 @@ fn an_answer_without_its_pages_can_be_stopped_and_the_others_stay_as_alone() {
 
 #[test]
 fn a_request_that_copies_part_of_an_idle_page_has_room_for_the_copy() {
-    // The pool has 32 pages a layer. The idle text holds 12 of them, and each further request shares 20 tokens of its first page.
+    // The idle text holds 12 of the pool's pages; with the further requests all of them are in use, or nearly all.
     let engine = engine(options().with_pool_tokens(None));
-    for pages in 20..=22 {
+    for (pages, shared) in (26..=31).flat_map(|pages| [(pages, 20), (pages, 33), (pages, 70)]) {
         let mut scheduler = scheduler(&engine, 1);
         let idle = tokens(&engine, "In the beginning ", 380);
-        let mut text = idle[..20].to_vec();
-        text.extend(tokens(&engine, "Then said he ", 32 * pages - 24));
+        let mut text = idle[..shared].to_vec();
+        text.extend(tokens(&engine, "Then said he ", 32 * pages - 4 - shared));
         for wanted in [request(idle, 2), request(text, 2)] {
             let id = scheduler.submit(wanted).unwrap();
             let mut finished = Vec::new();
             let run = scheduler.run(&mut |event| match event {
-                Event::Failed(_, error) => panic!("{pages} pages: {error}"),
+                Event::Failed(_, error) => panic!("{pages} pages, {shared} tokens shared: {error}"),
                 Event::Finished(id, ..) => finished.push(id),
                 _ => {}
             });
