@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::rc::Rc;
 
-use super::content::{Interpreter, Matrix, product};
+use super::content::{Interpreter, Matrix, product, transformed};
 use super::drawn::Glyph;
 use super::file::{File, Refusal};
 use super::object::{Dict, Object, Stream};
@@ -102,7 +102,7 @@ fn placed(file: &File, annotation: &Dict, stream: &Stream) -> Matrix {
         Some([a, b, c, d, e, f]) => [*a, *b, *c, *d, *e, *f],
         _ => super::content::IDENTITY,
     };
-    let at = |x: f64, y: f64| (own[0] * x + own[2] * y + own[4], own[1] * x + own[3] * y + own[5]);
+    let at = |x: f64, y: f64| transformed(&own, x, y);
     let points = [
         at(from[0], from[1]),
         at(from[2], from[1]),

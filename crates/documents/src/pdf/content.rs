@@ -89,6 +89,11 @@ pub(super) struct Interpreter<'a> {
     pub(super) drawn: Drawn,
 }
 
+/// A point after a matrix.
+pub(super) fn transformed([a, b, c, d, e, f]: &Matrix, x: f64, y: f64) -> (f64, f64) {
+    (a * x + c * y + e, b * x + d * y + f)
+}
+
 /// A stream of operators with its named resources.
 struct Frame<'r> {
     resources: &'r Dict,

@@ -32,11 +32,15 @@ const ONLY_CELL_LINES: usize = 6;
 const WORK: usize = 20_000_000;
 
 /// The rows of ruled tables, each as one segment with cells, and all other letters.
-pub(super) fn table_rows(glyphs: &[Glyph], chosen: &[u32], rules: &Rules) -> (Vec<Row>, Vec<u32>) {
+pub(super) fn table_rows(glyphs: &[Glyph], chosen: Vec<u32>, rules: &Rules) -> (Vec<Row>, Vec<u32>) {
     let is_upright = chosen.first().is_some_and(|at| glyphs[*at as usize].turn == 0);
-    let cells = if is_upright { cells(glyphs, chosen, rules) } else { None };
+    let cells = if is_upright {
+        cells(glyphs, &chosen, rules)
+    } else {
+        None
+    };
     let Some(mut cells) = cells else {
-        return (Vec::new(), chosen.to_vec());
+        return (Vec::new(), chosen);
     };
     cells.sort_by(|a, b| b.top.total_cmp(&a.top).then(a.left.total_cmp(&b.left)));
     let rows: Vec<&[Cell]> = cells.chunk_by(|a, b| a.top == b.top).collect();
@@ -51,7 +55,7 @@ pub(super) fn table_rows(glyphs: &[Glyph], chosen: &[u32], rules: &Rules) -> (Ve
     taken
         .flat_map(|segment| &segment.glyphs)
         .for_each(|at| is_taken[*at as usize] = true);
-    let rest = chosen.iter().copied().filter(|at| !is_taken[*at as usize]).collect();
+    let rest = chosen.into_iter().filter(|at| !is_taken[*at as usize]).collect();
     (tables, rest)
 }
 
@@ -132,7 +136,7 @@ fn cells(glyphs: &[Glyph], chosen: &[u32], rules: &Rules) -> Option<Vec<Cell>> {
             cells[cell].glyphs.push(*at);
         }
     }
-    let is_blank = |at: &u32| glyphs[*at as usize].text.chars().all(char::is_whitespace);
+    let is_blank = |at: &u32| lines::is_blank(&glyphs[*at as usize]);
     cells.retain(|cell| !cell.glyphs.iter().all(is_blank));
     Some(cells)
 }

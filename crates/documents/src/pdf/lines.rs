@@ -87,7 +87,7 @@ fn with_scripts(rows: Vec<Vec<Segment>>) -> Vec<Vec<Segment>> {
     out
 }
 
-fn is_blank(glyph: &Glyph) -> bool {
+pub(super) fn is_blank(glyph: &Glyph) -> bool {
     glyph.text.chars().all(char::is_whitespace)
 }
 

@@ -192,7 +192,7 @@ fn lines_of(glyphs: &[Glyph], rules: &Rules, is_rtl: bool) -> Vec<TextLine> {
     let mut out: Vec<TextLine> = Vec::new();
     for (_, chosen) in turns {
         let region = out.last().map_or(0, |line| line.region + 1);
-        let (mut rows, rest) = grid::table_rows(glyphs, &chosen, rules);
+        let (mut rows, rest) = grid::table_rows(glyphs, chosen, rules);
         let is_ruled = !rows.is_empty();
         rows.extend(lines::rows(glyphs, &rest));
         if is_ruled {

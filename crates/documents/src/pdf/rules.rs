@@ -1,6 +1,6 @@
 //! Straight lines that a page draws, such as those between the cells of a table.
 
-use super::content::Matrix;
+use super::content::{Matrix, transformed};
 use super::object::Object;
 
 /// A straight line of a page, along one of its axes.
@@ -76,10 +76,7 @@ impl Path {
     /// Runs an operator that makes or paints a path; others have no effect.
     pub(super) fn operate(&mut self, word: &[u8], operands: &[Object], matrix: &Matrix, rules: &mut Rules) {
         let number = |at: usize| operands.get(at).and_then(Object::number).unwrap_or(0.0);
-        let point = |x: f64, y: f64| {
-            let [a, b, c, d, e, f] = *matrix;
-            (a * x + c * y + e, b * x + d * y + f)
-        };
+        let point = |x: f64, y: f64| transformed(matrix, x, y);
         let last = |at: usize| point(number(at), number(at + 1));
         match word {
             b"m" => self.begin(last(0)),

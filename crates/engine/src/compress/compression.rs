@@ -151,8 +151,8 @@ impl Compression {
     }
 }
 
-/// Keeps the pairs of a head without a score and those at `kept`, which include the latest `recent` tokens. Without room for copies of shared
-/// pages the head is unchanged; after any other failure the sequence is empty.
+/// Keeps the pairs of a head without a score and those at `kept`, which include the latest `recent` tokens. Without
+/// room for copies of shared pages the head is unchanged; after any other failure the sequence is empty.
 fn retain(sequence: &mut Sequence, head: &HeadScores, kept: &[usize], recent: usize) -> Result<(), EngineError> {
     let (layer, kv_head) = (head.layer, head.kv_head);
     let held = head.before + head.scores.len();
