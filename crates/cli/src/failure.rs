@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use riffle_ask::AskError;
 use riffle_chat::ChatError;
+use riffle_demo::DemoError;
 use riffle_documents::DocumentError;
 use riffle_engine::EngineError;
 use riffle_eval::EvalError;
@@ -134,6 +135,16 @@ impl From<ChatError> for Failure {
         match error {
             ChatError::Engine(error) => error.into(),
             ChatError::Keep(_) => Self::new(format!("{error} with --no-keep")),
+            error => Self::new(error),
+        }
+    }
+}
+
+impl From<DemoError> for Failure {
+    fn from(error: DemoError) -> Self {
+        match error {
+            DemoError::Engine(error) => error.into(),
+            DemoError::Interrupted => Self::interrupted(error),
             error => Self::new(error),
         }
     }

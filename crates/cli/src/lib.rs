@@ -34,7 +34,6 @@ mod quantize_args;
 mod reading_line;
 mod serve_args;
 mod serving_args;
-mod shipped;
 mod shown;
 mod unused;
 mod user_folders;

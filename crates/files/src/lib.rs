@@ -31,7 +31,7 @@ pub use error::FileError;
 pub use gguf_name::{GgufShard, gguf_shard, gguf_stem};
 pub use parts::{FileParts, PartBuffer};
 use riffle_system::files::{Links, is_pipe, is_socket, without_waiting};
-pub use size::human_bytes;
+pub use size::{grouped, human_bytes};
 pub use tokenizer_name::TOKENIZER_FILES;
 
 /// Opens a regular file for reading.

@@ -1,4 +1,4 @@
-//! Formats sizes in words.
+//! Formats sizes and numbers for people.
 
 /// Bytes for people: `1.5 GiB`.
 pub fn human_bytes(bytes: u64) -> String {
@@ -16,6 +16,19 @@ pub fn human_bytes(bytes: u64) -> String {
     } else {
         format!("{value:.1} {}", UNITS[unit])
     }
+}
+
+/// A number with its thousands separated: `45,859`.
+pub fn grouped(number: usize) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() * 4 / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
 }
 
 #[cfg(test)]

@@ -40,6 +40,7 @@ use crate::flags;
 use crate::unused;
 
 pub(crate) use crate::console::{print, print_json};
+pub(crate) use riffle_files::grouped;
 
 /// The engine's options from the arguments.
 pub(crate) fn engine_options(arguments: &EngineArguments) -> Result<EngineOptions, Failure> {
@@ -248,19 +249,6 @@ pub(crate) fn utf8(bytes: Vec<u8>, name: &str) -> Result<String, Failure> {
             error.utf8_error().valid_up_to()
         ))
     })
-}
-
-/// A number with thousands separated.
-pub(crate) fn grouped(number: usize) -> String {
-    let digits = number.to_string();
-    let mut text = String::with_capacity(digits.len() * 4 / 3);
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }
 
 /// The lines of a table, header first: columns as wide as their widest cell, columns in `numbers` aligned to the

@@ -14,7 +14,7 @@ use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::progress::QuantizeDisplay;
 use crate::quantize_args::QuantizeArguments;
-use crate::{console, shipped, shown};
+use crate::{console, shown};
 
 /// Bytes to read of the shipped text, more than the comparison uses.
 const CHECK_BYTES: usize = 1 << 14;
@@ -92,7 +92,7 @@ fn check_text(arguments: &QuantizeArguments) -> Result<Option<String>, Failure> 
     if let Some(path) = &arguments.text {
         return read_text(path).map(Some);
     }
-    let Ok(folder) = shipped::fixtures() else {
+    let Ok(folder) = riffle_demo::fixtures() else {
         console::note("the shipped text is not here: the result is not compared; --text FILE names another");
         return Ok(None);
     };

@@ -18,13 +18,12 @@ use crate::eval_args::{OutputArguments, SubjectArguments};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::progress::StepDisplay;
-use crate::shipped::fixtures;
 
 /// The given path, or a shipped one.
 fn shipped(given: Option<&PathBuf>, name: &str) -> Result<PathBuf, Failure> {
     match given {
         Some(path) => Ok(path.clone()),
-        None => fixtures().map(|folder| folder.join(name)),
+        None => Ok(riffle_demo::fixtures()?.join(name)),
     }
 }
 
