@@ -304,7 +304,7 @@ fn titles(archive: &mut Archive<'_>, package: &Package) -> Result<Titles, Docume
         let Some(bytes) = archive.part(&item.path)? else {
             continue;
         };
-        // The second table supplies missing titles.
+        // The table of contents is read only if the navigation gives no titles.
         if !titles.is_empty() {
             continue;
         }

@@ -147,7 +147,7 @@ impl Cell {
     }
 }
 
-/// Lines in order of their places, where those of adjacent borders share one.
+/// Lines in order of position. The lines of adjacent borders get the same position.
 fn snapped(rules: &[Rule]) -> Vec<Rule> {
     let mut rules = rules.to_vec();
     rules.retain(|rule| rule.at.is_finite() && rule.from.is_finite() && rule.to.is_finite());

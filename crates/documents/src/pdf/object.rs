@@ -319,7 +319,7 @@ impl<'a> Parser<'a> {
             }
             self.at += 1;
         }
-        // Every reader takes a lone point as zero.
+        // A point without digits is zero, as in other readers of PDF.
         if digits == 0 && !has_point {
             return None;
         }

@@ -40,7 +40,7 @@ struct Inherited {
 #[derive(Debug)]
 pub(super) struct Pages<'a> {
     file: &'a File,
-    /// Nodes still to read, the next one last.
+    /// A stack of the nodes still to read.
     left: Vec<(Object, Inherited)>,
     visited: HashSet<u32>,
     count: usize,

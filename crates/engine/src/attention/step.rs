@@ -267,8 +267,7 @@ impl AttentionState {
         input.step.window.is_some() || !needed
     }
 
-    /// Tokens per block of the means that policies of a layer read on a device, by KV head; empty if there are none
-    /// or main memory reads them.
+    /// Tokens per block mean for each KV head, if the layer's policies read block means on a device; otherwise empty.
     fn block_means_on_device(&mut self, input: &LayerRows<'_>) -> Vec<Option<usize>> {
         // An audit compares reads without means.
         if input.step.window.is_some() || self.audit.is_some() {

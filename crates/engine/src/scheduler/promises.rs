@@ -213,7 +213,7 @@ impl Waiting {
         (Reverse(self.request.priority), self.id)
     }
 
-    /// The request with a place, and no promise yet.
+    /// The request as a running one, without a promise yet.
     pub(super) fn placed(self, sequence: Sequence, stage: Stage) -> Running {
         Running {
             id: self.id,

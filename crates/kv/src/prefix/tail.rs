@@ -47,8 +47,8 @@ impl<'a> Tail<'a> {
         fixed as u64 + tokens.next_multiple_of(LANES) as u64 * shape.bytes_per_token()
     }
 
-    /// Writes the tokens from page `number` of the cache, which starts with them, and syncs the file to the disk;
-    /// syncing the folder makes its name durable.
+    /// Writes the tokens from page `number` of the cache, which starts with them, and syncs the file to the disk. Its
+    /// name is durable once the caller syncs the folder.
     pub(super) fn write(&self, path: &Path, cache: &KvCache, number: usize) -> Result<(), KvError> {
         let failed = |source| failed("write", path, source);
         let mut out = Hashed::create(path)?;

@@ -261,7 +261,7 @@ fn copy(cache: &KvCache, shape: &CacheShape, number: usize) -> Result<Vec<Vec<u8
     (0..slices(shape)).map(slice).collect()
 }
 
-/// The life of a publishing thread.
+/// The work of a publishing thread until the queue closes.
 fn publish_all(inner: &Inner, sweeps: bool) {
     let mut clock = SweepClock::default();
     while let Ok(job) = inner.queue.pop() {
