@@ -24,7 +24,7 @@ pub trait ComputeDevice: Debug + Send + Sync {
     /// Shapes or formats that no kernel reads, a failed device.
     fn prefill_instructions(&self, head_dim: usize, formats: [Format; 2]) -> Result<String, DeviceError>;
 
-    /// Most rows of a product for which each row has the same bits as alone.
+    /// Maximum number of rows of a product for which each row has the same bits as alone.
     fn few_rows(&self) -> usize;
 
     /// Bytes of device memory that are free now.

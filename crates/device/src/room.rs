@@ -14,9 +14,9 @@ pub struct RoomOptions {
     pub shape: CacheShape,
     /// Query heads.
     pub heads: usize,
-    /// Most bytes of device memory for pages, including pages in transit.
+    /// Maximum number of bytes of device memory for pages, including pages in transit.
     pub budget_bytes: u64,
-    /// Most pages in transit at a time.
+    /// Maximum number of pages in transit at a time.
     pub slots: usize,
     /// Bytes of device memory beside the budget for estimates over keys ([`PageRoom::scan_keys`]); 0 for none.
     pub estimate_bytes: u64,

@@ -201,7 +201,7 @@ pub enum EngineError {
         number: usize,
         /// Tokens of the text.
         tokens: usize,
-        /// Most tokens that the model reads.
+        /// Maximum number of tokens that the model reads.
         most: usize,
     },
     /// The model produced NaN or infinite logits.

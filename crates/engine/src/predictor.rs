@@ -18,7 +18,7 @@ use crate::{EngineError, EngineOptions};
 
 /// Rows of a block.
 const BLOCK_ROWS: usize = 128;
-/// Most waiting hidden states, and most rows computed together.
+/// Maximum number of waiting hidden states, and of rows computed together.
 const MOST_STATES: usize = 128;
 /// Hidden states added together: the rows of a verified draft and those before them fit.
 const TAKEN_TOGETHER: usize = 64;
@@ -82,7 +82,7 @@ impl PredictorRoom {
             .saturating_add(of_sequences)
     }
 
-    /// Most rows that the layer computes together.
+    /// Maximum number of rows that the layer computes together.
     pub(crate) fn rows_together(options: &EngineOptions) -> usize {
         MOST_STATES.max(options.machine.sequences)
     }

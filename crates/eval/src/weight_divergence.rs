@@ -37,7 +37,7 @@ pub struct WeightDivergence {
 pub struct WeightDivergenceOptions {
     /// Tokens of a window. A token's context is the earlier part of its window.
     pub window_tokens: usize,
-    /// Most tokens of the text to read.
+    /// Maximum number of tokens of the text to read.
     pub most_tokens: usize,
 }
 

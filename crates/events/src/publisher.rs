@@ -16,7 +16,7 @@ use crate::{Encoding, Event, EventsError, Picture, PublisherOptions};
 /// Time limit of one replay. A slow subscriber loses the rest.
 const REPLAY_TIME: Duration = Duration::from_secs(30);
 
-/// Most concurrent replays; further ones are not answered.
+/// Maximum number of concurrent replays; further ones are not answered.
 const REPLAYS: usize = 16;
 
 /// Time for the last batch to reach subscribers when the publisher ends.

@@ -51,7 +51,7 @@ pub struct DiskTier {
 pub struct Outlook {
     /// Largest expected number of tokens.
     pub context_tokens: usize,
-    /// Most tokens per append.
+    /// Maximum number of tokens per append.
     pub append_tokens: usize,
     /// True if all keys of a (layer, KV head) are scanned at once ([`with_keys`](crate::KvCache::with_keys)). Keys
     /// then stay nearer than values, and memory is reserved to load the others.

@@ -6,7 +6,7 @@
 
 use crate::{SegmentPart, StateShape};
 
-/// Most recorded rows: the rows of a decode pass.
+/// Maximum number of recorded rows: the rows of a decode pass.
 pub(crate) const MOST_ROWS: usize = 16;
 
 /// The inputs of one layer since [`begin`](Self::begin).
@@ -92,7 +92,7 @@ impl Recorded {
     }
 }
 
-/// Most bytes of the recorded rows of one layer.
+/// Maximum number of bytes of the recorded rows of one layer.
 pub(crate) fn layer_bytes(shape: &StateShape) -> u64 {
     (MOST_ROWS * shape.input_width() * size_of::<f32>()) as u64
 }

@@ -10,7 +10,7 @@ use riffle_model::{GgufEntry, GgufTensor, WeightSource, gguf_header};
 
 use crate::QuantizeError;
 
-/// Most bytes of a file of the older format.
+/// Maximum number of bytes of a file of the older format.
 const LARGEST_FILE_BYTES: u64 = 1 << 30;
 /// Longest name in a file of the older format.
 const LARGEST_NAME_BYTES: usize = 256;

@@ -13,7 +13,7 @@ use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use crate::files::{Found, read_each_at};
 pub(crate) use crate::unix::*;
 
-/// Most buffers of one request; systems allow 1,024.
+/// Maximum number of buffers of one request; systems allow 1,024.
 const MOST_BUFFERS: usize = 512;
 
 pub(crate) fn read_run_at(file: &File, targets: Vec<&mut [u8]>, mut offset: u64) -> io::Result<Found> {

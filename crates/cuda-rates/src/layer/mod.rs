@@ -22,7 +22,7 @@ pub(crate) use policy::policy;
 /// Number of equal layers, read alternately.
 const LAYERS: usize = 2;
 
-/// Most pages in transit.
+/// Maximum number of pages in transit.
 const SLOTS: usize = 64;
 
 /// Location of a call's pages.

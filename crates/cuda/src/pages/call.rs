@@ -19,7 +19,7 @@ use super::transfer::Waiting;
 use crate::ops::{self, AttentionCall, AttentionOptions, Outputs, Pages, PrefillState, Queries, Reads};
 use crate::{CudaError, DeviceBuffer, Gpu, PinnedBuffer, Region, Stream};
 
-/// Most packed rows (queries times heads of a group) of a call that is split over its keys.
+/// Maximum number of packed rows (queries times heads of a group) of a call that is split over its keys.
 const FEW_PACKED_ROWS: usize = 16;
 
 /// Rows of a call on the device, with all query heads.

@@ -8,7 +8,7 @@ use hayro_cmap::{BfString, CMap as Collection, CMapName, load_embedded};
 
 use super::object::{ContentToken, Object, Parser};
 
-/// Most ranges of one CMap; a valid one has at most one per two-byte code.
+/// Maximum number of ranges of one CMap; a valid one has at most one per two-byte code.
 const RANGES: usize = 1 << 17;
 
 /// Longest text of one code in bytes.

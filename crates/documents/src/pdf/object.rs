@@ -7,7 +7,7 @@ use std::rc::Rc;
 /// Deepest nesting of arrays and dictionaries.
 const DEPTH: usize = 64;
 
-/// Most nested objects of one object. Real documents have fewer; a hostile one would fill memory.
+/// Maximum number of nested objects of one object. Real documents have fewer; a hostile one would fill memory.
 const PARTS: usize = 1 << 20;
 
 /// Number of objects as which a dictionary counts.

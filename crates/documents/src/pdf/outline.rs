@@ -7,7 +7,7 @@ use super::object::{Dict, Object};
 use super::pages::PageNumbers;
 use super::strings::text_string;
 
-/// Most entries of one outline, and most named places.
+/// Maximum number of entries of one outline, and of named places.
 const ENTRIES: usize = 20_000;
 
 /// Deepest nesting of entries.

@@ -306,7 +306,7 @@ impl DraftedAnswer {
     }
 }
 
-/// Most rows of an answer in a pass: the latest token and a draft.
+/// Maximum number of rows of an answer in a pass: the latest token and a draft.
 pub(crate) const MOST_ROWS: usize = MOST_TOKENS + 1;
 
 /// Number of rows of an answer that one pass can read with the same bits as one by one.

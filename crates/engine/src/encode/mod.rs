@@ -94,7 +94,7 @@ impl Encoding {
         Self::begin(engine, prompts, Wanted::Score(rule), EngineError::NoScores)
     }
 
-    /// Most tokens of a text.
+    /// Maximum number of tokens of a text.
     pub fn most_tokens(engine: &Engine) -> usize {
         let positions = engine.model().config().max_position;
         let stated = engine.embedding().ok().and_then(|embedding| embedding.most_tokens);

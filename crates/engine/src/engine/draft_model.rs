@@ -82,5 +82,5 @@ fn other_tokens(small: &Tokenizer, large: &Tokenizer) -> Option<String> {
     })
 }
 
-/// Most added tokens at the end of a vocabulary, such as tools and images, that a small model may lack.
+/// Maximum number of added tokens at the end of a vocabulary, such as tools and images, that a small model may lack.
 const MOST_ADDED: usize = 1024;

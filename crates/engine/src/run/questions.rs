@@ -12,7 +12,7 @@ use crate::{
     plan,
 };
 
-/// Most questions answered at a time: beyond it, a pass costs nearly as much more as it answers more.
+/// Maximum number of questions answered at a time: beyond it, a pass costs nearly as much more as it answers more.
 const MOST_AT_ONCE: usize = 8;
 
 /// The result of `build` for the largest accepted number of questions at a time, if there are more than in the

@@ -6,7 +6,7 @@ use crate::sharing::{
 };
 use crate::{EngineError, Sequence};
 
-/// Most bytes of pages read or written per step, after the first page.
+/// Maximum number of bytes of pages read or written per step, after the first page.
 const STEP_BYTES: u64 = 32 << 20;
 
 /// Progress of the search for a prompt's beginning.

@@ -59,9 +59,9 @@ use step::Tell;
 /// Options of a scheduler.
 #[derive(Debug, Clone)]
 pub struct SchedulerOptions {
-    /// Most requests that read or answer at a time; others wait. At most
-    /// [`MachineOptions::sequences`](crate::MachineOptions::sequences); the remaining sequences are parked answers
-    /// and idle ones.
+    /// Maximum number of requests that read or answer at a time; others wait. At most
+    /// [`MachineOptions::sequences`](crate::MachineOptions::sequences); the remaining sequences are parked answers and
+    /// idle ones.
     pub most_running: usize,
     /// Share of the time for prompts while answers are generated, above 0 and below 1.
     pub prompt_share: f64,

@@ -67,7 +67,7 @@ pub(crate) fn beginning_step(sequence: &Sequence) -> usize {
     }
 }
 
-/// Most tokens that a shared beginning may have.
+/// Maximum number of tokens that a shared beginning may have.
 pub(crate) fn servable_tokens(sequence: &Sequence) -> usize {
     let options = sequence.engine().options();
     let window = sequence.options().window;

@@ -17,7 +17,7 @@ pub const DEFAULT_PREFIX_CACHE_BYTES: u64 = 8 << 30;
 pub struct PrefixCacheOptions {
     /// The folder, which is created if necessary.
     pub folder: PathBuf,
-    /// Most bytes of pages in the cache.
+    /// Maximum number of bytes of pages in the cache.
     pub budget_bytes: u64,
 }
 

@@ -67,7 +67,7 @@ pub(crate) struct SharedSearch {
     /// The sequence's tokens in whole pages; it is truncated to them when the first block arrives.
     held: usize,
     is_cut: bool,
-    /// Most tokens of the sequence.
+    /// Maximum number of tokens of the sequence.
     most: usize,
     /// True if nothing more will arrive.
     pub(crate) is_over: bool,

@@ -7,7 +7,7 @@ use riffle_engine::{AuditedQuery, HeadAudit};
 
 use super::{AttentionMap, AuditOptions, AuditedHead, AuditedRows};
 
-/// Most cells along each side of a map.
+/// Maximum number of cells along each side of a map.
 const CELLS: usize = 64;
 /// Stretches of queries at most.
 const STRETCHES: usize = 64;

@@ -64,7 +64,7 @@ pub struct TaskPrompt {
     pub question: Vec<u32>,
     /// Texts that the answer must contain.
     pub expected: Vec<String>,
-    /// Most tokens of the answer.
+    /// Maximum number of tokens of the answer.
     pub max_tokens: usize,
     /// Texts that end the answer, besides the model's end tokens.
     pub stops: Vec<String>,

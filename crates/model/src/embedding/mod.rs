@@ -41,7 +41,7 @@ pub struct TextEmbedding {
     pub prompts: BTreeMap<String, String>,
     /// The name of the prompt in [`prompts`](Self::prompts) for inputs that name none.
     pub default_prompt: Option<String>,
-    /// Most tokens of a text, if fewer than the model's positions.
+    /// Maximum number of tokens of a text, if fewer than the model's positions.
     pub most_tokens: Option<usize>,
     /// The reason why the files allow no vectors, in one line; `None` if they do.
     pub refusal: Option<String>,

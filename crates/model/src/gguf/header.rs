@@ -12,7 +12,7 @@ use crate::weights::{NoSuchType, StoredTensor, TensorInfo, TensorType};
 
 const MAGIC: &[u8] = b"GGUF";
 const LARGEST_TENSOR_COUNT: usize = 1 << 18;
-/// Most pairs of key and value; models have a few dozen.
+/// Maximum number of pairs of key and value; models have a few dozen.
 const LARGEST_METADATA_COUNT: usize = 1 << 14;
 const LARGEST_ALIGNMENT: u64 = 1 << 20;
 const DEFAULT_ALIGNMENT: u64 = 32;

@@ -14,7 +14,7 @@ impl Tokenizer {
         longest.map_or(0, |longest| bytes.div_ceil(longest))
     }
 
-    /// Most bytes of text that become one token.
+    /// Maximum number of bytes of text that become one token.
     fn longest_token(&self) -> Option<usize> {
         let pipeline = &self.pipeline;
         let shrinking = pipeline.normalizer.most_shrinking()?;

@@ -62,7 +62,7 @@ pub(crate) use surroundings::Surroundings;
 pub(crate) use vocabulary::Vocabulary;
 pub(crate) use words::WordPieces;
 
-/// Most characters of a problem in an error.
+/// Maximum number of characters of a problem in an error.
 const LONGEST_PROBLEM: usize = 240;
 
 /// The tokenizer of a model. Copies share their tables.

@@ -34,7 +34,7 @@ use lease::{Lease, Ticket};
 pub use planned::{ModelSource, ModelsPlan, PlannedModel};
 use rotation::{Rotation, Slot, Stage};
 
-/// Most names in a refusal; the others are counted.
+/// Maximum number of names in a refusal; the others are counted.
 const MOST_NAMED: usize = 20;
 
 /// Tag of an Ollama name without one.

@@ -29,7 +29,7 @@ use crate::fields::Fields;
 use crate::forms::take_form;
 use crate::speech::Speech;
 
-/// Most likeliest tokens per request.
+/// Maximum number of likeliest tokens per request.
 pub(super) const MOST_LIKELIEST: i64 = 20;
 
 /// A requested chat completion.

@@ -11,16 +11,16 @@ use serde_json::{Map, Value, json};
 use super::References;
 use crate::forms::OPTIONS;
 
-/// Most names of an object: the bits of a rule's parameter.
+/// Maximum number of names of an object: the bits of a rule's parameter.
 const NAMES: usize = 64;
 
-/// Most rules of a grammar.
+/// Maximum number of rules of a grammar.
 const RULES: usize = 5000;
 
-/// Most bytes of a grammar; parts of a schema contain copies of their references' targets.
+/// Maximum number of bytes of a grammar; parts of a schema contain copies of their references' targets.
 const BYTES: usize = 2 << 20;
 
-/// Most levels of nested schemas; a rule takes more stack per level than a schema.
+/// Maximum number of levels of nested schemas; a rule takes more stack per level than a schema.
 const LEVELS: usize = 200;
 
 /// Keywords without effect on values.
