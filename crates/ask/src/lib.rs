@@ -5,7 +5,8 @@
 //! content ([`KeepOptions`]), so later questions need not read them again, even in another process.
 //!
 //! If the documents exceed the context, each question reads the parts that share words with it ([`Amount`]), or also
-//! the parts that are nearest in meaning ([`AskOptions::embeddings`]). The caller can choose pages and chapters instead ([`Scope`]).
+//! the parts that are nearest in meaning ([`AskOptions::embeddings`]). The caller can choose pages and chapters instead
+//! ([`Scope`]).
 //!
 //! The crate selects unset options by free memory and by the lengths from which policies are faster ([`Choice`]). One
 //! line shows them.

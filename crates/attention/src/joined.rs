@@ -266,8 +266,8 @@ mod tests {
     use crate::testing::noise;
     use crate::{Arithmetic, Plane};
 
-    /// Pages of 200 tokens that remain for jobs of these selections after they share as many of eight pages as possible.
-    /// Each job has one query at position 2000.
+    /// Pages of 200 tokens that remain for jobs of these selections after they share as many of eight pages as
+    /// possible. Each job has one query at position 2000.
     fn left(selections: &[Selection], pages: &[Vec<PageView>], begun: &[usize]) -> Vec<usize> {
         let queries = noise(3, 32);
         let jobs = selections.iter().zip(pages).map(|(selection, pages)| AttendJob {

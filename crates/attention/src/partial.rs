@@ -255,7 +255,7 @@ impl Partial {
         }
         let Some(sink) = sink else { return 1.0 / l };
         let top = m.max(sink);
-        // An infinite sink has no difference to itself.
+        // The difference of two equal infinite logits would be NaN.
         let weight = |logit: f32| if logit == top { 1.0 } else { math::exp(logit - top) };
         let scale = weight(m);
         scale / (l * scale + weight(sink))

@@ -35,7 +35,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// One token of each sequence through all layers, and the logits.
+/// Computes one token of each sequence through all layers, and the logits.
 fn pass(
     forward: &mut HostForward,
     layers: usize,

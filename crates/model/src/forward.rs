@@ -111,7 +111,8 @@ pub struct Projected<'a> {
     pub index: Option<ProjectedIndex<'a>>,
 }
 
-/// Queries, weights and keys of a layer's own indexer ([`IndexerShape`](crate::IndexerShape)) for the first rows of a batch.
+/// Queries, weights and keys of a layer's own indexer ([`IndexerShape`](crate::IndexerShape)) for the first rows of a
+/// batch.
 #[derive(Debug, Clone, Copy)]
 pub struct ProjectedIndex<'a> {
     /// `[rows, heads, width]`, rotated to the rows' positions.

@@ -10,8 +10,8 @@ pub struct InfillTokens {
     pub prefix: u32,
     /// Mark before the text after the gap.
     pub suffix: u32,
-    /// Mark after both texts, where the model begins to write. Without this mark the text after the gap comes first, and
-    /// the model continues the text before the gap.
+    /// Mark after both texts, where the model begins to write. Without this mark the text after the gap comes first,
+    /// and the model continues the text before the gap.
     pub middle: Option<u32>,
     /// Mark before the name of a repository.
     pub repository: Option<u32>,

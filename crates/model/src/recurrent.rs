@@ -92,7 +92,8 @@ impl RecurrentLayer<'_> {
         &self.state.convolution
     }
 
-    /// Copies the memories of the heads to `out`, `[heads, rows, columns]`: of a Gated DeltaNet `[value_heads, key_dim, value_dim]`.
+    /// Copies the memories of the heads to `out`, `[heads, rows, columns]`: of a Gated DeltaNet
+    /// `[value_heads, key_dim, value_dim]`.
     ///
     /// # Panics
     /// When `out` holds another number of values.

@@ -34,7 +34,8 @@ pub(crate) struct PeakBlocks {
 }
 
 impl PeakBlocks {
-    /// The blocks of a chunk's queries. `always(query_block, key_block)` is true for blocks that are read without a peak.
+    /// The blocks of a chunk's queries. `always(query_block, key_block)` is true for blocks that are read without a
+    /// peak.
     pub(crate) fn new(chunk: &QueryTile<'_>, block: usize, always: impl Fn(usize, usize) -> bool) -> Self {
         let numbers = query_blocks(chunk, block);
         Self {

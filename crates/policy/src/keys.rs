@@ -23,8 +23,8 @@ pub fn read_tokens(pages: &[PageView<'_>], head_dim: usize, first: usize, out: &
     }
 }
 
-/// Passes keys `tokens` to `take` in order, with the position of the first: `[count, head_dim]` as f32, at most up to the
-/// next multiple of `step`.
+/// Passes keys `tokens` to `take` in order, with the position of the first: `[count, head_dim]` as f32, at most up to
+/// the next multiple of `step`.
 pub(crate) fn for_each_rows(
     pages: &[PageView<'_>],
     head_dim: usize,
@@ -42,7 +42,8 @@ pub(crate) fn for_each_rows(
     }
 }
 
-/// The end of the page if it continues `known` keys with new ones. A page farther ahead must wait for the pages between.
+/// The end of the page if it continues `known` keys with new ones. A page farther ahead must wait for the pages
+/// between.
 pub(crate) fn continued_by(known: usize, page: &PageView<'_>) -> Option<usize> {
     let end = page.start + page.tokens;
     (page.start <= known && end > known).then_some(end)

@@ -107,8 +107,8 @@ impl PolicySpec {
         self.from
     }
 
-    /// Distance of a prompt's queries that also read everything; their difference corrects the queries after them.
-    /// `None` without correction.
+    /// The distance between the prompt's queries that also read every token. The difference between their two results
+    /// corrects the queries after them. `None` without correction.
     pub fn delta(&self) -> Option<usize> {
         self.delta
     }

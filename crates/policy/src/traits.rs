@@ -171,7 +171,7 @@ impl Traits {
         self
     }
 
-    /// Adds eviction of tokens for good ([`Evict`](crate::Evict)).
+    /// Adds permanent eviction of tokens ([`Evict`](crate::Evict)).
     pub const fn with_eviction(mut self) -> Self {
         self.evicts = true;
         self.follows_from_keys = false;

@@ -1,7 +1,7 @@
 //! A server for long contexts over HTTP, on the engine's scheduler.
 //!
-//! It speaks the shapes of OpenAI (`/v1/completions`, `/v1/chat/completions`, `/v1/responses`), of Anthropic (`/v1/messages`) and of
-//! Ollama (`/api/chat`, `/api/generate`). It does no scheduling of its own: one thread steps a
+//! It speaks the shapes of OpenAI (`/v1/completions`, `/v1/chat/completions`, `/v1/responses`), of Anthropic
+//! (`/v1/messages`) and of Ollama (`/api/chat`, `/api/generate`). It does no scheduling of its own: one thread steps a
 //! [`Scheduler`](riffle_engine::Scheduler), and requests reach it as messages.
 //!
 //! Guarantees:

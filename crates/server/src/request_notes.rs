@@ -1,4 +1,5 @@
-//! The log's facts about a request, from its arrival to the end of its answer; refused requests are logged and counted here.
+//! The log's facts about a request, from its arrival to the end of its answer; refused requests are logged and counted
+//! here.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;

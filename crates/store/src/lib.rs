@@ -57,8 +57,8 @@ pub fn is_address(text: &str) -> bool {
 ///
 /// - `s3://BUCKET[/PREFIX]`, with `region=` and `endpoint=` for services other than Amazon's. Keys come from
 ///   `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, a web identity, or the machine's role.
-/// - `valkey://[USER[:PASSWORD]@]HOST[:PORT][/DATABASE]`, with `prefix=`; `redis://` as well, `valkeys://` and
-///   `rediss://` encrypted. Without a password in the address, `VALKEY_PASSWORD` or `REDIS_PASSWORD` is used.
+/// - `valkey://[USER[:PASSWORD]@]HOST[:PORT][/DATABASE]`, with `prefix=`. `redis://` means the same. `valkeys://` and
+///   `rediss://` are encrypted. Without a password in the address, `VALKEY_PASSWORD` or `REDIS_PASSWORD` is used.
 ///
 /// All take `expiry=` (`12h`, `7d`), `budget=` (`200G`) and `machines=any`.
 ///

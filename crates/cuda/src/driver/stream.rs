@@ -98,8 +98,8 @@ impl Stream {
         };
         let Some(readers) = readers else { return Ok(false) };
         let queued = copies.iter().try_for_each(|(to, from)| {
-            // SAFETY: the sizes agree. Before the borrow of `from` ends its owner is told to wait for the mark, or the copies have
-            // run; regions lie in buffers that are freed only after everything queued has run.
+            // SAFETY: the sizes agree. Before the borrow of `from` ends its owner is told to wait for the mark, or the
+            // copies have run; regions lie in buffers that are freed only after everything queued has run.
             unsafe { self.copy(Direction::Upload, to.address(), from.as_ptr() as u64, from.len()) }
         });
         let marked = queued.and_then(|()| self.record(done));

@@ -103,11 +103,11 @@ pub(super) struct CallLists {
 pub(super) struct CallMemory {
     gpu: Gpu,
     heads: usize,
-    // state of a prefill, or partials of a decode
+    // The state of a prefill, or the partials of a decode.
     sums: DeviceBuffer,
     outputs: DeviceBuffer,
     workspace: DeviceBuffer,
-    // results for main memory
+    // Results in main memory.
     host_attended: PinnedBuffer,
     host_log_sum_exp: PinnedBuffer,
 }

@@ -22,7 +22,7 @@ use super::traffic::Traffic;
 use crate::ops::{KEY_BLOCK, Queries, Reads, TileReads};
 use crate::{CudaError, Stream};
 
-/// Pages of one part of a decode lie on the device together: a part is eight blocks of keys.
+/// Pages of one part of a decode, which lie on the device together. A part is eight blocks of keys.
 const PART_PAGES: usize = 8;
 /// Bytes for flattened selections.
 const LIST_BYTES: u64 = 16 << 20;

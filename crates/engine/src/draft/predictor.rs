@@ -342,7 +342,7 @@ mod tests {
         let (engine, expected) = (engine(256), expected());
         let mut runner = Runner::new(&engine);
         let mut sequences: Vec<Sequence> = (0..5).map(|_| sequence(&engine)).collect();
-        // There is room for two blocks of a context of 256 tokens, and for two more of a sequence.
+        // There is room for four blocks: two for a context of 256 tokens, and two more for the one sequence.
         for sequence in &mut sequences {
             read(&mut runner, sequence, &expected.tokens, Phase::Prefill);
         }

@@ -76,8 +76,8 @@ impl Encoding {
     /// Starts to compute a vector for each text, as in [`Engine::embedding`].
     ///
     /// # Errors
-    /// [`EngineError::NoVectors`], [`EngineError::EmptyPrompt`], [`EngineError::TextTooLong`], [`EngineError::OutOfMemory`] before
-    /// anything is allocated.
+    /// [`EngineError::NoVectors`], [`EngineError::EmptyPrompt`], [`EngineError::TextTooLong`],
+    /// [`EngineError::OutOfMemory`] before anything is allocated.
     pub fn vectors(engine: &Arc<Engine>, texts: Vec<Vec<u32>>) -> Result<Self, EngineError> {
         engine.embedding()?;
         let texts = texts.into_iter().map(TextTokens::from).collect();

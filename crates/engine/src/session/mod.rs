@@ -358,7 +358,8 @@ impl Session {
         let Some(failure) = outcomes.pop().flatten() else {
             return Ok(());
         };
-        // Returns the first failure. A failure of the recovery only leaves the session with fewer tokens; each is complete.
+        // Returns the first failure. A failure of the recovery only leaves the session with fewer tokens; each is
+        // complete.
         drop(self.read_again(&failure.again));
         Err(failure.error)
     }

@@ -193,8 +193,8 @@ impl Tokenizer {
         self.pipeline.surroundings.joins_texts()
     }
 
-    /// Token ids of two texts in one sequence, with the tokens that the model expects around them. Control tokens that the
-    /// texts spell stay text. `poll` is as in [`encode_conversation_until`](Self::encode_conversation_until).
+    /// Token ids of two texts in one sequence, with the tokens that the model expects around them. Control tokens that
+    /// the texts spell stay text. `poll` is as in [`encode_conversation_until`](Self::encode_conversation_until).
     ///
     /// # Errors
     /// As there, and for a tokenizer that does not join texts.

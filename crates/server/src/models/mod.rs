@@ -333,7 +333,7 @@ impl Shelf {
         let slot = &state.rotation.slots[index];
         let (stays, is_open, stage) = (slot.stays, slot.is_open(), slot.stage);
         if let Some(app) = state.apps[index].clone().filter(|_| is_open) {
-            // A model that never leaves refuses requests on its own thread.
+            // A model that never leaves is not loaded again: if it has stopped, its own thread refuses the request.
             if stays || is_alive(&app) {
                 state.rotation.begin_use(index, keep);
                 drop(state);

@@ -42,7 +42,7 @@ pub(super) enum Reply {
 const BUFFER_BYTES: usize = 64 << 10;
 /// The longest line of a reply.
 const LINE_BYTES: usize = 64 << 10;
-/// Deepest nesting of lists, and most entries of one.
+/// Deepest nesting of lists, and the maximum number of entries of one list.
 const MOST_DEPTH: usize = 4;
 const MOST_ENTRIES: usize = 1 << 16;
 

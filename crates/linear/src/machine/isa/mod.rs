@@ -153,8 +153,8 @@ impl Isa {
         sets
     }
 
-    /// Adds to `sums` the products of `weights`, `[steps, blocks, 16]`, with each token's row of `steps` values, panel by
-    /// panel.
+    /// Adds to `sums` the products of `weights`, `[steps, blocks, 16]`, with each token's row of `steps` values, panel
+    /// by panel.
     pub(crate) fn float_tile<E: Element>(
         self,
         weights: &[[E::Bits; LANES]],
@@ -220,8 +220,8 @@ impl Isa {
         usize::MAX
     }
 
-    /// Adds to `sums`, `[tokens, 16]`, the products of a band of 16 rows with `activations`, `[tokens, stretches]`, stretch by
-    /// stretch.
+    /// Adds to `sums`, `[tokens, 16]`, the products of a band of 16 rows with `activations`, `[tokens, stretches]`,
+    /// stretch by stretch.
     pub(crate) fn quant_band<Q: Quant>(
         self,
         weights: &[u8],

@@ -210,7 +210,7 @@ impl Answering for ChatAnswer {
                     DriverEvent::Reading(reading) => {
                         let mut chunk = self.head.chunk(index, &json!({}), None);
                         if self.asked.wishes.generate.probabilities.is_some() {
-                            // Clients that request them expect them in every chunk.
+                            // Clients that request probabilities expect this field in every chunk.
                             chunk["choices"][0]["logprobs"] = json!({"content": [], "refusal": null});
                         }
                         report::put_progress(&mut chunk, &self.asked.wishes, &reading);
