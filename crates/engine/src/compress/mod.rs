@@ -135,7 +135,7 @@ pub(super) fn check_compressible(sequence: &Sequence, options: &CompressOptions)
     Ok(())
 }
 
-/// Checks that a sequence, if it is compressed, has text that is not.
+/// Checks that a compressed sequence has further text since its compression.
 fn check_grown(sequence: &Sequence, recent_tokens: usize) -> Result<(), EngineError> {
     let since = whole_since(sequence);
     if since == 0 {

@@ -306,7 +306,8 @@ pub(crate) fn has_layer(sequence: &mut Sequence, search: &mut SharedSearch, laye
     Some(true)
 }
 
-/// Ends a fetch that a pass has continued from: after a pass through all layers it is complete.
+/// Counts the tokens of a fetch from which a pass has continued. The fetch is complete, because the pass has read all
+/// layers.
 pub(crate) fn complete_early(shared: &mut SharedPrefixes, search: &SharedSearch) {
     if let Some(early) = &search.early {
         shared.report.found_tokens += early.tokens - search.held;

@@ -60,7 +60,7 @@ pub(super) struct FarPage<'a> {
 }
 
 impl<'a> Plan<'a> {
-    /// `wanted` are pages of each KV head, as spans of page numbers; `None` means all.
+    /// `wanted` names the pages of each KV head, as spans of page numbers; `None` means all.
     pub(super) fn new<'w>(
         layer: usize,
         reads: impl Iterator<Item = (SequencePages<'a>, Option<&'w [Vec<Span>]>)>,

@@ -140,7 +140,7 @@ mod tests {
         let mut mapping = MmapMut::map_anon(len + HUGE_PAGE_BYTES).unwrap();
         let address = mapping.as_ptr().addr();
         let start = address.next_multiple_of(HUGE_PAGE_BYTES) - address;
-        // The timed page is written before there are weights: its first byte stays zero here.
+        // Timing a page writes zero to its first byte, so this byte is zero here from the start.
         let byte = |at: usize| if at == start { 0 } else { (at / 4096 * 31 + at) as u8 };
         for at in (start..start + len).step_by(64) {
             mapping[at] = byte(at);
