@@ -1,5 +1,5 @@
-//! A sequence's rows of the predicting layer: its keys and values, one row for each position with a known hidden
-//! state and next token, and the hidden states that wait for their rows.
+//! A sequence's rows of the predicting layer: keys and values. There is one row for each position whose hidden state
+//! and next token are known. Other hidden states wait for their rows.
 //!
 //! Rows only serve drafts. A sequence continued from pages or a file without rows starts them there. A sequence that
 //! returns to a position without its state leaves this row out.

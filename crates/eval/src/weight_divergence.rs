@@ -50,8 +50,8 @@ impl Default for WeightDivergenceOptions {
     }
 }
 
-/// Reads a text with both models, one after the other, and compares their predictions for every token of the second
-/// half of each window. A temporary file holds the original's predictions.
+/// Reads a text with both models, one after the other. Compares their predictions for every token of the second half of
+/// each window. A temporary file holds the original's predictions.
 ///
 /// # Errors
 /// [`EvalError::Engine`] for a model that does not load; [`EvalError::Option`] for different vocabularies or a short

@@ -157,8 +157,8 @@ impl KvTiers {
         self.disk.is_some() || !self.device.reads_main_memory()
     }
 
-    /// Bytes of the pages of `tokens` tokens in the nearest tier, in a separate RAM tier, and on disk, including
-    /// pages being loaded.
+    /// Bytes of the pages of `tokens` tokens: in the nearest tier, in a separate RAM tier, and on disk. Pages that are
+    /// being loaded count.
     pub fn bytes_for(&self, shape: &CacheShape, tokens: usize) -> [u64; 3] {
         if !self.has_farther() {
             return [self.pages_bytes(shape, tokens), 0, 0];

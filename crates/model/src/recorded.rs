@@ -1,8 +1,8 @@
 //! Records the inputs of a recurrent layer's latest rows, so that the layer can return to any of them.
 //!
-//! A recurrent state cannot remove a token. Before drafted tokens are verified, the state is copied once, and each
-//! row's inputs are recorded. The inputs of accepted rows are then replayed into the copy, which is much less work
-//! than the rows themselves and gives the same bits.
+//! A recurrent state cannot remove a token. Before drafted tokens are verified, the state is copied once. Each row's
+//! inputs are recorded. The inputs of accepted rows are then replayed into the copy. This gives the same bits, and is
+//! much less work than the rows themselves.
 
 use crate::{SegmentPart, StateShape};
 

@@ -71,8 +71,8 @@ fn scan_in(arithmetic: Arithmetic, scan: &mut Scan, tile: &QueryTile<'_>, contex
     scan.run(tile, &kv, context.tokens, &options).expect(SOUND);
 }
 
-/// Scans the tile's rows a few at a time with `run`, so that their weights stay in the processor's caches, and passes
-/// each part to `each`.
+/// Scans the tile's rows a few at a time with `run`, and passes each part to `each`. The weights of a few rows stay in
+/// the processor's caches.
 pub(crate) fn scan_in_parts(
     scan: &mut Scan,
     tile: &QueryTile<'_>,

@@ -22,8 +22,8 @@ const DELTA: &str = "delta";
 /// the next such query (Delta Attention, Willette et al. 2025, arXiv:2505.11254). Without it, or with `delta=off`,
 /// nothing is corrected; the paper uses 64.
 ///
-/// Parsing checks names and values and fills in the defaults, so every spec can be built in all phases of its policy.
-/// It prints with all its parameters.
+/// Parsing checks names and values and fills in the defaults. Every spec can therefore be built in all phases of its
+/// policy. It prints with all its parameters.
 #[derive(Clone, PartialEq)]
 pub struct PolicySpec {
     info: &'static PolicyInfo,

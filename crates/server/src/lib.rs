@@ -7,8 +7,8 @@
 //! Guarantees:
 //!
 //! - The server refuses an unsupported field by name with status 400, and never ignores it.
-//! - The server notices a client that goes away, without a message from it. The request's work ends within one piece,
-//!   and the pages of its prompt stay for a later request with the same beginning.
+//! - The server notices a client that goes away, without a message from it. The request's work ends within one piece.
+//!   The pages of its prompt stay for a later request with the same beginning.
 //! - An answer has the bytes that it has alone, whatever else runs.
 //! - A client that reads slowly holds up nobody.
 //!

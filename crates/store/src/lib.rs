@@ -1,9 +1,9 @@
 //! Stores in which several processes or machines share KV blocks: S3-compatible buckets, Valkey and Redis.
 //!
-//! [`open`] turns an address into a [`BlockStore`]; [`riffle_kv::SharedBlocks`] checks blocks, counts, reads ahead
-//! and writes in the background. Every operation here ends by its time limit, uses no more memory than the caller
-//! allows, and runs on the calling thread. Passwords and keys come from the address or, better, from the usual
-//! environment variables, and never appear in messages.
+//! [`open`] turns an address into a [`BlockStore`]; [`riffle_kv::SharedBlocks`] checks blocks, counts, reads ahead and
+//! writes in the background. Every operation here ends by its time limit and runs on the calling thread. It uses no
+//! more memory than the caller allows. Passwords and keys come from the address or, better, from the usual environment
+//! variables, and never appear in messages.
 //!
 //! ```
 //! let environment = |name: &str| (name == "VALKEY_PASSWORD").then(|| "secret".to_owned());

@@ -83,7 +83,7 @@ pub fn expect_read(file: &File, offset: u64, bytes: u64) {
     platform::expect_read(file, offset, bytes);
 }
 
-/// Writes a file to the disk and drops it from the system's cache, so that the next reads are as slow as the disk. On
+/// Writes a file to the disk and drops it from the system's cache. The next reads are then as slow as the disk. On
 /// systems that cannot drop it, it is only written out.
 ///
 /// # Errors

@@ -1,7 +1,7 @@
 //! Hundreds of damaged files given to the real command, the same in every run.
 //!
 //! Each mutant is one damaged file beside intact ones. The command must end within ten seconds, with a documented exit
-//! status, without a signal or a panic, with one line of error where it refuses, and within its `--memory` and 64 MiB.
+//! status, without a signal or a panic. It must stay within its `--memory` and 64 MiB. A refusal is one line of error.
 //! Its answer must be the one that the intact file gives, unless the damage can make another legal file.
 //!
 //! Damage is of two kinds. [`Structure`](mutation::Harm::Structure) breaks what the format promises: a length, a type,

@@ -120,8 +120,7 @@ impl MadeLayer {
     }
 }
 
-/// Keys of about every twentieth block get logits of about six from all queries, so that few blocks hold most of the
-/// mass.
+/// Keys of about every twentieth block get logits of about six from all queries. Few blocks then hold most of the mass.
 fn keys_and_values(case: &AttentionCase, start: usize, tokens: usize) -> (Vec<f32>, Vec<f32>) {
     const BLOCK: usize = 128;
     let width = case.kv_heads * case.head_dim;

@@ -16,7 +16,7 @@ use crate::ops::{self, HeadRows};
 use crate::{CudaError, Region, Stream};
 
 /// Blocks are counted from a segment's first row. The delta rule's kernels sum the remaining rows of a call in another
-/// order, so a block with another end would change bits.
+/// order. A block with another end would therefore change bits.
 const CUT_GRID: CutGrid = CutGrid::Rows(ROW_BLOCK);
 
 /// A batch on a device: hidden states stay there. [`Forward`] copies queries, keys and values to main memory and the

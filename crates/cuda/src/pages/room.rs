@@ -356,8 +356,8 @@ impl DeviceRoom {
         self.or_clear(taken)
     }
 
-    /// Bound of each block of every KV head's first `tokens` tokens, summed over `queries` and the heads of the
-    /// group, with the CPU's bits. All of the tokens must be [summarised](Self::summaries_known).
+    /// Bound of each block of every KV head's first `tokens` tokens, with the CPU's bits. It is the sum over `queries`
+    /// and the heads of the group. All of the tokens must be [summarised](Self::summaries_known).
     ///
     /// # Errors
     /// A lost device, too little memory: everything is then forgotten.

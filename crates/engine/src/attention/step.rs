@@ -170,8 +170,8 @@ impl AttentionState {
         Ok(())
     }
 
-    /// Writes the result of a chunk to `output`, the rows of the sequence `[tokens, heads, value_width]`, and passes
-    /// it to policies, observers and the audit. A result that stays on the device is completed there.
+    /// Writes the result of a chunk to `output`, the rows of the sequence `[tokens, heads, value_width]`. Passes it to
+    /// policies, observers and the audit. A result that stays on the device is completed there.
     pub(crate) fn complete(
         &mut self,
         step: &LayerStep,
@@ -284,8 +284,8 @@ impl AttentionState {
         }
     }
 
-    /// Adds new keys to bounds on a device while their pages are there, for policies of the other phase that will
-    /// rank blocks by bounds.
+    /// Adds new keys to bounds on a device while their pages are there. Policies of the other phase will rank blocks by
+    /// these bounds.
     fn extend_watched_bounds(&mut self, input: &LayerRows<'_>, tokens: &Range<usize>) -> Result<bool, EngineError> {
         let policies = self.policies.beside_mut(input.step.phase);
         let (Some(estimates), Some(policies)) = (self.reader.estimates(), policies) else {

@@ -62,9 +62,9 @@ struct HeadScores {
 
 /// Keeps the KV pairs of every head that later queries will need most, and frees the pages of the others.
 ///
-/// A sequence that has grown since its last compression can be compressed again: [`CompressMethod::KvZip`] keeps a
-/// share of the tokens read since then, and every pair that it kept before, if all layers see the whole text. So a
-/// text is compressed by parts, and never held whole. [`CompressMethod::Expected`] keeps a share of all pairs held.
+/// A sequence that has grown since its last compression can be compressed again. If all layers see the whole text,
+/// [`CompressMethod::KvZip`] keeps a share of the tokens read since then, and every pair that it kept before. So a text
+/// can be compressed by parts, and is never held whole. [`CompressMethod::Expected`] keeps a share of all pairs held.
 ///
 /// The choice depends on neither a question nor the number of threads. Layers with a sliding window and recurrent
 /// layers are unchanged. Afterwards the sequence can be continued, forked, saved and restored as before. It can

@@ -6,7 +6,7 @@
 //! rate is learned from the answer's drafts, and costs come from stored constants. Nothing is timed, so the same
 //! request always gets the same drafts.
 //!
-//! Failed drafts cost time. [`Balance`] compares the cost of an answer's drafts with the passes that they saved, and
+//! Failed drafts cost time. [`Balance`] compares the cost of an answer's drafts with the passes that they saved. It
 //! refuses a draft that could raise the loss above [`LOSS`].
 
 use crate::draft_spec::MOST_TOKENS;

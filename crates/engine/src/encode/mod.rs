@@ -1,8 +1,8 @@
 //! Reads whole texts for vectors and scores, without a cache.
 //!
-//! A text goes through the layers in one batch, and each layer attends over the keys and values that it has just
-//! projected. So there is no cache, no policy and no rounding of keys, and a token may see later ones. Short texts
-//! share a batch. Each attends only to itself, so its bits do not depend on the others.
+//! A text goes through the layers in one batch. Each layer attends over the keys and values that it has just projected.
+//! So there is no cache, no policy and no rounding of keys, and a token may see later ones. Short texts share a batch.
+//! Each attends only to itself, so its bits do not depend on the others.
 
 mod attention;
 

@@ -131,8 +131,8 @@ impl Running {
     }
 }
 
-/// The sequences that may be offered to caches outside the pool, with the tokens already offered, and true if the
-/// whole prompt has been read.
+/// The sequences that may be offered to caches outside the pool. With each come the tokens already offered, and true if
+/// the whole prompt has been read.
 pub(super) fn offers<'a>(
     running: &'a mut [Running],
     idle: &'a mut Idle,

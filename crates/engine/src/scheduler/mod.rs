@@ -75,7 +75,7 @@ pub struct SchedulerOptions {
 }
 
 impl SchedulerOptions {
-    /// Serves as many requests at a time as the engine has sequences, gives prompts half of the time, and uses no disk.
+    /// Serves as many requests at a time as the engine has sequences. Prompts get half of the time. No disk is used.
     pub fn for_engine(options: &EngineOptions) -> Self {
         Self {
             most_running: options.machine.sequences,

@@ -63,7 +63,7 @@ impl MeasuredPrefixCache {
         })
     }
 
-    /// Measures `load`, which fills a sequence from the cache and returns its own result and the number of damaged
+    /// Measures `load`, which fills a sequence from the cache. `load` returns its own result and the number of damaged
     /// blocks that it removed.
     pub(crate) fn load<T>(
         &mut self,

@@ -335,8 +335,9 @@ pub(crate) fn drop_fetch(sequence: &mut Sequence, search: &SharedSearch) {
     }
 }
 
-/// Copies pages of the prompt, from token `from` on, and the state of recurrent layers if known, to be written to a
-/// shared store in the background, in a bounded step. Returns the number of tokens that need not be offered again.
+/// Copies pages of the prompt, from token `from` on, and the state of recurrent layers if known. Threads write the
+/// copies to a shared store in the background. The step is bounded. Returns the number of tokens that need not be
+/// offered again.
 pub(crate) fn publish(sequence: &Sequence, shared: &SharedPrefixes, from: usize) -> Result<usize, EngineError> {
     let (attention, blocks) = (sequence.attention(), &shared.blocks);
     if !attention.is_whole() {

@@ -74,7 +74,7 @@ impl<'a> Tail<'a> {
         self.parse(&bytes, page_tokens)
     }
 
-    /// Appends the common leading tokens of the file's tail and this one to a cache of whole pages, and returns their
+    /// Appends the common leading tokens of the file's tail and this one to a cache of whole pages. Returns their
     /// number. `None` if the file is not an intact tail of this block. Truncate the cache after an error.
     pub(super) fn read_into(&self, path: &Path, cache: &mut KvCache) -> Result<Option<usize>, KvError> {
         let shape = *cache.shape();

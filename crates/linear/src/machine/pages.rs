@@ -1,10 +1,9 @@
 //! Huge pages for weights, immediately or later.
 //!
-//! Products read weights a tenth faster from huge pages. Most systems give a huge page within 0.3 ms. A virtual
-//! machine that has returned its free memory to the host takes 5 ms, fifteen times as long as for the same memory in
-//! small pages, and model loading would wait. [`prepare`] therefore times one huge page in each part of a mapping. If
-//! this page is slow, the part is written in small pages, and [`gather_pages`] turns these into huge ones after the
-//! model is loaded.
+//! Products read weights a tenth faster from huge pages. Most systems give a huge page within 0.3 ms. A virtual machine
+//! that has returned its free memory to the host takes 5 ms, fifteen times as long as for small pages of this size.
+//! Model loading would wait for it. [`prepare`] therefore times one huge page in each part of a mapping. If this page
+//! is slow, the part is written in small pages. [`gather_pages`] turns these into huge ones after the model is loaded.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, Weak};

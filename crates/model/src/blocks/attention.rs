@@ -37,8 +37,8 @@ pub struct Attention {
 pub struct KeyValue {
     /// Projection to `[kv_heads, key_width]`.
     pub key: Projection,
-    /// Projection to `[kv_heads, value_width]`. `None` for a latent layer, whose values are prefixes of its keys, and
-    /// for a layer whose values are its projected keys before norm and rotation.
+    /// Projection to `[kv_heads, value_width]`. `None` for a latent layer, whose values are prefixes of its keys. Also
+    /// `None` for a layer whose values are its projected keys before norm and rotation.
     pub value: Option<Projection>,
     /// Norm of each value head, `[value_width]`.
     pub value_norm: Option<Norm>,

@@ -298,8 +298,8 @@ fn place(entry: Entry, data_start: u64, alignment: u64, file_bytes: u64) -> Resu
     })
 }
 
-/// Tensors must follow each other from the start of the data to the end of the file, with only padding up to the next
-/// aligned byte. Unclaimed bytes mean that a tensor is declared smaller than it is.
+/// Tensors must follow each other from the start of the data to the end of the file. Only padding up to the next
+/// aligned byte may lie between them. Unclaimed bytes mean that a tensor is declared smaller than it is.
 fn check_layout(tensors: &[StoredTensor], data_start: u64, alignment: u64, file_bytes: u64) -> Result<(), String> {
     let mut order: Vec<&StoredTensor> = tensors.iter().collect();
     order.sort_by_key(|tensor| tensor.range.start);

@@ -158,8 +158,8 @@ impl Tokenizer {
     /// Special tokens spelt in the text are always recognised. Time and memory are nearly linear in the text.
     ///
     /// # Errors
-    /// [`ModelError::Tokenize`] if the tokenizer's settings cannot handle the text: a pattern that takes too many
-    /// steps, replacements that make the text too long, characters outside the vocabulary with no token for them.
+    /// [`ModelError::Tokenize`] if the tokenizer's settings cannot handle the text: a pattern takes too many steps,
+    /// replacements make the text too long, or a character has no token.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, ModelError> {
         self.encode_around(text, &[], add_special, &mut |_| ControlFlow::Continue(()))
     }

@@ -1,8 +1,8 @@
 //! The models of a server: the listed ones, the loaded ones, and the requests that wait for one.
 //!
 //! A server has one memory plan. A model is loaded when a request names it and its memory fits beside the loaded
-//! models; otherwise the least recently used model is unloaded first, after its answers. Its prompts stay in the prefix
-//! cache. One thread, the *keeper*, decides this ([`Rotation`]) and starts a thread for each load and unload, so that
+//! models. Otherwise the least recently used model is unloaded first, after its answers. Its prompts stay in the prefix
+//! cache. One thread, the *keeper*, decides this ([`Rotation`]). It starts a thread for each load and unload, so that
 //! nobody waits for another's model.
 //!
 //! A server with one engine that its caller has loaded is the simplest case: a model that stays, and no keeper.

@@ -209,8 +209,8 @@ impl Isa {
     }
 
     /// Stretches per panel of activations; several bands are multiplied with a panel before the next. If many tokens
-    /// share unpacked weights on x86-64, it is the number of stretches unpacked together, so that a panel stays in
-    /// the first-level cache. Otherwise it is all stretches.
+    /// share unpacked weights on x86-64, it is the number of stretches unpacked together: a panel then stays in the
+    /// first-level cache. Otherwise it is all stretches.
     pub(crate) fn panel_stretches(self, format: &BlockFormat, tokens: usize) -> usize {
         #[cfg(target_arch = "x86_64")]
         if self.0 != Set::Scalar && self.band_tokens(format) > TILE_TOKENS && tokens > 2 * TILE_TOKENS {

@@ -41,7 +41,7 @@ const ANNOTATIONS: [&str; 13] = [
 ];
 
 /// A grammar for a schema that is [prepared](super::prepare) with its options. `None` if no closed object has two
-/// names, if the grammar would be too large, or if references name other parts than definitions.
+/// names, or if the grammar would be too large. Also if references name other parts than definitions.
 pub(in crate::forms) fn any_order(schema: &Value) -> Option<String> {
     let references = References::new(schema).ok()?;
     if references.has_inner_documents() {
