@@ -35,7 +35,7 @@ fn rotate(block: &mut [f32]) {
     }
     let (rows, rest) = block.as_chunks_mut::<LANES>();
     rows.iter_mut().for_each(rotate_row);
-    // A block shorter than a row.
+    // A block with fewer elements than `LANES`.
     let mut stride = rest.len() / 2;
     while stride > 0 {
         for pair in rest.chunks_exact_mut(2 * stride) {

@@ -59,7 +59,7 @@ impl PredictorRoom {
     pub(crate) fn new(config: &ModelConfig, options: &EngineOptions, context: usize) -> Arc<Self> {
         let attend = AttendOptions::new(config.attention_scale)
             .with_soft_cap(config.soft_cap)
-            // Every row precedes the reading one.
+            // Every stored row precedes the row that reads it.
             .with_causal(false)
             .with_arithmetic(Arithmetic::Fused);
         Arc::new(Self {

@@ -79,7 +79,7 @@ const SPELLINGS: &[Texts] = &[
         file: "",
         padding: "<fim-pad>",
     },
-    // DeepSeek Coder marks the gap by a hole.
+    // DeepSeek Coder's middle mark stands at the end, and its hole at the gap.
     Texts {
         prefix: "<｜fim▁begin｜>",
         suffix: "<｜fim▁hole｜>",

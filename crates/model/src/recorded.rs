@@ -61,7 +61,7 @@ impl Recorded {
             (&mut self.decay, inputs.decay),
         ];
         for (recorded, values) in values {
-            // Allocated once, for the most rows: the planned memory.
+            // One allocation for the maximum number of rows, as planned.
             recorded.reserve_exact(MOST_ROWS * (values.len() / inputs.rows) - recorded.len());
             recorded.extend_from_slice(values);
         }

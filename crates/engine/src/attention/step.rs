@@ -228,7 +228,7 @@ impl AttentionState {
             self.compare(step.phase, chosen, &sampled_runs, output)?;
         }
         let Rotation { keys, values } = step.rotation;
-        // Results are sums of values, and rotated if these are. Latent values are prefixes of keys.
+        // Results are sums of values, so they are rotated if the values are. Latent values are prefixes of keys.
         let is_rotated = if step.heads.is_latent { keys } else { values };
         if is_rotated {
             rotate(output, rotated_widths(&step.heads.cached())[1]);

@@ -237,7 +237,7 @@ mod tests {
         let costs = costs(0.4, 0.2);
         let (mut balance, mut drafted) = (Balance::default(), 0);
         for pass in 1..=1000 {
-            // A source with the initial assumption each time.
+            // Every pass drafts as a source with the initial assumption does.
             let length = next(&mut Acceptance::assumed(0.9), &costs, &balance);
             balance.count_pass();
             balance.count_draft(costs.of_draft(length), 0);
