@@ -70,8 +70,8 @@ pub trait DeviceQueue: Send + Sync {
     /// A budget that is too small, a page format without a kernel, too little memory, or a failed device.
     fn room(self: Arc<Self>, options: RoomOptions) -> Result<Box<dyn PageRoom>, DeviceError>;
 
-    /// Copies rows of a layer from main memory: queries `[tokens, heads, head_dim]`, keys and values `[tokens,
-    /// kv_heads, head_dim]`.
+    /// Copies rows of a layer from main memory: queries `[tokens, heads, head_dim]`, keys and values
+    /// `[tokens, kv_heads, head_dim]`.
     ///
     /// # Errors
     /// Too little memory, or a failed device.

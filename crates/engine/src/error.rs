@@ -293,7 +293,7 @@ impl From<EngineError> for Failure {
 }
 
 impl From<ModelError> for EngineError {
-    /// Device failures stay device failures.
+    /// A failure of the device within a model's error becomes a device error.
     fn from(error: ModelError) -> Self {
         match error {
             ModelError::Device(source) => Self::Device(DeviceError::new(source)),

@@ -65,7 +65,7 @@ impl Partial {
                     "another run writes the same file now",
                 )));
             }
-            // The lock is held, or the file system has no locks.
+            // This run holds the lock now, or the file system has no locks.
             Err(TryLockError::Error(_)) | Ok(()) => {}
         }
         let progress = open(&progress_path).map_err(|error| failed(error.into()))?;

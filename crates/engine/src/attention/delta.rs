@@ -73,8 +73,8 @@ pub(crate) fn dense_rows(
     (rows, counts)
 }
 
-/// Computes dense attention for the rows and corrects the outputs after them. `output` is the chunk's, `[tokens,
-/// heads, value_width]`.
+/// Computes dense attention for the rows and corrects the outputs after them. `output` is the chunk's,
+/// `[tokens, heads, value_width]`.
 pub(crate) fn correct(
     cache: &mut KvCache,
     chunk: &Chunk<'_>,

@@ -19,8 +19,8 @@ pub(crate) struct RollingWindow {
     since: usize,
     /// Position of the window's keys minus their slot in the cache.
     pub(crate) offset: usize,
-    /// Keys of the sinks at their original positions: for each layer of the cache `[sink_tokens, kv_heads,
-    /// head_dim]`. Empty before the first drop.
+    /// Keys of the sinks at their original positions: for each layer of the cache `[sink_tokens, kv_heads, head_dim]`.
+    /// Empty before the first drop.
     pub(crate) sinks: Vec<Vec<f32>>,
 }
 

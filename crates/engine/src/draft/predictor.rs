@@ -106,8 +106,9 @@ fn draft_all(
     }
 }
 
-/// Reads the last token of each sequence as a separate row, joined with the hidden state before it, `[sequences,
-/// hidden_size]`. Returns the next states, and writes the logits after them to `logits`, `[sequences, vocab_size]`.
+/// Reads the last token of each sequence as a separate row, joined with the hidden state before it,
+/// `[sequences, hidden_size]`. Returns the next states, and writes the logits after them to `logits`,
+/// `[sequences, vocab_size]`.
 pub(super) fn predict<'f>(
     forward: &'f mut PredictorForward,
     sequences: &mut [&mut Sequence],

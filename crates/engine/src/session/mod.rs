@@ -147,8 +147,8 @@ impl Session {
         self.read_prompt(tokens, observe, &[], None)
     }
 
-    /// Reads `tokens` as [`Session::prefill`] does and passes the logits of every position: `take(first_position,
-    /// logits [positions, vocab])`, in order.
+    /// Reads `tokens` as [`Session::prefill`] does and passes the logits of every position:
+    /// `take(first_position, logits [positions, vocab])`, in order.
     ///
     /// # Errors
     /// As [`Session::prefill`].

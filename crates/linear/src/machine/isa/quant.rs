@@ -151,8 +151,8 @@ macro_rules! quant_kernels {
 
 pub(super) use quant_kernels;
 
-/// Expands to `quant_band` for an instruction set with few registers. `prefetch`, `unpack` and `stretches::<HALVES,
-/// MINIMUMS, WIDE, ROWS>` must be in scope. `WIDE` quants use all 8 bits, others at most 7.
+/// Expands to `quant_band` for an instruction set with few registers. `prefetch`, `unpack` and
+/// `stretches::<HALVES, MINIMUMS, WIDE, ROWS>` must be in scope. `WIDE` quants use all 8 bits, others at most 7.
 #[cfg(target_arch = "aarch64")]
 macro_rules! quant_tiles {
     ($features:literal) => {

@@ -141,7 +141,7 @@ impl Names {
     }
 }
 
-/// A pattern of a text.
+/// The pattern that matches exactly this text.
 fn escaped(text: &str) -> String {
     let mut pattern = String::with_capacity(text.len());
     for character in text.chars() {
