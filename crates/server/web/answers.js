@@ -26,8 +26,8 @@ export function stopAnswer(conversation) {
 }
 
 /**
- * Requests or continues `answer`, the last message of a conversation. `changed(conversation, answer)` is called for every
- * change, and `keep(conversation, answer)` at intervals.
+ * Requests or continues `answer`, the last message of a conversation. `changed(conversation, answer)` is called for
+ * every change, and `keep(conversation, answer)` at intervals.
  */
 export async function writeAnswer(conversation, answer, changed, keep) {
     const control = new AbortController();

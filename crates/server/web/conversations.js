@@ -1,12 +1,13 @@
 // Conversations: trees of messages, kept in this browser alone.
 //
-// A conversation is {id, title, isNamed, created, changed, leaf, system}. Its messages are kept one by one, so tabs that
-// write at the same time lose nothing: their additions are two branches. A message is {id, parent, role, created, text, …}.
-// A user's message has documents: [{id, name, kind, note, tokens}]. A model's message has thought, state, progress, report,
-// timings, isCut, error and touched, the time of its latest save. Its state is "waiting", "reading", "answering", "done",
-// "stopped" or "failed".
+// A conversation is {id, title, isNamed, created, changed, leaf, system}. Its messages are kept one by one, so tabs
+// that write at the same time lose nothing: their additions are two branches. A message is {id, parent, role, created,
+// text, …}. A user's message has documents: [{id, name, kind, note, tokens}]. A model's message has thought, state,
+// progress, report, timings, isCut, error and touched, the time of its latest save. Its state is "waiting", "reading",
+// "answering", "done", "stopped" or "failed".
 //
-// In memory a conversation also has `nodes`, all messages by id, and `messages`, the messages from the first to the leaf.
+// In memory a conversation also has `nodes`, all messages by id, and `messages`, the messages from the first to the
+// leaf.
 
 import { erase, readAll, readOne, write } from "./conversation-store.js";
 import { dropTexts } from "./document-texts.js";

@@ -1,9 +1,9 @@
 // Databases of this browser (IndexedDB).
 
 /**
- * A database with these stores, opened at its first use. Returns `act(mode, work)`: `work` gets a transaction of all stores
- * and may return any value, such as requests. `act` resolves to this value when the transaction is complete, and rejects
- * if it fails.
+ * A database with these stores, opened at its first use. Returns `act(mode, work)`: `work` gets a transaction of all
+ * stores and may return any value, such as requests. `act` resolves to this value when the transaction is complete, and
+ * rejects if it fails.
  */
 export function openedWhenUsed(name, stores) {
     let opened = null;

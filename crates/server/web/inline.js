@@ -110,8 +110,8 @@ class Reader {
     }
 
     /**
-     * End of a formula between single dollars, or -1. Prices are no formulas: a formula has no space inside its marks, and
-     * no digit after the last mark.
+     * End of a formula between single dollars, or -1. Prices are no formulas: a formula has no space inside its marks,
+     * and no digit after the last mark.
      */
     #endOfDollar(start) {
         const text = this.#text;

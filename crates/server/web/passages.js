@@ -19,8 +19,8 @@ const COMMON = new Set(
 
 /**
  * Passages of `documents`, `[{name, text, places, hasLines}]`, for a question and its answer:
- * `[{document, start, end, best, place}]`. `document` is an index, and `best` the start of the sentence with most of the
- * words. The list is empty if no passage stands out.
+ * `[{document, start, end, best, place}]`. `document` is an index, and `best` the start of the sentence with most of
+ * the words. The list is empty if no passage stands out.
  */
 export function passagesFor(documents, question, answer) {
     const wanted = new Map();
