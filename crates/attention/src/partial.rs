@@ -8,7 +8,7 @@ use crate::math;
 ///
 /// For row `r` and head `g` of the group: `m` is the largest logit, `l` is Σ exp(logit − m) and `o` is Σ exp(logit −
 /// m)·v. An empty partial has m = −∞, l = 0 and o = 0; merging it changes nothing. The merge is the online softmax of
-/// Milakov and Gimelshein (2018), the tiling that of FlashAttention.
+/// Milakov and Gimelshein (2018). The tiling is FlashAttention's.
 ///
 /// Its `head_dim` is the *value width*: calls read this many elements of each value. Queries and keys may have
 /// another width.

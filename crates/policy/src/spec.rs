@@ -30,7 +30,7 @@ pub struct PolicySpec {
     parameters: Parameters,
     /// Sequences with fewer tokens are read densely; `None` for the break-even length.
     from: Option<usize>,
-    /// Distance of a prompt's queries whose outputs correct those after them; `None` without correction.
+    /// The distance between the prompt's queries that correct the queries after them; `None` without correction.
     delta: Option<usize>,
 }
 
@@ -128,7 +128,7 @@ impl PolicySpec {
         (self.info.traits.summary_tokens)(&self.parameters)
     }
 
-    /// Refuses a phase that the policy does not support, or not with these parameters.
+    /// Refuses a phase that the policy does not support, alone or with these parameters.
     pub(crate) fn check_phase(&self, phase: Phase) -> Result<(), PolicyError> {
         check_phase(self.info, phase)?;
         match self.delta {

@@ -36,7 +36,7 @@ pub struct Traits {
     pub two_phases: bool,
     /// True if the policy learns from attention mass ([`Learn`](crate::Learn)).
     pub learns: bool,
-    /// True if the policy evicts tokens for good ([`Evict`](crate::Evict)).
+    /// True if the policy evicts tokens permanently ([`Evict`](crate::Evict)).
     pub evicts: bool,
     /// True if the policy has state that a session stores ([`Persist`](crate::Persist)).
     pub persists: bool,
