@@ -77,7 +77,7 @@ pub enum AskError {
         "{model} needs {needed} and {other} leaves {available}: raise `memory_budget_bytes`, or leave out `embeddings`"
     )]
     NoRoom {
-        /// The model without room.
+        /// The model that has no room.
         model: &'static str,
         /// The other model.
         other: &'static str,

@@ -1,11 +1,12 @@
 //! Questions about documents.
 //!
-//! A [`Conversation`] reads documents once, answers questions one by one, and returns the [`Passage`]s with the most
-//! attention of each answer. The documents come first in the prompt. Their pages are kept on disk and found by
-//! content ([`KeepOptions`]), so later questions need not read them again, even in another process.
+//! A [`Conversation`] reads documents once and answers questions one by one. With each answer it returns the
+//! [`Passage`]s that had the most attention. The documents come first in the prompt. Their pages are kept on disk and
+//! found by content ([`KeepOptions`]), so later questions need not read them again, even in another process.
 //!
-//! If the documents exceed the context, each question reads the parts that share words with it ([`Amount`]), or also
-//! the parts that are nearest in meaning ([`AskOptions::embeddings`]). The caller can choose pages and chapters instead ([`Scope`]).
+//! If the documents exceed the context, each question reads the parts that share words with it ([`Amount`]). With
+//! [`AskOptions::embeddings`] it also reads the parts that are nearest in meaning. The caller can choose pages and
+//! chapters instead ([`Scope`]).
 //!
 //! The crate selects unset options by free memory and by the lengths from which policies are faster ([`Choice`]). One
 //! line shows them.

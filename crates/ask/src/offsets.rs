@@ -7,7 +7,7 @@ use riffle_model::{ModelError, Tokenizer};
 
 /// Bytes to search for a token that is not at its expected position.
 const SEARCHED_BYTES: usize = 64;
-/// The limit after many missed tokens.
+/// Bytes to search after many missed tokens in a row.
 const MOST_SEARCHED_BYTES: usize = 4096;
 
 /// The byte range in `text` of each of its `tokens`, ascending. Tokens without text, such as a begin token, have an

@@ -155,8 +155,8 @@ fn verification(criterion: &mut Criterion) {
     }
 }
 
-/// Another engine's cache of f16, row by row in scattered blocks of 16 tokens, beside the same tokens in Riffle's pages
-/// of 256.
+/// Another engine's cache of f16, with rows in scattered blocks of 16 tokens. Beside it, the same tokens in Riffle's
+/// pages of 256.
 fn foreign(criterion: &mut Criterion) {
     const HEAD_DIM: usize = 128;
     const BLOCK: usize = 16;

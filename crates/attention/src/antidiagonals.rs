@@ -10,9 +10,9 @@ use crate::{AttendError, AttendOptions, KvView, LANES, Plane, QueryTile};
 /// Logits of long queries and long keys, without reading values: sums along antidiagonals of the attention map, at 1
 /// / `stride` of its cost (XAttention, Xu et al. 2025, arXiv:2503.16428).
 ///
-/// A long key is `stride` consecutive keys side by side, a long query as many queries in reverse, so that their
-/// product is the sum of q·k over an antidiagonal. Both begin at multiples of `stride` in absolute positions; absent
-/// queries and keys count as zeros.
+/// A long key is `stride` consecutive keys side by side. A long query is as many queries in reverse. Their product is
+/// the sum of q·k over an antidiagonal. Both begin at multiples of `stride` in absolute positions; absent queries and
+/// keys count as zeros.
 ///
 /// ```
 /// # use riffle_attention::*;

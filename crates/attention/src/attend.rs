@@ -16,9 +16,9 @@ pub enum Arithmetic {
     /// For prompts: quantised planes are expanded to f32, once for all rows of a tile.
     #[default]
     Expanded,
-    /// For prompts, faster and not exact: queries, keys, weights and values are rounded to integers of up to 16 bits,
-    /// whose products AVX-512 VNNI and AVX2 add two at a time. Sums of integers are exact. The method follows
-    /// SageAttention (arXiv 2410.02367, 2411.10958), which rounds to 8 bits.
+    /// For prompts, faster and not exact. Queries, keys, weights and values are rounded to integers of up to 16 bits.
+    /// AVX-512 VNNI and AVX2 add products of such integers two at a time. Sums of integers are exact. The method
+    /// follows SageAttention (arXiv 2410.02367, 2411.10958), which rounds to 8 bits.
     ///
     /// With L = √(2³¹ / key width), 4095 at width 128, and k a key less the first key of its block of 128:
     /// - a logit is off by at most scale · (‖q‖∞·‖k‖₁ + ‖k‖∞·‖q‖₁) / 2L, beside the rounding of f32;
@@ -27,17 +27,18 @@ pub enum Arithmetic {
     ///   their values.
     ///
     /// The error of a logit grows with the length of queries and keys. Outputs are off by 3 to 5·10⁻⁴ of their length
-    /// where logits of a row spread by 1, and by 6·10⁻⁴ (head_dim 64) to 10⁻³ (256) where they spread by 2.
+    /// where logits of a row spread by 1. Where they spread by 2, outputs are off by 6·10⁻⁴ (head_dim 64) to 10⁻³
+    /// (256).
     ///
-    /// Diagonals, block means and rows that read a few scattered tokens of a block are computed as in
-    /// [`Expanded`](Self::Expanded), and so are all column masses and scans. A row has the same bits in any tile, for
-    /// any split of the prompt, any order of pages, any number of threads and any later tokens. Between instruction
-    /// sets it may differ by the last bit of a weight. Keys and values must be finite.
+    /// Diagonals and block means are computed as in [`Expanded`](Self::Expanded). So are rows that read a few scattered
+    /// tokens of a block, all column masses and all scans. A row's bits do not depend on its tile, the split of the
+    /// prompt, the order of pages, the number of threads or later tokens. Between instruction sets it may differ by the
+    /// last bit of a weight. Keys and values must be finite.
     Rounded,
     /// For generated or verified tokens: a few rows over many keys. Quantised planes are multiplied without widening,
     /// by integers where the machine supports it. [`attend_batch`](crate::attend_batch) and
-    /// [`BatchStream`](crate::BatchStream) attend to each 4096 positions separately, so that threads share a long
-    /// cache, and merge these parts in order.
+    /// [`BatchStream`](crate::BatchStream) attend to each 4096 positions separately and merge these parts in order, so
+    /// that threads share a long cache.
     Fused,
 }
 
@@ -115,9 +116,9 @@ pub struct AttendJob<'a> {
 
 /// Adds the attention of `queries` over `kv` under `selection` to `partial`.
 ///
-/// Keys are taken in ascending order in blocks cut from each page's start, so attending page by page gives the same
-/// bits as one call over all pages, and a row's result does not depend on which other rows are in the tile. Values a
-/// row does not see must be finite: they enter with weight zero.
+/// Keys are taken in ascending order, in blocks cut from each page's start. Attending page by page therefore gives the
+/// same bits as one call over all pages. A row's result does not depend on the other rows of the tile. Values a row
+/// does not see must be finite: they enter with weight zero.
 ///
 /// Queries and keys have the key width, `head_dim` of `queries` and `kv`. Values have the value width, which is
 /// [`Partial::head_dim`]; a plane with room for wider values is accepted.

@@ -28,8 +28,8 @@ pub const QUANT_BLOCK: usize = 32;
 
 /// Generates the public types and the dispatch over them, so that each format is defined once.
 ///
-/// A row is the format's name in code, the element of its slices, its number in files, its name on command lines, and
-/// the type that implements it. `$d` passes `$` to the macros that this one generates.
+/// A row gives the format's name in code, the element of its slices, and its number in files. Then come its name on
+/// command lines and the type that implements it. `$d` passes `$` to the macros that this one generates.
 macro_rules! formats {
     ($d:tt $($(#[$doc:meta])* $Format:ident($Raw:ty) = $number:literal, $name:literal, $type:ty;)*) => {
         /// Element format of one plane of K or V.

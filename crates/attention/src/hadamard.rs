@@ -5,9 +5,9 @@ use crate::LANES;
 /// Rotates every head of `data`, `[heads, head_dim]`, by the normalised Walsh–Hadamard matrix.
 ///
 /// The matrix is its own inverse and preserves products. If queries and keys are both rotated, logits stay the same.
-/// Rotated values give rotated outputs, which a second call rotates back. If the head length is not a power of two,
-/// blocks of the largest power of two that divides it are rotated. As in QuaRot, Ashkboos et al. 2024,
-/// arXiv:2404.00456.
+/// Rotated values give rotated outputs, which a second call rotates back. A head length that is not a power of two is
+/// rotated in blocks: their length is the largest power of two that divides it. The method is QuaRot's, Ashkboos et al.
+/// 2024, arXiv:2404.00456.
 ///
 /// Elements after the last whole head are unchanged.
 pub fn rotate_heads(data: &mut [f32], head_dim: usize) {
@@ -35,7 +35,7 @@ fn rotate(block: &mut [f32]) {
     }
     let (rows, rest) = block.as_chunks_mut::<LANES>();
     rows.iter_mut().for_each(rotate_row);
-    // A block shorter than a row.
+    // A block with fewer elements than `LANES`.
     let mut stride = rest.len() / 2;
     while stride > 0 {
         for pair in rest.chunks_exact_mut(2 * stride) {

@@ -1,8 +1,8 @@
 //! Reads pages that several jobs share once, for the rows of all of them.
 //!
-//! Rows in [`Arithmetic::Fused`](crate::Arithmetic::Fused) do not depend on their neighbours, and a stream may be
-//! split at any page without a change of bits. So jobs with the same next pages are joined into one job of all their
-//! rows. It starts from copies of their partial sums; after these pages each job continues alone.
+//! Rows in [`Arithmetic::Fused`](crate::Arithmetic::Fused) do not depend on their neighbours. A stream may be split at
+//! any page without a change of bits. So jobs with the same next pages are joined into one job of all their rows. It
+//! starts from copies of their partial sums; after these pages each job continues alone.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -266,8 +266,8 @@ mod tests {
     use crate::testing::noise;
     use crate::{Arithmetic, Plane};
 
-    /// Pages of 200 tokens that remain for jobs of these selections after they share as many of eight pages as possible.
-    /// Each job has one query at position 2000.
+    /// Pages of 200 tokens that remain for jobs of these selections after they share as many of eight pages as
+    /// possible. Each job has one query at position 2000.
     fn left(selections: &[Selection], pages: &[Vec<PageView>], begun: &[usize]) -> Vec<usize> {
         let queries = noise(3, 32);
         let jobs = selections.iter().zip(pages).map(|(selection, pages)| AttendJob {

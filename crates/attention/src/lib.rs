@@ -37,10 +37,14 @@
 //! whose length `plane_len` of [`Format`] gives:
 //!
 //! ```text
-//! q8_0 keys     for each 32 dimensions:  16 scales, then [8, 16, 4] bytes:  four dimensions of a key side by side, plus 128
-//! q4_0 keys     for each 32 dimensions:  16 scales, then [4, 16, 4] bytes:  low half dimensions 0..4 of eight, high half 4..8, plus 8
-//! q8_0 values   for each stripe:  [head_dim / 32, 16] scales, then for each 32 dimensions [4, 32, 4] bytes:  four tokens side by side
-//! q4_0 values   for each stripe:  as many scales, then [2, 32, 4] bytes:  low half the first four tokens of eight, high half the others
+//! q8_0 keys     for each 32 dimensions:  16 scales, then [8, 16, 4] bytes:
+//!               four dimensions of a key side by side, plus 128
+//! q4_0 keys     for each 32 dimensions:  16 scales, then [4, 16, 4] bytes:
+//!               low half dimensions 0..4 of eight, high half 4..8, plus 8
+//! q8_0 values   for each stripe:  [head_dim / 32, 16] scales, then for each 32 dimensions [4, 32, 4] bytes:
+//!               four tokens side by side
+//! q4_0 values   for each stripe:  as many scales, then for each 32 dimensions [2, 32, 4] bytes:
+//!               low half the first four tokens of eight, high half the others
 //! ```
 //!
 //! Values may be narrower or wider than keys: `head_dim` of queries and pages is the *key width*, and

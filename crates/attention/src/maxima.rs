@@ -43,8 +43,8 @@ pub struct BlockMaxima {
 }
 
 impl BlockMaxima {
-    /// Finds the largest logits of a tile's queries in the blocks of `0..tokens`; a block begins at a multiple of `block`, a
-    /// power of two from 16 on.
+    /// Finds the largest logits of a tile's queries in the blocks of `0..tokens`; a block begins at a multiple of
+    /// `block`, a power of two from 16 on.
     ///
     /// # Errors
     /// Shapes that disagree, slices that are too short, pages that do not begin at a multiple of 16.

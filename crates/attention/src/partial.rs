@@ -8,7 +8,7 @@ use crate::math;
 ///
 /// For row `r` and head `g` of the group: `m` is the largest logit, `l` is Σ exp(logit − m) and `o` is Σ exp(logit −
 /// m)·v. An empty partial has m = −∞, l = 0 and o = 0; merging it changes nothing. The merge is the online softmax of
-/// Milakov and Gimelshein (2018), the tiling that of FlashAttention.
+/// Milakov and Gimelshein (2018). The tiling is FlashAttention's.
 ///
 /// Its `head_dim` is the *value width*: calls read this many elements of each value. Queries and keys may have
 /// another width.
@@ -255,7 +255,7 @@ impl Partial {
         }
         let Some(sink) = sink else { return 1.0 / l };
         let top = m.max(sink);
-        // An infinite sink has no difference to itself.
+        // The difference of two equal infinite logits would be NaN.
         let weight = |logit: f32| if logit == top { 1.0 } else { math::exp(logit - top) };
         let scale = weight(m);
         scale / (l * scale + weight(sink))

@@ -167,7 +167,7 @@ impl ReferenceOutput {
         }
         self.log_sum_exp[at] = top + ln64(total);
         let shift = top.max(sink);
-        // An infinite sink has no difference to itself.
+        // The difference of two equal infinite logits would be NaN.
         let of_sink = if sink == shift { 1.0 } else { exp64(sink - shift) };
         let denominator = total * exp64(top - shift) + of_sink;
         for Read { logit, value, column } in read {

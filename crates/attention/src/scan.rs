@@ -7,8 +7,9 @@ use crate::{AttendError, AttendOptions, KvView, LANES, QueryTile, Scorer, Span};
 
 /// Softmax weights of a tile's queries over all keys of some pages, without reading values: pages need none.
 ///
-/// Query `row · group + head` weighs the token at a position by exp(logit − largest logit of the query), and by zero
-/// if it does not see the token or no page holds it. Weights do not depend on the distribution of tokens over pages.
+/// Query `row · group + head` weighs the token at a position by exp(logit − largest logit of the query). The weight is
+/// zero if the query does not see the token or no page holds it. Weights do not depend on the distribution of tokens
+/// over pages.
 ///
 /// ```
 /// # use riffle_attention::*;

@@ -13,7 +13,7 @@ use crate::{AttendError, KvView, LANES, PageView, Partial, Scan, Selection};
 /// Adds the values in the selection's spans, with the weights of a scan, to `partial`.
 ///
 /// Keys are not read. Windows, diagonals, extras and summaries of the selection are ignored. Tokens are added one by
-/// one in ascending order, so attending page by page gives the same bits as one call over all pages.
+/// one in ascending order. Attending page by page therefore gives the same bits as one call over all pages.
 ///
 /// # Errors
 /// Shapes that disagree, slices that are too short, pages out of order.

@@ -48,9 +48,9 @@ impl Span {
 /// The form is canonical: spans are sorted, disjoint and merged when they touch; extras are sorted per row.
 /// Selections that name the same tokens in the same way are equal and hash alike.
 ///
-/// Query `i` sees key `j <= i` when `j` lies in a span, or `i - j < row_window`, or `i - j` is one of the diagonals,
-/// or `j` is an extra of its row. A summary replaces a block of tokens; row `i` sees it only when the block ends at
-/// or before `i` and the row reads no token of the block in full.
+/// Query `i` sees key `j <= i` when `j` lies in a span, or `i - j < row_window`, or `i - j` is one of the diagonals, or
+/// `j` is an extra of its row. A summary replaces a block of tokens. Row `i` sees it only when the block ends at or
+/// before `i`, and only when the row reads no token of the block in full.
 ///
 /// ```
 /// use riffle_attention::{Selection, Span};

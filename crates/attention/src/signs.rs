@@ -141,7 +141,7 @@ fn finite_f16(value: f32) -> u16 {
 /// The largest estimated logit of every query in each unit of a [`SignIndex`].
 ///
 /// Queries are rotated and rounded to integers from −7 to 7. Sums of integers with signs are exact, and the rest is
-/// computed in one order, so estimates have the same bits on every machine.
+/// computed in one order. Estimates therefore have the same bits on every machine.
 #[derive(Debug, Default)]
 pub struct SignScorer {
     /// Number of units before each query.

@@ -20,8 +20,8 @@ pub struct SummaryView<'a> {
 
 /// Adds the selection's block means to `partial`. A mean of n tokens weighs as n keys: ln n is added to its logit.
 ///
-/// A row sees a mean only when its block lies wholly before the row's position and the row reads no token of it in
-/// full, so nothing is counted twice. Call it once, even if several calls of [`attend`](crate::attend) read the
+/// A row sees a mean only when its block lies wholly before the row's position and the row reads no token of the block
+/// in full. So nothing is counted twice. Call it once, even if several calls of [`attend`](crate::attend) read the
 /// pages.
 ///
 /// # Errors

@@ -154,7 +154,7 @@ mod parallel {
                 only_part: Some(*number),
             }));
         }
-        // Later rows read more. Starting with the longest keeps the threads even at the end.
+        // Later rows read more. Starting with the longest keeps all threads busy until the end.
         all.reverse();
         all.into_par_iter().with_max_len(1).for_each(|piece| piece.run(options));
         for (task, later) in tasks.into_iter().zip(later) {

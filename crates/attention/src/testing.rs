@@ -67,8 +67,8 @@ impl Problem {
         Partial::new(self.rows, self.group, self.value_dim)
     }
 
-    /// All formats, every tile width, whole and broken blocks, masks, windows, extras, soft caps, and values narrower and wider
-    /// than keys.
+    /// All formats, every tile width, whole and broken blocks, masks, windows, extras, soft caps, and values narrower
+    /// and wider than keys.
     pub(crate) fn assorted() -> Vec<Self> {
         let mut problems = Vec::new();
         let sizes = [

@@ -61,9 +61,9 @@ impl PageView<'_> {
 
 /// The K and V of one KV head: pages sorted by start, gaps allowed.
 ///
-/// Keys have the *key width*, which is `head_dim`. Values have the *value width*, which is [`Partial::head_dim`] of the partial
-/// that a call adds to. Both are multiples of 16, and most models have one width for both. Values of latent pages are at most as
-/// wide as keys.
+/// Keys have the *key width*, which is `head_dim`. Values have the *value width*, which is [`Partial::head_dim`] of the
+/// partial that a call adds to. Both are multiples of 16, and most models have one width for both. Values of latent
+/// pages are at most as wide as keys.
 ///
 /// ```
 /// use riffle_attention::*;

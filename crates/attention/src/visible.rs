@@ -14,7 +14,7 @@ pub(crate) trait Visible {
     fn block_bits(&self, block: Span) -> u128;
     /// True if each of the rows sees exactly the shared bits.
     fn uniform(&self, block: Span, shared: u128, first: usize, rows: usize) -> bool;
-    /// Bits the query sees.
+    /// The bits of the tokens in the block that the query sees.
     fn row_bits(&self, block: Span, shared: u128, query: usize) -> u128;
     /// Distances at which every row sees one token in addition to the bits.
     fn diagonals(&self) -> &[usize];

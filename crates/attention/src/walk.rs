@@ -104,8 +104,8 @@ impl<V: Visible> Call<'_, V> {
         }
     }
 
-    /// The blocks of a page that overlap the needed spans. Blocks are counted from the page's own start, so that the
-    /// same blocks are summed in the same order for any distribution of pages over calls.
+    /// The blocks of a page that overlap the needed spans. Blocks are counted from the page's own start. The same
+    /// blocks are then summed in the same order for any distribution of pages over calls.
     fn blocks_of_page(&self, workspace: &mut Workspace, reading: &mut Reading, part: PagePart, output: &mut Output) {
         let Reading { queries, needs, packed } = reading;
         let page = &self.kv.pages[part.page];

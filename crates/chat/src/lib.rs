@@ -1,7 +1,7 @@
 //! A conversation of many turns with a model. Each turn reads only new tokens.
 //!
 //! A [`Conversation`] has the turns as text, and the keys and values of their tokens. For each message it renders the
-//! whole conversation with the model's template, finds the part that was already read, and reads the rest. Answers
+//! whole conversation with the model's template. It finds the part that was already read, and reads the rest. Answers
 //! keep the model's own tokens, so they need no second reading.
 //!
 //! ```no_run

@@ -15,7 +15,7 @@ use crate::transcript::Transcript;
 /// Version of the file. It changes with the file's fields.
 const VERSION: u32 = 1;
 
-/// Most bytes of a file.
+/// Maximum number of bytes of a file.
 const LARGEST_FILE_BYTES: u64 = 1 << 30;
 
 /// A conversation from a file.

@@ -27,7 +27,7 @@ pub(crate) fn gpu(_ordinal: usize) -> Result<Gpu, DeviceError> {
     ))
 }
 
-/// The CUDA device of a number, for an engine.
+/// The CUDA device with this number, for an engine.
 pub(crate) fn open(ordinal: usize) -> Result<Arc<dyn ComputeDevice>, DeviceError> {
     #[cfg(feature = "cuda")]
     return Ok(Arc::new(gpu(ordinal)?));

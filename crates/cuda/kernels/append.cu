@@ -99,12 +99,13 @@ __device__ __forceinline__ void place(u64 plane, u32 slot, u32 page_tokens, u32 
         scales[block] = fresh.scales[token][block];
 }
 
-// Appends `rows` keys and values [rows, kv_heads, HEAD_DIM], `stride` elements from row to row, with the CPU's roundings.
+// Appends `rows` keys and values [rows, kv_heads, HEAD_DIM], `stride` elements from row to row, with the CPU's
+// roundings.
 //
-// A KV head's target holds the position of the first new token, then the addresses of the planes of keys from that token's
-// page on, then the addresses of the planes of values. The address of a page that is not on the device is zero.
-// `stripes` receives the same tokens in the CPU's layout: [keys and values, kv_heads, stripe_count], from the stripe of the
-// first new token on. Tokens of a stripe that are not new are zero there. Block (stripe, KV head, keys or values).
+// A KV head's target holds the position of the first new token, then the addresses of the planes of keys from that
+// token's page on, then the addresses of the planes of values. The address of a page that is not on the device is zero.
+// `stripes` receives the same tokens in the CPU's layout: [keys and values, kv_heads, stripe_count], from the stripe of
+// the first new token on. Tokens of a stripe that are not new are zero there. Block (stripe, KV head, keys or values).
 KERNEL __launch_bounds__(WARPS * 32)
     append(u8 *stripes, u32 stripe_count, const u64 *targets, u32 pages_per_head, u32 page_tokens, const float *keys,
            u32 key_format, u32 rotated_keys, const float *values, u32 value_format, u32 rotated_values, u64 stride, u32 rows) {

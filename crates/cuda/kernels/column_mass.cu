@@ -5,8 +5,8 @@
 
 constexpr u32 WARPS = 4, THREADS = WARPS * 32;
 
-// Writes mass[kv_head, key − first_key] for the `key_count` keys from first_key on. `log_sum_exp` [rows, heads] covers all
-// keys of a row. The `tile_count` tiles may be of any KV head; the runs of a tile ascend.
+// Writes mass[kv_head, key − first_key] for the `key_count` keys from first_key on. `log_sum_exp` [rows, heads] covers
+// all keys of a row. The `tile_count` tiles may be of any KV head; the runs of a tile ascend.
 KERNEL __launch_bounds__(THREADS) column_mass(
     float *mass, u32 mass_stride, u32 key_count, u32 first_key, const float *log_sum_exp, const float *queries, u64 query_stride,
     const QueryTile *tiles, u32 tile_count, const Run *runs, const u32 *diagonals, const u32 *extra_ends,

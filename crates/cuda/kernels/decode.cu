@@ -138,8 +138,8 @@ KERNEL __launch_bounds__(THREADS) decode(
 }
 EXPORT(decode)
 
-// Merges the partial results slots[tile]..slots[tile + 1] of each packed row in order, and normalises them. Block (tile,
-// packed row).
+// Merges the partial results slots[tile]..slots[tile + 1] of each packed row in order, and normalises them. Block
+// (tile, packed row).
 KERNEL __launch_bounds__(128) merge(float *output, u64 output_stride, float *log_sum_exp, const float *partial_ml,
                                     const float *partial_o, const u32 *slots, const QueryTile *tiles, u32 chunks,
                                     u32 group, u32 heads, const float *sinks) {

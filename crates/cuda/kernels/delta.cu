@@ -57,8 +57,8 @@ struct Sizes {
     }
 };
 
-// Scales keys to length 1 and queries to length 1 / √KEY_DIM: units [rows, key_heads, 2, KEY_DIM], queries first. A warp
-// takes one head.
+// Scales keys to length 1 and queries to length 1 / √KEY_DIM: units [rows, key_heads, 2, KEY_DIM], queries first. A
+// warp takes one head.
 KERNEL delta_units(float *units, const float *mixed, u32 key_heads, u32 value_heads, u32 value_dim, u32 rows) {
     Sizes sizes = {key_heads, value_heads, value_dim, 0, rows};
     u64 at = u64(blockIdx.x) * (blockDim.x / 32) + warp_index();
@@ -130,8 +130,8 @@ EXPORT(delta_tokens)
 
 constexpr u32 CHUNK = 64;
 
-// Computes two matrices [64, 64] of a chunk: `scores`, decayed query · key up to the diagonal, and `inverse`, the inverse
-// of the unit lower triangular system times the strength of each column. Block (chunk, value head).
+// Computes two matrices [64, 64] of a chunk: `scores`, decayed query · key up to the diagonal, and `inverse`, the
+// inverse of the unit lower triangular system times the strength of each column. Block (chunk, value head).
 KERNEL __launch_bounds__(256) delta_relations(float *scores, float *inverse, const float *units, const float *strength,
                                               const float *decay, u32 key_heads, u32 value_heads, u32 tiled, u32 rows) {
     STATIC_SHARED float system[CHUNK][CHUNK + 1], solved[CHUNK][CHUNK + 1];

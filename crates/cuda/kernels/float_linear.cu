@@ -100,8 +100,8 @@ __device__ __forceinline__ uint4 narrow_eight(const float (&x)[8]) {
 }
 
 // A block of 256 threads computes 128 rows × 64 outputs, 32 inputs a step. It loads the next step to registers while it
-// multiplies the present one. Its warps form a grid of 4 × 2, each of 32 × 32. Activations are rounded to the type of the
-// weights.
+// multiplies the present one. Its warps form a grid of 4 × 2, each of 32 × 32. Activations are rounded to the type of
+// the weights.
 KERNEL __launch_bounds__(256, 2) multiply_many(float *output, const u8 *data, const float *input, u32 rows, u32 outputs, u32 inputs) {
     DYNAMIC_SHARED(memory);
     Tile &tile = *(Tile *)memory;

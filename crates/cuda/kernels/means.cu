@@ -1,15 +1,15 @@
 // Attention to the block means of a `Selection`, for blocks of one length, and its merge with attention to keys.
 //
-// A mean of n tokens counts n times: ln n is added to its logit. The blocks have one length, so the merge adds ln n once.
-// Means are f32 and become 16-bit numbers for the tensor cores, like the keys of pages.
+// A mean of n tokens counts n times: ln n is added to its logit. The blocks have one length, so the merge adds ln n
+// once. Means are f32 and become 16-bit numbers for the tensor cores, like the keys of pages.
 #include "softmax.cuh"
 
 // Means and packed rows per block; half as many of both if HEAD_DIM is above 128.
 constexpr u32 KEYS = HEAD_DIM <= 128 ? 64 : 32, WARPS = HEAD_DIM <= 128 ? 8 : 4;
 constexpr u32 THREADS = WARPS * 32, PACKED_ROWS = WARPS * 16;
 
-// Loads the means of blocks first..min(first + KEYS, end) to `to` [KEYS, PITCH]; the other rows become zero. `means` points
-// to the key means, or HEAD_DIM further to the value means.
+// Loads the means of blocks first..min(first + KEYS, end) to `to` [KEYS, PITCH]; the other rows become zero. `means`
+// points to the key means, or HEAD_DIM further to the value means.
 template <bool IS_BF16> __device__ __forceinline__ void load_means(u16 *to, const float *means, u32 first, u32 end) {
     constexpr u32 QUADS = HEAD_DIM / 4;
     for (u32 i = threadIdx.x; i < KEYS * QUADS; i += THREADS) {
@@ -49,9 +49,10 @@ __device__ __forceinline__ u64 visible_means(const QueryTile &tile, const Lines 
     return bits;
 }
 
-// Writes for each row and head the largest logit, in units of log 2, and the sum of weights to partial_ml [splits, rows,
-// heads, 2], and the weighted sum of values to partial_o [splits, rows, heads, HEAD_DIM]. `means` is [kv_heads, capacity, 2,
-// HEAD_DIM]. open[tile] has a bit for each of the first 64 · words blocks. Block (tile, packed rows, split of the words).
+// Writes for each row and head the largest logit, in units of log 2, and the sum of weights to partial_ml
+// [splits, rows, heads, 2], and the weighted sum of values to partial_o [splits, rows, heads, HEAD_DIM]. `means` is
+// [kv_heads, capacity, 2, HEAD_DIM]. open[tile] has a bit for each of the first 64 · words blocks. Block (tile, packed
+// rows, split of the words).
 KERNEL __launch_bounds__(THREADS, 1) attend_means(
     float *partial_ml, float *partial_o, const float *queries, u64 query_stride, u32 query_rows, const QueryTile *tiles,
     const u32 *diagonals, const u32 *extra_ends, const u32 *extras, const float *means, u32 capacity, const u64 *open,
@@ -116,8 +117,8 @@ KERNEL __launch_bounds__(THREADS, 1) attend_means(
 }
 EXPORT(attend_means)
 
-// Merges the partial results of the means, in the order of the splits, with each row's normalised output and log-sum-exp so
-// far, and normalises. `weight` is ln n in units of log 2. Block (tile, packed row).
+// Merges the partial results of the means, in the order of the splits, with each row's normalised output and
+// log-sum-exp so far, and normalises. `weight` is ln n in units of log 2. Block (tile, packed row).
 KERNEL __launch_bounds__(128) merge_means(float *output, u64 output_stride, float *log_sum_exp, const float *partial_ml,
                                           const float *partial_o, u32 splits, u32 query_rows, const QueryTile *tiles,
                                           u32 group, u32 heads, float weight) {

@@ -5,15 +5,15 @@
 //   q8_0       [page_tokens, HEAD_DIM] signed bytes, then [page_tokens, HEAD_DIM / 32] f16 scales
 //   q4_0       [page_tokens, HEAD_DIM / 2] bytes, the even element in the low four bits, both with an offset of 8, then
 //              as many scales
-// A plane takes as many bytes as on the CPU; `src/ops/layout.rs` turns one layout into the other. A page table holds the
-// address of each page's plane, or zero if the page is not on the device. A page holds a multiple of 16 tokens.
+// A plane takes as many bytes as on the CPU; `src/ops/layout.rs` turns one layout into the other. A page table holds
+// the address of each page's plane, or zero if the page is not on the device. A page holds a multiple of 16 tokens.
 #pragma once
 #include "device.cuh"
 
 constexpr u32 STRIPE = 16;
 constexpr u32 SCALES = (HEAD_DIM + 31) / 32;
-// Elements from row to row of a tile in shared memory: an odd number of 16-byte chunks, so the eight rows of an ldmatrix
-// lie in different banks.
+// Elements from row to row of a tile in shared memory: an odd number of 16-byte chunks, so the eight rows of an
+// ldmatrix lie in different banks.
 constexpr u32 PITCH = HEAD_DIM + 8;
 
 // Address of 16 bytes of a tile's row in shared memory, for ldmatrix: rows of PITCH elements.
@@ -68,8 +68,8 @@ template <u32 CHUNKS, u32 THREADS> __device__ __forceinline__ void locate(u32 &r
         row = (n * THREADS + thread) / CHUNKS, chunk = (n * THREADS + thread) % CHUNKS;
 }
 
-// Loads tokens slot..slot + ROWS of a plane to the rows of a tile from first_row on, with THREADS threads. Unless IS_WHOLE,
-// the rows from `valid` on become zero. Float formats are copied asynchronously.
+// Loads tokens slot..slot + ROWS of a plane to the rows of a tile from first_row on, with THREADS threads. Unless
+// IS_WHOLE, the rows from `valid` on become zero. Float formats are copied asynchronously.
 template <bool IS_BF16, u32 ROWS, u32 THREADS, bool IS_WHOLE, class Place>
 __device__ __forceinline__ void load_rows(const Place &to, u32 first_row, u64 plane, u32 format, u32 page_tokens, u32 slot,
                                           u32 valid, u32 thread) {
@@ -117,8 +117,8 @@ struct Head {
     u32 limit;
 };
 
-// Loads the KEYS keys from `first` on, a multiple of 16. Keys at or above the limit, and keys of pages that are not on the
-// device, become zero.
+// Loads the KEYS keys from `first` on, a multiple of 16. Keys at or above the limit, and keys of pages that are not on
+// the device, become zero.
 template <bool IS_BF16, u32 KEYS, u32 THREADS, class Place>
 __device__ __forceinline__ void load_tile(const Place &to, const u64 *planes, u32 format, const Head &head, u32 first,
                                           u32 thread) {

@@ -1,8 +1,8 @@
 // Common parts of the prefill kernels: the walk over a tile's keys, its masks, and the layout of results and states.
 //
-// A block takes packed rows of one KV head, sixteen per warp. Row p is query p / group, head p % group; so all heads of a
-// group share every key. A block walks the runs of its tile in ascending order. With a state it continues where an earlier
-// launch stopped: pages that arrive in groups give the same bits as one launch over all of them.
+// A block takes packed rows of one KV head, sixteen per warp. Row p is query p / group, head p % group; so all heads of
+// a group share every key. A block walks the runs of its tile in ascending order. With a state it continues where an
+// earlier launch stopped: pages that arrive in groups give the same bits as one launch over all of them.
 #pragma once
 #include "softmax.cuh"
 
@@ -46,7 +46,8 @@ struct Packed {
     __device__ __forceinline__ u32 row(u32 packed) const { return tile.row + packed / group; }
     __device__ __forceinline__ u32 head(u32 packed) const { return tile.kv_head * group + packed % group; }
     __device__ __forceinline__ u32 position(u32 packed) const { return tile.start + min(packed, rows - 1) / group; }
-    // The last position of the block's rows. Rows behind the end of the tile read like its last row and are not written.
+    // The last position of the block's rows. Rows behind the end of the tile read like its last row and are not
+    // written.
     __device__ __forceinline__ u32 last(u32 count) const { return position(first + count - 1); }
 };
 
@@ -59,8 +60,8 @@ __device__ __forceinline__ void store_queries(u16 *to, const Packed &packed, con
     }
 }
 
-// Sets the masks of the tile's keys, from its first key on, for rows g and g + 8 of the warp; false if every row sees all
-// keys.
+// Sets the masks of the tile's keys, from its first key on, for rows g and g + 8 of the warp; false if every row sees
+// all keys.
 template <u32 KEYS>
 __device__ __forceinline__ bool masks(u64 (&bits)[2], const KeyTile &keys, const Packed &packed, const Lines &lines) {
     u32 lane = lane_index(), block = keys.first & ~(KEY_BLOCK - 1), shift = keys.first - block;
@@ -109,7 +110,8 @@ __device__ __forceinline__ void take_up(Rows16 &rows, const Results &results, co
 // Writes the outputs, or the state for the next launch.
 __device__ __forceinline__ void leave(Rows16 &rows, const Results &results, const Packed &packed) {
     u32 lane = lane_index();
-    // Each of the four lanes of a row sums a part of it. A state keeps the parts, so the order of the sum stays the same.
+    // Each of the four lanes of a row sums a part of it. A state keeps the parts, so the order of the sum stays the
+    // same.
     float parts[2] = {rows.l[0], rows.l[1]};
     total_sums(rows.l);
 #pragma unroll

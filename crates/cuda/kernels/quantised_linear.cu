@@ -1,13 +1,13 @@
 // output = input · weightsᵀ with weights in the block format FORMAT.
 //
-// Activations are rounded to 8 bits with a scale for each 32, as on the CPU. Products are summed as integers: with dp4a for
-// few rows, on the tensor cores for many (mma.m16n8k32, or two of k16 if the halves have scales of their own).
+// Activations are rounded to 8 bits with a scale for each 32, as on the CPU. Products are summed as integers: with dp4a
+// for few rows, on the tensor cores for many (mma.m16n8k32, or two of k16 if the halves have scales of their own).
 #include "weights.cuh"
 
 typedef Format<FORMAT> W;
 
-// Rounds rows [rows, inputs] to quants [rows, inputs], scales [rows, inputs / 32] and the sums of both halves, as i16 pairs.
-// If an activation is not finite, its scale is NaN. A thread takes one stretch.
+// Rounds rows [rows, inputs] to quants [rows, inputs], scales [rows, inputs / 32] and the sums of both halves, as i16
+// pairs. If an activation is not finite, its scale is NaN. A thread takes one stretch.
 KERNEL quantise_rows(u8 *quants, float *scales, u32 *sums, const float *input, u64 stretches) {
     u64 at = u64(blockIdx.x) * blockDim.x + threadIdx.x;
     if (at >= stretches)

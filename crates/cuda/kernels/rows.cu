@@ -60,8 +60,8 @@ KERNEL head_norm(float *data, const float *weight, const float *gate, u32 heads,
 }
 EXPORT(head_norm)
 
-// Rotates the pairs (i, i + turned / 2) of the first `turned` dimensions of every head by the row's angles. `turns` holds
-// cosine and sine: [rows, turned / 2, 2].
+// Rotates the pairs (i, i + turned / 2) of the first `turned` dimensions of every head by the row's angles. `turns`
+// holds cosine and sine: [rows, turned / 2, 2].
 KERNEL rotary(float *data, const float *turns, u32 heads, u32 head_dim, u32 turned, u64 stride, u64 count) {
     u32 half = turned / 2;
     for (u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += u64(gridDim.x) * blockDim.x) {
@@ -76,8 +76,8 @@ KERNEL rotary(float *data, const float *turns, u32 heads, u32 head_dim, u32 turn
 }
 EXPORT(rotary)
 
-// index[row] = the index of the largest of input[row]; of equal ones the lowest. NaN counts as the smallest. A block takes
-// one row.
+// index[row] = the index of the largest of input[row]; of equal ones the lowest. NaN counts as the smallest. A block
+// takes one row.
 KERNEL argmax(u32 *index, const float *input, u32 width) {
     STATIC_SHARED float values[32];
     STATIC_SHARED u32 places[32];

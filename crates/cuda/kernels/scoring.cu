@@ -1,10 +1,10 @@
-// The scores of policies. Sums run in the order of `riffle-attention` on x86, with fused multiply-add in the same places.
-// So scores and selections equal the CPU's to the bit.
+// The scores of policies. Sums run in the order of `riffle-attention` on x86, with fused multiply-add in the same
+// places. So scores and selections equal the CPU's to the bit.
 #include "keys.cuh"
 
-// Extends the smallest and largest value of each channel and block, bounds [kv_heads, capacity, 2, HEAD_DIM], by the keys
-// ranges[kv_head][0]..ranges[kv_head][1] of every KV head. A block with earlier keys is continued. Block (key block, KV
-// head); a thread takes one channel.
+// Extends the smallest and largest value of each channel and block, bounds [kv_heads, capacity, 2, HEAD_DIM], by the
+// keys ranges[kv_head][0]..ranges[kv_head][1] of every KV head. A block with earlier keys is continued. Block (key
+// block, KV head); a thread takes one channel.
 KERNEL key_bounds(float *bounds, u32 capacity, const u64 *key_pages, u32 pages_per_head, u32 page_tokens, u32 format,
                   const u32 *ranges, u32 block_tokens) {
     u32 from = ranges[2 * blockIdx.y], to = ranges[2 * blockIdx.y + 1], channel = threadIdx.x;
@@ -25,9 +25,9 @@ KERNEL key_bounds(float *bounds, u32 capacity, const u64 *key_pages, u32 pages_p
 }
 EXPORT(key_bounds)
 
-// Adds the tokens ranges[kv_head][0]..ranges[kv_head][1] of every KV head to the means of their blocks, keys then values:
-// [kv_heads, capacity, 2, HEAD_DIM]. Sums run by position. An incomplete block holds its sum until a later launch continues
-// it. Block (key block, KV head, keys or values); a thread takes one channel.
+// Adds the tokens ranges[kv_head][0]..ranges[kv_head][1] of every KV head to the means of their blocks, keys then
+// values: [kv_heads, capacity, 2, HEAD_DIM]. Sums run by position. An incomplete block holds its sum until a later
+// launch continues it. Block (key block, KV head, keys or values); a thread takes one channel.
 KERNEL block_means(float *means, u32 capacity, const u64 *key_pages, u32 pages_per_head, u32 page_tokens, u32 key_format,
                    const u64 *value_pages, u32 value_format, const u32 *ranges, u32 block_tokens) {
     u32 from = ranges[2 * blockIdx.y], to = ranges[2 * blockIdx.y + 1], channel = threadIdx.x;
@@ -46,9 +46,9 @@ KERNEL block_means(float *means, u32 capacity, const u64 *key_pages, u32 pages_p
 }
 EXPORT(block_means)
 
-// Quest's bound of each block, summed over rows and the heads of the group: scores [kv_heads, blocks]. The positive and the
-// negative elements of all queries are summed first, so one product with the largest and one with the smallest values are
-// enough. Block (128 key blocks, KV head); a thread takes one key block.
+// Quest's bound of each block, summed over rows and the heads of the group: scores [kv_heads, blocks]. The positive and
+// the negative elements of all queries are summed first, so one product with the largest and one with the smallest
+// values are enough. Block (128 key blocks, KV head); a thread takes one key block.
 KERNEL __launch_bounds__(128) bound_scores(float *scores, u32 blocks, const float *bounds, u32 capacity,
                                            const float *queries, u64 query_stride, u32 rows, u32 group) {
     STATIC_SHARED float positive[HEAD_DIM], negative[HEAD_DIM];
@@ -77,10 +77,10 @@ EXPORT(bound_scores)
 
 constexpr u32 TILE = 64, DEPTH = 16;
 
-// logits[vector, j] = (scale · vector) · long key j. A long key is `stride` consecutive keys side by side. Vector (head, i)
-// is the `stride` queries of that head from (first_group + i) · stride on, the latest first; queries outside the chunk are
-// zero. A block computes 64 × 64, a thread 4 × 4. A sum runs over the channels of each key in order; these sums are then
-// added in the order of the keys.
+// logits[vector, j] = (scale · vector) · long key j. A long key is `stride` consecutive keys side by side. Vector
+// (head, i) is the `stride` queries of that head from (first_group + i) · stride on, the latest first; queries outside
+// the chunk are zero. A block computes 64 × 64, a thread 4 × 4. A sum runs over the channels of each key in order;
+// these sums are then added in the order of the keys.
 KERNEL __launch_bounds__(256) long_logits(float *logits, u64 logit_stride, const float *queries, u64 query_stride,
                                           u32 query_start, u32 rows, u32 first_group, u32 groups_per_head, u32 vectors,
                                           const u64 *planes, u32 page_tokens, u32 format, u32 stride, u32 groups,
@@ -162,9 +162,9 @@ __device__ __forceinline__ float sum_of_lanes(const float *lanes) {
     return sums[0];
 }
 
-// Turns each row's first min(first_group + row % groups_per_head + 1, groups) logits into exp(logit − largest logit). The
-// row's last element, logit_stride − 1, becomes the factor that turns these weights into a softmax. Each lane of 64 vectors
-// of 16 is summed in f32; these sums are summed in f64. A block takes one row.
+// Turns each row's first min(first_group + row % groups_per_head + 1, groups) logits into exp(logit − largest logit).
+// The row's last element, logit_stride − 1, becomes the factor that turns these weights into a softmax. Each lane of 64
+// vectors of 16 is summed in f32; these sums are summed in f64. A block takes one row.
 KERNEL __launch_bounds__(256) ordered_weights(float *logits, u64 logit_stride, u32 first_group, u32 groups_per_head, u32 groups) {
     STATIC_SHARED float tops[8];
     STATIC_SHARED float lanes[256];
@@ -212,8 +212,8 @@ KERNEL __launch_bounds__(256) ordered_weights(float *logits, u64 logit_stride, u
 EXPORT(ordered_weights)
 
 // XAttention: scores[block row, block] = Σ of the softmax over the row's long queries (head by head, in order) and the
-// block's long keys (in order). A block has `per_block` long tokens. Block row r is block first_row + r. A thread computes
-// one score.
+// block's long keys (in order). A block has `per_block` long tokens. Block row r is block first_row + r. A thread
+// computes one score.
 KERNEL antidiagonal_scores(float *scores, u32 blocks, const float *weights, u64 weight_stride, u32 first_group,
                            u32 groups_per_head, u32 heads, u32 groups, u32 per_block, u32 first_row) {
     u32 block = blockIdx.x * blockDim.x + threadIdx.x, number = first_row + blockIdx.y;
@@ -236,8 +236,8 @@ KERNEL antidiagonal_scores(float *scores, u32 blocks, const float *weights, u64 
 }
 EXPORT(antidiagonal_scores)
 
-// Softmax weight of key `at`, summed over the heads of a group in order. Keys in whole vectors of 16 of the `visible` keys
-// fuse product and sum.
+// Softmax weight of key `at`, summed over the heads of a group in order. Keys in whole vectors of 16 of the `visible`
+// keys fuse product and sum.
 __device__ __forceinline__ float mass_of_heads(const float *weights, u64 weight_stride, u32 rows, u32 heads, u32 at, u32 visible) {
     float sum = 0;
     for (u32 head = 0; head < heads; head++) {
@@ -248,9 +248,9 @@ __device__ __forceinline__ float mass_of_heads(const float *weights, u64 weight_
     return sum;
 }
 
-// Vertical-slash: mass of every column, and of every distance query − key, over queries in order. Row head · rows + r of
-// `weights` is the query at first_query + r. If the launch `continues`, `columns` and `distances` [tokens] hold the sums of
-// earlier queries. A thread takes one column and one distance.
+// Vertical-slash: mass of every column, and of every distance query − key, over queries in order. Row head · rows + r
+// of `weights` is the query at first_query + r. If the launch `continues`, `columns` and `distances` [tokens] hold the
+// sums of earlier queries. A thread takes one column and one distance.
 KERNEL line_mass(float *columns, float *distances, const float *weights, u64 weight_stride, u32 first_query, u32 rows,
                  u32 heads, u32 tokens, u32 continues) {
     u32 line = blockIdx.x * blockDim.x + threadIdx.x;

@@ -42,8 +42,9 @@ __device__ __forceinline__ void load_query(u32 (&a)[4], const u16 *queries, u32 
 // tanh without a branch; the error is a few 2^-23.
 __device__ __forceinline__ float tanh_fast(float x) { return 1.0f - __fdividef(2.0f, exp2_fast(x * (2 * LOG2_E)) + 1.0f); }
 
-// Turns q · k of sixteen rows and KEYS keys into weights and updates m and l. The caller multiplies earlier sums by `keep`.
-// `bits[i]` holds the keys of the tile that row g (i = 0) or g + 8 (i = 1) sees; `masked` is false if both see all keys.
+// Turns q · k of sixteen rows and KEYS keys into weights and updates m and l. The caller multiplies earlier sums by
+// `keep`. `bits[i]` holds the keys of the tile that row g (i = 0) or g + 8 (i = 1) sees; `masked` is false if both see
+// all keys.
 template <u32 KEYS>
 __device__ __forceinline__ void weigh(float (&s)[KEYS / 8][4], float (&m)[2], float (&l)[2], float (&keep)[2],
                                       const Logits &logits, bool masked, const u64 (&bits)[2]) {
@@ -121,8 +122,8 @@ __device__ __forceinline__ void rescale(Rows16 &rows, const float (&keep)[2]) {
             rows.o[d][i] *= keep[i / 2];
 }
 
-// Lets sixteen rows attend to KEYS keys. `fragment(a, step)` writes a fragment of the queries to `a`; `masked` and `bits` are
-// as in `weigh`.
+// Lets sixteen rows attend to KEYS keys. `fragment(a, step)` writes a fragment of the queries to `a`; `masked` and
+// `bits` are as in `weigh`.
 template <bool KEY_IS_BF16, bool VALUE_IS_BF16, u32 KEYS, class Fragment>
 __device__ __forceinline__ void attend_tile(Rows16 &rows, Fragment fragment, const u16 *keys, const u16 *values,
                                             const Logits &logits, bool masked, const u64 (&bits)[2]) {

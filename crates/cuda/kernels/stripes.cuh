@@ -1,4 +1,5 @@
-// Layout of pages in main memory: stripes of 16 tokens, keys interleaved within them (`crates/attention/src/layout.rs`).
+// Layout of pages in main memory: stripes of 16 tokens, keys interleaved within them
+// (`crates/attention/src/layout.rs`).
 #pragma once
 #include "device.cuh"
 

@@ -1,7 +1,8 @@
 // Matrix products of a warpgroup (four warps), on sm_90a only. They run beside the warps' own instructions.
 //
 // The second operand lies in shared memory, the first operand and the sums in registers. Rules for the caller:
-// - Between a product and the wait for its group, no thread uses its registers or writes the shared memory that it reads.
+// - Between a product and the wait for its group, no thread uses the product's registers or writes the
+//   shared memory that it reads.
 // - `warpgroup_arrive` stands between other uses of these registers and a product.
 // - A thread that has written shared memory calls `publish_shared` before the barrier that precedes the product.
 //
@@ -49,7 +50,8 @@ template <int COLUMNS> __device__ __forceinline__ void pin(float (&c)[COLUMNS][4
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(unsigned(adds)), "n"(int(B_IN_ROWS)))
 
 // c = a · b, or c += a · b if `adds`: 64×64 of 64×16 and 16×64. Each warp holds sixteen rows of a and c, in the
-// fragments of mma.m16n8k16. The descriptor `b` describes the second operand column by column, or row by row if B_IN_ROWS.
+// fragments of mma.m16n8k16. The descriptor `b` describes the second operand column by column, or row by row if
+// B_IN_ROWS.
 template <bool BF16, bool B_IN_ROWS>
 __device__ __forceinline__ void multiply_warpgroup(float (&c)[8][4], const unsigned (&a)[4], unsigned long long b, bool adds) {
     if (BF16)
@@ -71,9 +73,9 @@ __device__ __forceinline__ void multiply_warpgroup(float (&c)[16][4], const unsi
 #undef SUMS
 #endif
 
-// The layout of operands in shared memory: columns of 64 elements, [columns / 64][rows][64]. Chunk i of 16 bytes of row r
-// lies at place i ^ (r % 8). So the same chunk of eight rows lies in different banks, and so do the eight chunks of a row. A tile
-// begins at a multiple of SWIZZLE_BYTES.
+// The layout of operands in shared memory: columns of 64 elements, [columns / 64][rows][64]. Chunk i of 16 bytes of row
+// r lies at place i ^ (r % 8). So the same chunk of eight rows lies in different banks, and so do the eight chunks of a
+// row. A tile begins at a multiple of SWIZZLE_BYTES.
 constexpr unsigned SWIZZLE_BYTES = 1024;
 template <unsigned ROWS> struct Swizzled {
     unsigned short *tile;
@@ -82,9 +84,9 @@ template <unsigned ROWS> struct Swizzled {
     }
 };
 
-// A matrix descriptor of the PTX ISA: address, leading offset and stride offset in units of 16 bytes at bits 0, 16 and 32,
-// and the 128-byte swizzle in bit 62. The stride is eight rows, SWIZZLE_BYTES. If B_IN_ROWS, the leading offset is the
-// distance between columns of 64 elements.
+// A matrix descriptor of the PTX ISA: address, leading offset and stride offset in units of 16 bytes at bits 0, 16 and
+// 32, and the 128-byte swizzle in bit 62. The stride is eight rows, SWIZZLE_BYTES. If B_IN_ROWS, the leading offset is
+// the distance between columns of 64 elements.
 template <unsigned ROWS> __device__ __forceinline__ unsigned long long describe(const unsigned short *tile) {
     return (unsigned long long)(shared_address(tile) >> 4 & 0x3fff) | (unsigned long long)(ROWS * 128 / 16) << 16 |
            (unsigned long long)(SWIZZLE_BYTES / 16) << 32 | 1ull << 62;

@@ -2,14 +2,15 @@
 // or 128 (FlashAttention-3, Shah et al. 2024). It computes the same as prefill.cu, which runs on every architecture,
 // from the same arguments.
 //
-// Two warpgroups of 64 packed rows share the keys. The tensor cores multiply the queries by the keys of one tile, and the
-// weights of the tile before by its values. Meanwhile the warps load the tile after next and turn finished logits into
-// weights.
+// Two warpgroups of 64 packed rows share the keys. The tensor cores multiply the queries by the keys of one tile, and
+// the weights of the tile before by its values. Meanwhile the warps load the tile after next and turn finished logits
+// into weights.
 #include "prefill.cuh"
 #include "warpgroup.cuh"
 
 constexpr u32 KEYS = KEY_BLOCK, THREADS = 256, PACKED_ROWS = 128, TILE = KEYS * HEAD_DIM;
-// Tiles in transit. The keys of a tile are read in its turn and its values in the next turn, so values need one more tile.
+// Tiles in transit. The keys of a tile are read in its turn and its values in the next turn, so values need one more
+// tile.
 constexpr u32 AHEAD = 2, KEY_TILES = AHEAD + 1, VALUE_TILES = AHEAD + 2;
 
 template <bool VALUE> struct Constant {

@@ -1,15 +1,16 @@
 // The block formats of GGUF, read 32 weights at a time.
 //
-// A matrix of `outputs` rows is stored in planes, one for each field of a block: [outputs, blocks, bytes of the field]. A
-// plane begins at a multiple of 16 bytes. The bytes equal the file's, but every field is aligned to its size. `PLANES` in
-// `src/ops/weights.rs` lists the fields of every format in the same order.
+// A matrix of `outputs` rows is stored in planes, one for each field of a block: [outputs, blocks, bytes of the field].
+// A plane begins at a multiple of 16 bytes. The bytes equal the file's, but every field is aligned to its size.
+// `PLANES` in `src/ops/weights.rs` lists the fields of every format in the same order.
 #pragma once
 #include "device.cuh"
 
 constexpr int W_F32 = 0, W_F16 = 1, W_BF16 = 2, W_Q4_0 = 3, W_Q4_1 = 4, W_Q5_0 = 5, W_Q5_1 = 6, W_Q8_0 = 7, W_Q2_K = 8,
               W_Q3_K = 9, W_Q4_K = 10, W_Q5_K = 11, W_Q6_K = 12;
 
-// weight = scale · quant − minimum. If HALVES, each half has its own scale and minimum; otherwise the first of each counts.
+// weight = scale · quant − minimum. If HALVES, each half has its own scale and minimum; otherwise the first of each
+// counts.
 struct Stretch {
     u32 quants[8];
     float scale[2], minimum[2];

@@ -24,7 +24,7 @@ pub trait ComputeDevice: Debug + Send + Sync {
     /// Shapes or formats that no kernel reads, a failed device.
     fn prefill_instructions(&self, head_dim: usize, formats: [Format; 2]) -> Result<String, DeviceError>;
 
-    /// Most rows of a product for which each row has the same bits as alone.
+    /// Maximum number of rows of a product for which each row has the same bits as alone.
     fn few_rows(&self) -> usize;
 
     /// Bytes of device memory that are free now.
@@ -70,8 +70,8 @@ pub trait DeviceQueue: Send + Sync {
     /// A budget that is too small, a page format without a kernel, too little memory, or a failed device.
     fn room(self: Arc<Self>, options: RoomOptions) -> Result<Box<dyn PageRoom>, DeviceError>;
 
-    /// Copies rows of a layer from main memory: queries `[tokens, heads, head_dim]`, keys and values `[tokens,
-    /// kv_heads, head_dim]`.
+    /// Copies rows of a layer from main memory: queries `[tokens, heads, head_dim]`, keys and values
+    /// `[tokens, kv_heads, head_dim]`.
     ///
     /// # Errors
     /// Too little memory, or a failed device.

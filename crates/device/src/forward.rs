@@ -13,8 +13,8 @@ use crate::DeviceError;
 /// 1. [`project_rows`](Self::project_rows) projects rows of a layer,
 /// 2. [`bring_queries`](Self::bring_queries) copies their queries to main memory, where policies choose by them
 ///    ([`host_rows`](Self::host_rows)),
-/// 3. a call of a [`PageRoom`](crate::PageRoom) writes the result to the rows, or [`send_attended`](Self::send_attended) copies it
-///    from main memory,
+/// 3. a call of a [`PageRoom`](crate::PageRoom) writes the result to the rows, or
+///    [`send_attended`](Self::send_attended) copies it from main memory,
 /// 4. [`Forward::finish`] continues from the rows.
 pub trait DeviceForward: Forward {
     /// Queries, keys and values of the layer projected last, and its attention output.

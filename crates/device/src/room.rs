@@ -14,9 +14,9 @@ pub struct RoomOptions {
     pub shape: CacheShape,
     /// Query heads.
     pub heads: usize,
-    /// Most bytes of device memory for pages, including pages in transit.
+    /// Maximum number of bytes of device memory for pages, including pages in transit.
     pub budget_bytes: u64,
-    /// Most pages in transit at a time.
+    /// Maximum number of pages in transit at a time.
     pub slots: usize,
     /// Bytes of device memory beside the budget for estimates over keys ([`PageRoom::scan_keys`]); 0 for none.
     pub estimate_bytes: u64,
@@ -220,8 +220,8 @@ pub trait PageRoom: Send {
         shown: &[Vec<PageView<'_>>],
     ) -> Result<(), DeviceError>;
 
-    /// Bound of each block of every KV head's first `tokens` tokens, summed over `queries` and the heads of the
-    /// group, with the same bits as on the CPU. All of the tokens must be [summarised](Self::summaries_known).
+    /// Bound of each block of every KV head's first `tokens` tokens, with the same bits as on the CPU. It is the sum
+    /// over `queries` and the heads of the group. All of the tokens must be [summarised](Self::summaries_known).
     fn bound_scores(
         &mut self,
         of: LayerPages<'_>,
@@ -270,13 +270,12 @@ pub trait RoomMass {
 /// # Errors
 /// As for [`PageRoom`].
 pub trait RoomScan {
-    /// XAttention's scores of a KV head: for each block of queries the scores of every block of keys up to it, equal to
-    /// the CPU's to the bit. `None` if memory is short.
+    /// XAttention's scores of a KV head: for each block of queries, the scores of every block of keys up to it. They
+    /// have the CPU's bits. `None` if memory is short.
     fn blocks(&mut self, head: &ScannedHead, stride: usize, block: usize)
     -> Result<Option<Vec<Vec<f32>>>, DeviceError>;
 
-    /// The mass that the last `queries` of the chunk give to each column and each distance, `[tokens]` each, summed
-    /// over them and the heads of the group. Keys of 16 bits give the same bits as on the CPU. `None` if memory is
-    /// short.
+    /// The mass of each column and of each distance, `[tokens]` each. It is the sum over the last `queries` of the
+    /// chunk and the heads of the group. Keys of 16 bits give the same bits as on the CPU. `None` if memory is short.
     fn lines(&mut self, head: &ScannedHead, queries: usize) -> Result<Option<[Vec<f32>; 2]>, DeviceError>;
 }

@@ -2,7 +2,7 @@
 
 use crate::{DocumentPlace, PlaceKind};
 
-/// Most headings that become places; further ones are only text.
+/// Maximum number of headings that become places; further ones are only text.
 pub(crate) const HEADINGS: usize = 100_000;
 
 /// Collects the text of a document whose markup gives paragraphs and places.

@@ -40,8 +40,8 @@ impl LeftOut {
 /// Reads files and folders.
 ///
 /// # Errors
-/// A [`DocumentError`] for the first given file that is unreadable, for a folder without a readable file, and if the
-/// limits on files or text are exceeded. Unreadable files of folders are counted in [`Collection::left_out`].
+/// A [`DocumentError`] for the first given file that is unreadable, and for a folder without a readable file. Also if
+/// the limits on files or text are exceeded. Unreadable files of folders are counted in [`Collection::left_out`].
 pub fn read(paths: &[impl AsRef<Path>], limits: &Limits) -> Result<Collection, DocumentError> {
     if paths.is_empty() {
         return Err(DocumentError::NothingNamed);

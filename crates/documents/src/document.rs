@@ -61,8 +61,8 @@ impl PlaceKind {
 }
 
 impl Document {
-    /// Describes the source of bytes `range` of the text for people: `pages 3–4`, `chapter "Loomings"`, `lines 12–20,
-    /// under "Install"`. Empty if no place is known.
+    /// Describes the source of bytes `range` of the text for people: `pages 3–4`, `chapter "Loomings"`,
+    /// `lines 12–20, under "Install"`. Empty if no place is known.
     pub fn describe(&self, range: &Range<usize>) -> String {
         let mut parts = Vec::new();
         let last = range.end.max(range.start + 1) - 1;

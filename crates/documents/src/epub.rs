@@ -10,13 +10,13 @@ use crate::html::Dialect;
 use crate::xml::{self, XmlEvent, attribute};
 use crate::{Document, DocumentError, DocumentKind, Limits, PlaceKind, html};
 
-/// Most parts named in a warning.
+/// Maximum number of parts named in a warning.
 const NAMED_PARTS: usize = 5;
 
 /// Longest chain of fallback items.
 const FALLBACKS: usize = 8;
 
-/// Most items of one book.
+/// Maximum number of items of one book.
 const ITEMS: usize = 20_000;
 
 /// Largest total size of a book's pages in bytes.
@@ -304,7 +304,7 @@ fn titles(archive: &mut Archive<'_>, package: &Package) -> Result<Titles, Docume
         let Some(bytes) = archive.part(&item.path)? else {
             continue;
         };
-        // The second table supplies missing titles.
+        // The table of contents is read only if the navigation gives no titles.
         if !titles.is_empty() {
             continue;
         }

@@ -34,7 +34,7 @@ pub enum DocumentError {
         /// [`Limits::expanded_bytes`](crate::Limits::expanded_bytes).
         limit_bytes: u64,
     },
-    /// Reading the file takes more work than any document of its kind, for example nested forms that draw one another
+    /// Reading the file takes more work than any document of its kind. An example is nested forms that draw one another
     /// ten times each.
     #[error("{name}: reading it takes more work than any document of its kind; do not trust it")]
     TooMuchWork {

@@ -17,9 +17,9 @@ pub struct Limits {
     pub depth: usize,
     /// Time limit for the parser of one file.
     pub time: Duration,
-    /// Most bytes of memory for reading, including the texts of all documents; `None` means only the other limits
-    /// apply. Each kind has a share for its file, its unpacked parts and its text; a file that needs more is refused
-    /// by name.
+    /// Maximum number of bytes of memory for reading, including the texts of all documents; `None` means only the other
+    /// limits apply. Each kind has a share for its file, its unpacked parts and its text; a file that needs more is
+    /// refused by name.
     pub memory_bytes: Option<u64>,
 }
 

@@ -24,7 +24,8 @@ pub(crate) fn shorten(documents: &mut [Document], path: &Path) {
     }
 }
 
-/// A relative path with `/` between its parts on every system, so that prompts and saved answers are the same everywhere.
+/// A relative path with `/` between its parts on every system, so that prompts and saved answers are the same
+/// everywhere.
 fn with_slashes(path: &Path) -> String {
     let parts: Vec<_> = path.iter().map(|part| part.to_string_lossy()).collect();
     parts.join("/")

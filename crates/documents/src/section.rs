@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::{Document, PlaceKind};
 
-/// Most titles and labels listed in one error.
+/// Maximum number of titles and labels listed in one error.
 const LISTED: usize = 12;
 
 /// A chapter or a headed part of a document, with the parts below it.

@@ -116,7 +116,7 @@ impl DraftSpec {
 
 /// The default policy of the model's own drafts.
 fn own_policy() -> PolicyRules {
-    // The latest text and the answer's own tokens draft about as well as a search among blocks, and cost less.
+    // The latest text and the answer's own tokens give drafts as good as a search among blocks gives, and cost less.
     "streaming:window=512".parse().expect("a policy of the catalogue")
 }
 

@@ -201,7 +201,7 @@ pub enum EngineError {
         number: usize,
         /// Tokens of the text.
         tokens: usize,
-        /// Most tokens that the model reads.
+        /// Maximum number of tokens that the model reads.
         most: usize,
     },
     /// The model produced NaN or infinite logits.
@@ -293,7 +293,7 @@ impl From<EngineError> for Failure {
 }
 
 impl From<ModelError> for EngineError {
-    /// Device failures stay device failures.
+    /// A failure of the device within a model's error becomes a device error.
     fn from(error: ModelError) -> Self {
         match error {
             ModelError::Device(source) => Self::Device(DeviceError::new(source)),

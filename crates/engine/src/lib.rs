@@ -1,7 +1,7 @@
 //! The engine: it drives a model's layers over a paged KV cache.
 //!
-//! A run involves four components: the *model* projects a logical batch of tokens layer by layer, the *cache* stores
-//! their keys and values in pages, a *policy* selects the tokens that each tile of queries reads, and the *attention*
+//! A run involves four components. The *model* projects a logical batch of tokens layer by layer. The *cache* stores
+//! their keys and values in pages. A *policy* selects the tokens that each tile of queries reads. The *attention*
 //! kernels read exactly this selection. This crate only decides the order of the four; it never depends on a specific
 //! policy.
 //!

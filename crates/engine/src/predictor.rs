@@ -1,5 +1,5 @@
-//! A sequence's rows of the predicting layer: its keys and values, one row for each position with a known hidden
-//! state and next token, and the hidden states that wait for their rows.
+//! A sequence's rows of the predicting layer: keys and values. There is one row for each position whose hidden state
+//! and next token are known. Other hidden states wait for their rows.
 //!
 //! Rows only serve drafts. A sequence continued from pages or a file without rows starts them there. A sequence that
 //! returns to a position without its state leaves this row out.
@@ -18,7 +18,7 @@ use crate::{EngineError, EngineOptions};
 
 /// Rows of a block.
 const BLOCK_ROWS: usize = 128;
-/// Most waiting hidden states, and most rows computed together.
+/// Maximum number of waiting hidden states, and of rows computed together.
 const MOST_STATES: usize = 128;
 /// Hidden states added together: the rows of a verified draft and those before them fit.
 const TAKEN_TOGETHER: usize = 64;
@@ -59,7 +59,7 @@ impl PredictorRoom {
     pub(crate) fn new(config: &ModelConfig, options: &EngineOptions, context: usize) -> Arc<Self> {
         let attend = AttendOptions::new(config.attention_scale)
             .with_soft_cap(config.soft_cap)
-            // Every row precedes the reading one.
+            // Every stored row precedes the row that reads it.
             .with_causal(false)
             .with_arithmetic(Arithmetic::Fused);
         Arc::new(Self {
@@ -82,7 +82,7 @@ impl PredictorRoom {
             .saturating_add(of_sequences)
     }
 
-    /// Most rows that the layer computes together.
+    /// Maximum number of rows that the layer computes together.
     pub(crate) fn rows_together(options: &EngineOptions) -> usize {
         MOST_STATES.max(options.machine.sequences)
     }

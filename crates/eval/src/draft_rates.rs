@@ -176,7 +176,7 @@ fn measure(
     Ok(rates.collect())
 }
 
-/// Reads a prompt up to its last token. The small model of a draft reads it too, so the timing covers only answers
+/// Reads a prompt up to its last token. The small model of a draft reads it too. The timing then covers only answers
 /// after a text that both models have read.
 fn read_with_small_model(
     session: &mut Session,

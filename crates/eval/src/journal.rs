@@ -262,7 +262,8 @@ mod tests {
             match Journal::open(&path, &about) {
                 Err(error) => {
                     let message = error.to_string();
-                    // A lost line end joins a line with the next one; a changed first line may look like another program's.
+                    // A lost line end joins a line with the next one; a changed first line may look like another
+                    // program's.
                     let named = message.contains(&format!("line {line} has changed")) || line == 1;
                     assert!(named, "byte {at}: {message}");
                     refused += 1;

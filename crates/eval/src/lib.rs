@@ -1,7 +1,8 @@
 //! Measurements of models and policies: quality, cost and speed.
 //!
 //! - [`write_logits`]: the logits of every position, to compare with another implementation;
-//! - [`needle()`]: facts hidden in a long text, with questions at the end, inside the document, late and in a second turn;
+//! - [`needle()`]: facts hidden in a long text, with questions at the end, inside the document, late and in a second
+//!   turn;
 //! - [`ruler()`]: RULER's thirteen tasks, generated from a text ([`Corpus`]) in the words of a [`Wording`];
 //! - [`perplexity()`]: a text predicted under policies, compared with the predictions of dense attention;
 //! - [`compare()`]: policies on the same tasks, at equal budgets, with random and oracle [`baselines`];

@@ -35,8 +35,8 @@ pub struct PerplexityOptions {
     /// Policies to compare with dense attention. For decode policies, the scored tokens are read one by one after the
     /// rest.
     pub policies: Vec<PolicyChoice>,
-    /// Share of the pairs for the fit of every policy in its phase, on the text's first window; `None` uses policies
-    /// unchanged.
+    /// The share of pairs that every policy reads in its phase. Policies are fitted to it on the text's first window.
+    /// `None` uses policies unchanged.
     pub budget: Option<f64>,
     /// Limit on the bytes of dense attention's predictions for one window, in a temporary file.
     pub predictions_budget_bytes: u64,

@@ -37,7 +37,7 @@ pub struct WeightDivergence {
 pub struct WeightDivergenceOptions {
     /// Tokens of a window. A token's context is the earlier part of its window.
     pub window_tokens: usize,
-    /// Most tokens of the text to read.
+    /// Maximum number of tokens of the text to read.
     pub most_tokens: usize,
 }
 
@@ -50,8 +50,8 @@ impl Default for WeightDivergenceOptions {
     }
 }
 
-/// Reads a text with both models, one after the other, and compares their predictions for every token of the second
-/// half of each window. A temporary file holds the original's predictions.
+/// Reads a text with both models, one after the other. Compares their predictions for every token of the second half of
+/// each window. A temporary file holds the original's predictions.
 ///
 /// # Errors
 /// [`EvalError::Engine`] for a model that does not load; [`EvalError::Option`] for different vocabularies or a short

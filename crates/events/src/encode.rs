@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! batch: [seconds f64, [event, ..], data parallel rank]
-//! Map:   {"type": "BlockStored", "block_hashes": [..], "parent_block_hash": h | nil, "token_ids": [..], "block_size": n,
-//!         "lora_id": nil, "medium": "GPU", "lora_name": nil, "group_idx": 0, "kv_cache_spec_kind": "full_attention"}
+//! Map:   {"type": "BlockStored", "block_hashes": [..], "parent_block_hash": h | nil, "token_ids": [..],
+//!         "block_size": n, "lora_id": nil, "medium": "GPU", "lora_name": nil, "group_idx": 0,
+//!         "kv_cache_spec_kind": "full_attention"}
 //!        {"type": "BlockRemoved", "block_hashes": [..], "medium": "GPU", "group_idx": 0}
 //!        {"type": "AllBlocksCleared"}
 //! Array: ["BlockStored", hashes, parent, tokens, size, nil, medium, nil, nil, group, kind, nil]

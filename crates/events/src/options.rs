@@ -13,11 +13,11 @@ pub struct PublisherOptions {
     pub topic: String,
     /// Encoding of an event.
     pub encoding: Encoding,
-    /// Most batches kept for replays.
+    /// Maximum number of batches kept for replays.
     pub kept_batches: usize,
-    /// Most bytes of batches kept for replays.
+    /// Maximum number of bytes of batches kept for replays.
     pub kept_bytes: usize,
-    /// Most batches waiting to be sent.
+    /// Maximum number of batches waiting to be sent.
     pub waiting_batches: usize,
 }
 

@@ -16,7 +16,7 @@ use crate::{Encoding, Event, EventsError, Picture, PublisherOptions};
 /// Time limit of one replay. A slow subscriber loses the rest.
 const REPLAY_TIME: Duration = Duration::from_secs(30);
 
-/// Most concurrent replays; further ones are not answered.
+/// Maximum number of concurrent replays; further ones are not answered.
 const REPLAYS: usize = 16;
 
 /// Time for the last batch to reach subscribers when the publisher ends.
@@ -29,7 +29,7 @@ const END: [u8; 8] = [0xFF; 8];
 /// 0 as 8 big-endian bytes. A ROUTER socket receives a number and answers with all batches from there on, each
 /// `[number, batch]`, and `[-1, ""]` at the end.
 ///
-/// Publishing never waits: if the queue is full, a batch is dropped and counted, and the next batch is a snapshot of
+/// Publishing never waits. If the queue is full, a batch is dropped and counted. The next batch is then a snapshot of
 /// all blocks, starting with `AllBlocksCleared`. A slow subscriber gets the same snapshot in place of lost batches,
 /// with the number of the latest batch. So does a subscriber that asks for batches no longer kept. A subscriber that
 /// applies all events therefore knows the server's blocks.

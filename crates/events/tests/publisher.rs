@@ -134,7 +134,7 @@ fn who_asks_for_batches_that_are_not_kept_any_more_is_told_everything_that_is_he
         while publisher.counts().batches < 12 {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        // Batches of an earlier publisher, from its highest number on, are not kept either.
+        // A number that was dropped, or that an earlier publisher gave, brings a snapshot.
         for first in [0, 7, 500] {
             let whole = replay(address, first).await;
             let [(11, payload)] = &whole.into_iter().collect::<Vec<_>>()[..] else {

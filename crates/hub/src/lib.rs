@@ -31,7 +31,7 @@
 //!
 //! # Reasons for this client
 //!
-//! The crate `hf-hub` 1.0 uses the same cache, but it restarts interrupted files, compares no checksum, and depends
+//! The crate `hf-hub` 1.0 uses the same cache, but it restarts interrupted files and compares no checksum. It depends
 //! on some 280 crates, including an asynchronous runtime and C code. Here `ureq` does HTTP and `rustls` encrypts with
 //! `graviola`, which needs no C compiler; the root certificates are the system's. It needs a processor with AES and
 //! AVX2, ADX and BMI2 (x86-64 since about 2015), or with AES and SHA2 (aarch64); on others [`pull`] returns an error,

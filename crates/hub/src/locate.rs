@@ -6,8 +6,8 @@ use crate::stored::{find, mark_used};
 use crate::tried::{TriedModel, nearest, tried};
 use crate::{HubError, ModelName, OtherModel, OtherPrograms, Settings};
 
-/// Returns the path of a model by its name in the hub's cache, by a short name of [`TRIED`](crate::TRIED), or by its
-/// name in another program. The call marks the model as used. `None` for a text that looks like a path.
+/// Returns the path of a model. Its name is one in the hub's cache, a short name of [`TRIED`](crate::TRIED), or one in
+/// another program. The call marks the model as used. `None` for a text that looks like a path.
 ///
 /// # Errors
 /// [`HubError::NotStored`], [`HubError::Incomplete`], [`HubError::Several`], [`HubError::Unknown`] for a text similar

@@ -1,8 +1,8 @@
 //! Checks of the untrusted paths of a repository's files.
 
-/// Most bytes of a path.
+/// Maximum number of bytes of a path.
 const LONGEST: usize = 1000;
-/// Most folders of a path.
+/// Maximum number of folders of a path.
 const DEEPEST: usize = 16;
 
 /// True if a joined path stays inside its folder on any system and is printable: parts of visible characters between

@@ -145,7 +145,8 @@ fn remove_all(cache: &Path, repository: &Repository, held: Vec<Lock>) -> Result<
     fs::remove_dir_all(&folder).map_err(HubError::io(folder))?;
     let locks = repository.locks();
     match fs::remove_dir_all(&locks) {
-        // Some file systems of Windows keep a removed file in its folder until it is closed. A new download's locks stay.
+        // Some file systems of Windows keep a removed file in its folder until it is closed. A new download's locks
+        // stay.
         Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => {
             drop(held);
             let _ = fs::remove_dir(&locks);

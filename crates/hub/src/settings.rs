@@ -162,7 +162,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// Most bytes of the token's file.
+/// Maximum number of bytes of the token's file.
 const LARGEST_TOKEN_BYTES: u64 = 4096;
 
 impl Settings {

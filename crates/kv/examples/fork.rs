@@ -10,7 +10,8 @@ const APPENDED: usize = 4_000;
 const FORKS: usize = 20;
 
 fn main() -> Result<(), KvError> {
-    // The page tables of a model of 28 layers with 8 KV heads, over narrow heads, so that the pages fit in any memory.
+    // The page tables of a model of 28 layers with 8 KV heads. The heads are narrow, so that the pages fit in any
+    // memory.
     let shape = CacheShape {
         layers: LayerShapes::alike(28, LayerShape::new(8, 16)),
         page_tokens: 256,

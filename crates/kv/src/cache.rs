@@ -232,7 +232,7 @@ impl KvCache {
     }
 
     /// Writes the disk tier's files to the disk and drops them from the system's cache
-    /// ([`forget_cached`](crate::forget_cached)), so that a measurement reads the disk and not memory.
+    /// ([`forget_cached`](crate::forget_cached)). A measurement then reads the disk and not memory.
     ///
     /// # Errors
     /// [`KvError::Disk`].

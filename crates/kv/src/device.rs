@@ -10,8 +10,8 @@ use riffle_system::memory::{prefer_huge_pages, release};
 /// On a CPU it is main memory ([`CpuDevice`]). An accelerator implements it over its own host-addressable memory, and
 /// pages are copied there before they are read.
 pub trait Device: Debug + Send + Sync {
-    /// True if kernels read main memory in place. They then read pages of the RAM tier without copies, and the device
-    /// tier is the part of main memory reserved for the newest pages.
+    /// True if kernels read main memory in place. They then read pages of the RAM tier without copies. The device tier
+    /// is then the part of main memory for the newest pages.
     fn reads_main_memory(&self) -> bool;
 
     /// Allocates `bytes` of zeroed memory, aligned to at least 64 bytes.

@@ -18,10 +18,9 @@ pub struct HeadGrowth {
 }
 
 impl KvCache {
-    /// Appends `added` tokens to a layer as [`append`](Self::append) does, in planes of the cache's formats. When
-    /// there is room, `encode` is called with the state of each KV head. It returns, for each KV head, a view that
-    /// starts at the multiple of 16 at or below the head's token count and contains the new tokens. Only the new
-    /// tokens are read.
+    /// Appends `added` tokens to a layer as [`append`](Self::append) does, in planes of the cache's formats. When there
+    /// is room, `encode` is called with the state of each KV head. It returns a view with the new tokens for each KV
+    /// head. The view starts at the multiple of 16 at or below the head's token count. Only the new tokens are read.
     ///
     /// # Errors
     /// As [`append`](Self::append), [`KvError::Planes`] for planes of another shape, and errors of `encode`. The

@@ -9,10 +9,10 @@
 //! oldest move away when room is needed, and [`KvCache::stream`] loads them back, ahead of reading. On a CPU the
 //! device is main memory too, and pages in RAM are read in place.
 //!
-//! Byte budgets are hard: each is checked before anything is allocated, memory mapped for pages never exceeds it, and
-//! a refused append leaves the cache unchanged. Freed pages return to the operating system at once. [`KvCache::save`]
-//! and [`KvCache::restore`] store a cache in a file: checksummed, replaced atomically, and refused if it is damaged
-//! or belongs to another model. A [`PathLock`] keeps other processes away from the file.
+//! Byte budgets are hard. Each is checked before anything is allocated, and memory mapped for pages never exceeds it. A
+//! refused append leaves the cache unchanged. Freed pages return to the operating system at once. [`KvCache::save`] and
+//! [`KvCache::restore`] store a cache in a file: checksummed, replaced atomically, and refused if it is damaged or
+//! belongs to another model. A [`PathLock`] keeps other processes away from the file.
 //!
 //! ```
 //! use riffle_attention::Format;

@@ -293,8 +293,8 @@ pub(crate) fn open_regular(path: &Path, options: &mut OpenOptions) -> io::Result
     })
 }
 
-/// Removes partial files of killed processes: files with our form of name and content that no process has locked.
-/// `of` selects by the name of the target.
+/// Removes partial files of killed processes. Such a file has a partial file's name and one of these kinds, and no
+/// process has locked it. `of` selects by the name of the target.
 pub(crate) fn remove_leftovers(folder: &Path, kinds: &[FileKind], of: impl Fn(&OsStr) -> bool) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;

@@ -90,8 +90,8 @@ impl KvCache {
         tokens
     }
 
-    /// The tier of a row of the sequence's pages, which is the farthest tier of its planes. `None` if some (layer, KV head)
-    /// lacks this row.
+    /// The tier of a row of the sequence's pages, which is the farthest tier of its planes. `None` if some (layer, KV
+    /// head) lacks this row.
     pub fn row_tier(&self, row: usize) -> Option<RowTier> {
         let pages: Option<Vec<PageId>> = self
             .tables

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use twox_hash::XxHash3_128;
 
-/// A page of tokens after its parent block. Its key is a hash of all tokens up to its end and of the page size, so
-/// blocks of the same text have the same key in memory, on disk and on other machines. The key is independent of
+/// A page of tokens after its parent block. Its key is a hash of all tokens up to its end and of the page size. Blocks
+/// of the same text therefore have the same key in memory, on disk and on other machines. The key is independent of
 /// model and formats.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TextBlock {

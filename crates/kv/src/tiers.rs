@@ -51,7 +51,7 @@ pub struct DiskTier {
 pub struct Outlook {
     /// Largest expected number of tokens.
     pub context_tokens: usize,
-    /// Most tokens per append.
+    /// Maximum number of tokens per append.
     pub append_tokens: usize,
     /// True if all keys of a (layer, KV head) are scanned at once ([`with_keys`](crate::KvCache::with_keys)). Keys
     /// then stay nearer than values, and memory is reserved to load the others.
@@ -157,8 +157,8 @@ impl KvTiers {
         self.disk.is_some() || !self.device.reads_main_memory()
     }
 
-    /// Bytes of the pages of `tokens` tokens in the nearest tier, in a separate RAM tier, and on disk, including
-    /// pages being loaded.
+    /// Bytes of the pages of `tokens` tokens: in the nearest tier, in a separate RAM tier, and on disk. Pages that are
+    /// being loaded count.
     pub fn bytes_for(&self, shape: &CacheShape, tokens: usize) -> [u64; 3] {
         if !self.has_farther() {
             return [self.pages_bytes(shape, tokens), 0, 0];

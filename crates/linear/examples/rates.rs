@@ -191,7 +191,7 @@ fn spin_plain(steps: usize) -> f32 {
     sums.as_flattened().iter().sum()
 }
 
-/// Bytes of a part. A pass over a part can be timed, and at least one pass is not interrupted.
+/// Bytes of a part: enough to time a pass, and so few that at least one pass is not interrupted.
 const PART_BYTES: usize = 32 << 20;
 
 /// 512 MiB in huge pages, read in parts by all threads.

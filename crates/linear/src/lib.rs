@@ -1,16 +1,16 @@
 //! Packed weights times activations: the linear layers of a language model.
 //!
-//! A [`PackedMatrix`] holds the weights once, in the element type of the file, rearranged so that one vector load
+//! A [`PackedMatrix`] holds the weights once, in the element type of the file. They are rearranged: one vector load
 //! brings the same input of 16 outputs. [`matmul`](PackedMatrix::matmul) computes `output = input · weightsᵀ` for any
-//! number of tokens; [`row_into`](PackedMatrix::row_into) reads a row back exactly, so that an embedding and a tied
-//! output head share one copy.
+//! number of tokens; [`row_into`](PackedMatrix::row_into) reads a row back exactly, so an embedding and a tied output
+//! head can share one copy.
 //!
 //! Float weights (f32, f16, bf16) are widened in registers and multiplied as f32; for bf16, [`Activations::Rounded`]
-//! trades bits of the activations for twice the speed with many tokens. 8-bit floats share a scale per 128 inputs of
-//! an output. Weights in the block formats of GGUF, and in groups of 4 or 8 bits, stay quantised. For these,
-//! activations are rounded to 8 bits with a scale per 32 of them, an error of at most half a step (1/254 of the
-//! largest of the 32), and products are summed as integers. If an activation is not finite, every output of its token
-//! is then NaN. For float weights, infinities and NaN follow IEEE arithmetic.
+//! trades bits of the activations for twice the speed with many tokens. 8-bit floats share a scale per 128 inputs of an
+//! output. Weights in the block formats of GGUF, and in groups of 4 or 8 bits, stay quantised. For these, activations
+//! are rounded to 8 bits with a scale per 32 of them. The error is at most half a step (1/254 of the largest of the
+//! 32). Products are summed as integers. If an activation is not finite, every output of its token is then NaN. For
+//! float weights, infinities and NaN follow IEEE arithmetic.
 //!
 //! [`Columns`] runs the same kernels on small dense matrices that change from call to call.
 //!

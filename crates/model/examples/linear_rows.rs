@@ -1,5 +1,5 @@
-//! Measures passes without attention: rates of generated rows of several sequences, the ceiling of `riffle bench
-//! batch`. Run `cargo run --release -p riffle-model --example linear_rows -- PATH_OF_MODEL [ROWS…]`.
+//! Measures passes without attention: rates of generated rows of several sequences, the ceiling of
+//! `riffle bench batch`. Run `cargo run --release -p riffle-model --example linear_rows -- PATH_OF_MODEL [ROWS…]`.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// One token of each sequence through all layers, and the logits.
+/// Computes one token of each sequence through all layers, and the logits.
 fn pass(
     forward: &mut HostForward,
     layers: usize,

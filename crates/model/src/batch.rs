@@ -45,8 +45,8 @@ pub struct Segment {
     pub adapters: AdapterScales,
 }
 
-/// Row boundaries at which chunked work may be split without a change of its result. Segments that are read one by
-/// one may be split anywhere, others:
+/// Row boundaries at which chunked work may be split without a change of its result. Segments that are read one by one
+/// may be split anywhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CutGrid {
     /// Cut before tokens whose position is a multiple of this number.

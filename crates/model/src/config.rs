@@ -74,8 +74,8 @@ impl AttentionShape {
 }
 
 /// Token selection of a layer that was trained for sparse reads (DeepSeek sparse attention, arXiv:2512.02556). The
-/// score of a token is Σ weight · max(0, query · key) over the heads of an indexer, and a query reads the tokens with
-/// the highest scores. Qwen4-Exp ranks blocks of consecutive tokens instead of tokens: a query reads the best of the
+/// score of a token is Σ weight · max(0, query · key) over the heads of an indexer. A query reads the tokens with the
+/// highest scores. Qwen4-Exp ranks blocks of consecutive tokens instead of tokens: a query reads the best of the
 /// complete blocks, and all tokens behind them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IndexerShape {
@@ -362,8 +362,8 @@ impl ModelConfig {
     /// Checks that the attention of layers is consistent.
     ///
     /// # Errors
-    /// [`ModelError::Config`] for heads that do not divide, and for a layer that reads keys of a layer without its
-    /// own, with other widths or with another window.
+    /// [`ModelError::Config`] for heads that do not divide. Also for a layer that reads the keys of a layer that has
+    /// none of its own, has other widths or has another window.
     pub(crate) fn check_attention(&self, fields: &Fields) -> Result<(), ModelError> {
         let refuse = |layer: usize, problem: &str| Err(fields.error("layers", format!("layer {layer} {problem}")));
         if !self.attention.is_empty() && self.attention.len() != self.layers {
@@ -434,8 +434,8 @@ impl ModelConfig {
         self.state_layers().next().is_some()
     }
 
-    /// The sizes of a model's Gated DeltaNet layers, if all layers with a state are of this kind and size, and have
-    /// no attention. Devices support no other states.
+    /// The sizes of a model's Gated DeltaNet layers. All its layers with a state must be of this kind and size, and
+    /// have no attention. Devices support no other states.
     pub fn gated_delta_net(&self) -> Option<GatedDeltaNetShape> {
         let mut shapes = self.state_layers().map(|(layer, shape)| match shape {
             StateShape::GatedDeltaNet(shape) if !self.is_attention(layer) => Some(shape),

@@ -16,11 +16,11 @@ use crate::{Batch, Decoder, LayerProgress, ModelError, RecurrentState};
 /// A layer may be split by rows: both steps accept one of the [`row_blocks`](Self::row_blocks) at a time, so that the
 /// caller can do other work in between. A block may be finished before the next is projected. Splits change no bits.
 ///
-/// A segment's results have the same bits for any number of threads, any other segments in the batch, and any split
-/// of a text into batches, if the caller's attention does. Recurrent layers read a prompt in chunks of 64 tokens: for
-/// them, splits at other positions change results by rounding. Generated tokens are read one by one
-/// ([`SegmentTokens::generated`](crate::SegmentTokens::generated)), so verified tokens have the same bits together
-/// and alone.
+/// A segment's results do not depend on the number of threads, other segments of the batch or the split of a text into
+/// batches. The caller's attention must have this property too. Recurrent layers read a prompt in chunks of 64 tokens:
+/// for them, splits at other positions change results by rounding. Generated tokens are read one by one
+/// ([`SegmentTokens::generated`](crate::SegmentTokens::generated)), so verified tokens have the same bits together and
+/// alone.
 ///
 /// A device rounds products of more than eight rows differently: there, rows have the same bits as alone only in
 /// batches of up to eight rows.
@@ -111,7 +111,8 @@ pub struct Projected<'a> {
     pub index: Option<ProjectedIndex<'a>>,
 }
 
-/// Queries, weights and keys of a layer's own indexer ([`IndexerShape`](crate::IndexerShape)) for the first rows of a batch.
+/// Queries, weights and keys of a layer's own indexer ([`IndexerShape`](crate::IndexerShape)) for the first rows of a
+/// batch.
 #[derive(Debug, Clone, Copy)]
 pub struct ProjectedIndex<'a> {
     /// `[rows, heads, width]`, rotated to the rows' positions.

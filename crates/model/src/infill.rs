@@ -6,16 +6,16 @@ use crate::Tokenizer;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct InfillTokens {
-    /// Before the text in front of the gap.
+    /// Mark before the text in front of the gap.
     pub prefix: u32,
     /// Mark before the text after the gap.
     pub suffix: u32,
-    /// Mark after both texts, where the model begins to write. Without this mark the text after the gap comes first, and
-    /// the model continues the text before the gap.
+    /// Mark after both texts, where the model begins to write. Without this mark the text after the gap comes first,
+    /// and the model continues the text before the gap.
     pub middle: Option<u32>,
     /// Mark before the name of a repository.
     pub repository: Option<u32>,
-    /// Before the name of each file of a repository.
+    /// Mark before the name of each file of a repository.
     pub file: Option<u32>,
     /// Pads sequences in training. An answer that reaches it has ended.
     pub padding: Option<u32>,
@@ -79,7 +79,7 @@ const SPELLINGS: &[Texts] = &[
         file: "",
         padding: "<fim-pad>",
     },
-    // DeepSeek Coder marks the gap by a hole.
+    // In DeepSeek Coder `hole` stands between the two texts, and `end` after both.
     Texts {
         prefix: "<｜fim▁begin｜>",
         suffix: "<｜fim▁hole｜>",

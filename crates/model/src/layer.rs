@@ -135,8 +135,8 @@ impl Layer {
         }
     }
 
-    /// Runs all rows of a batch, finished up to the layer's experts, through these and the later steps, one piece per
-    /// call. Returns true after the last piece. `behind` is the following layer.
+    /// Runs all rows of a batch through the layer's experts and the later steps, one piece per call. The rows are
+    /// finished up to the experts. Returns true after the last piece. `behind` is the following layer.
     pub(crate) fn advance_experts(
         &self,
         batch: &Batch,

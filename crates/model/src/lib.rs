@@ -3,12 +3,12 @@
 //! [`inspect`] describes a Hugging Face directory or a GGUF file from its headers; [`load`] turns it into a
 //! [`LoadedModel`]. The weights are memory-mapped while they are packed and held once afterwards.
 //!
-//! A model is driven layer by layer over a [`Batch`], segments of one or more sequences: [`Forward::embed`], then for
-//! each layer [`Forward::project`] and [`Forward::finish`], then [`Forward::logits`]. The caller does attention
-//! between the two: it takes queries, keys and values, stores keys and values, attends to the tokens of its choice,
-//! and writes the result for the next step. Both steps accept all rows of the batch, or one block at a time. Linear
-//! and element-wise work runs in blocks of rows, so only attention's buffers in a [`HostForward`] grow with the
-//! batch; [`scratch_bytes`] computes their size beforehand.
+//! A caller drives a model layer by layer over a [`Batch`] of segments of one or more sequences. It calls
+//! [`Forward::embed`], then [`Forward::project`] and [`Forward::finish`] for each layer, then [`Forward::logits`].
+//! Between projecting and finishing, the caller does attention. It takes queries, keys and values, and stores keys and
+//! values. It attends to the tokens of its choice, and writes the result for the next step. Both steps accept all rows
+//! of the batch, or one block at a time. Linear and element-wise work runs in blocks of rows, so only attention's
+//! buffers in a [`HostForward`] grow with the batch; [`scratch_bytes`] computes their size beforehand.
 //!
 //! ```no_run
 //! use std::sync::Arc;
@@ -39,7 +39,7 @@
 //! owns it, copies it for rollbacks, and passes it to every layer.
 //!
 //! The work of a layer is spread over the current rayon pool in many small pieces. Call it from within the pool, with
-//! `rayon::scope` or `ThreadPool::install` around the whole pass, to avoid waking the pool for each piece.
+//! `rayon::scope` or `ThreadPool::install` around the whole pass. Otherwise the pool is woken for each piece.
 //!
 //! An architecture is a [`Family`], built from parts such as [`Attention`] and [`Mlp`]. It describes its layers as
 //! data ([`Layer`], [`Step`]); a [`HostForward`] runs this description on the CPU, and device crates run it

@@ -53,8 +53,8 @@ impl ModelOutline {
         self.rotation_changes_at
     }
 
-    /// Rotates keys of a layer, `[tokens, kv_heads, key_width]`, from positions `from` and on to positions `to` and
-    /// on, in a sequence of `length` tokens. It is as exact as the rotation to a position.
+    /// Rotates keys of a layer, `[tokens, kv_heads, key_width]`, in a sequence of `length` tokens. Their positions
+    /// begin at `from`, and at `to` afterwards. It is as exact as the rotation to a position.
     pub fn move_keys(&self, layer: usize, keys: &mut [f32], from: usize, to: usize, length: usize) {
         let rotary = self.rotations.get(layer).and_then(Option::as_ref);
         if let Some(rotary) = rotary.filter(|_| from != to) {

@@ -64,7 +64,7 @@ impl PredictorForward {
         scratch_bytes(config, rows).saturating_add(4 * floats)
     }
 
-    /// Most rows at a time.
+    /// Maximum number of rows at a time.
     pub fn most_rows(&self) -> usize {
         self.workspace.batch_tokens()
     }

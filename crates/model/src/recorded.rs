@@ -1,12 +1,12 @@
 //! Records the inputs of a recurrent layer's latest rows, so that the layer can return to any of them.
 //!
-//! A recurrent state cannot remove a token. Before drafted tokens are verified, the state is copied once, and each
-//! row's inputs are recorded. The inputs of accepted rows are then replayed into the copy, which is much less work
-//! than the rows themselves and gives the same bits.
+//! A recurrent state cannot remove a token. Before drafted tokens are verified, the state is copied once. Each row's
+//! inputs are recorded. The inputs of accepted rows are then replayed into the copy. This gives the same bits, and is
+//! much less work than the rows themselves.
 
 use crate::{SegmentPart, StateShape};
 
-/// Most recorded rows: the rows of a decode pass.
+/// Maximum number of recorded rows: the rows of a decode pass.
 pub(crate) const MOST_ROWS: usize = 16;
 
 /// The inputs of one layer since [`begin`](Self::begin).
@@ -61,7 +61,7 @@ impl Recorded {
             (&mut self.decay, inputs.decay),
         ];
         for (recorded, values) in values {
-            // Allocated once, for the most rows: the planned memory.
+            // One allocation for the maximum number of rows, as planned.
             recorded.reserve_exact(MOST_ROWS * (values.len() / inputs.rows) - recorded.len());
             recorded.extend_from_slice(values);
         }
@@ -92,7 +92,7 @@ impl Recorded {
     }
 }
 
-/// Most bytes of the recorded rows of one layer.
+/// Maximum number of bytes of the recorded rows of one layer.
 pub(crate) fn layer_bytes(shape: &StateShape) -> u64 {
     (MOST_ROWS * shape.input_width() * size_of::<f32>()) as u64
 }

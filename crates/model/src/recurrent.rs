@@ -92,7 +92,8 @@ impl RecurrentLayer<'_> {
         &self.state.convolution
     }
 
-    /// Copies the memories of the heads to `out`, `[heads, rows, columns]`: of a Gated DeltaNet `[value_heads, key_dim, value_dim]`.
+    /// Copies the memories of the heads to `out`, `[heads, rows, columns]`: of a Gated DeltaNet
+    /// `[value_heads, key_dim, value_dim]`.
     ///
     /// # Panics
     /// When `out` holds another number of values.
@@ -239,7 +240,7 @@ impl RecurrentState {
         Ok(())
     }
 
-    /// The state as little-endian bytes: for each layer with a state of any kind, the number of tokens read as u64,
+    /// The state as little-endian bytes. For each layer with a state of any kind: the number of tokens read as u64,
     /// then the convolution's inputs and the memories as f32.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.bytes() as usize);

@@ -23,7 +23,8 @@ const DOCUMENT: &str = "{document}";
 pub enum ScoreRule {
     /// The share of the first token in the softmax over two tokens' logits: "yes" against "no".
     Tokens(u32, u32),
-    /// The logistic function of the one output of the model's score head ([`Decoder::score_head`](crate::Decoder::score_head)).
+    /// The logistic function of the one output of the model's score head
+    /// ([`Decoder::score_head`](crate::Decoder::score_head)).
     Logistic,
     /// The share of the first output of the score head in the softmax of all outputs.
     FirstOfSoftmax,

@@ -51,8 +51,8 @@ fn survives(path: &Path, bytes: usize) -> bool {
 }
 
 fn survives_use(path: &Path, bytes: usize, use_it: &Use) -> bool {
-    // A tokenizer's tables, the packed weights and the buffers of a forward pass exceed the file's few kilobytes, by a
-    // fixed factor and a fixed amount.
+    // A tokenizer's tables, packed weights and a pass's buffers exceed the file's few kilobytes, by a fixed factor and
+    // a fixed amount.
     let allowed = (16 << 20) + 256 * bytes;
     let before = HELD.load(Relaxed);
     PEAK.store(before, Relaxed);

@@ -23,7 +23,7 @@ fn status_bytes(name: &str) -> u64 {
     kilobytes * 1024
 }
 
-/// Name, rows and columns of every matrix of a Llama model, under the names of a directory and of a GGUF file.
+/// Every matrix of a Llama model: its names in a directory and in a GGUF file, its rows and its columns.
 fn matrices() -> Vec<(String, String, u64, u64)> {
     let mut matrices = vec![("model.embed_tokens".into(), "token_embd".into(), VOCABULARY, HIDDEN)];
     for layer in 0..LAYERS {

@@ -1,8 +1,8 @@
-//! Draws the pairs that each policy reads of a small text, as SVG for the book: `cargo run --release -p riffle-policy
-//! --example pictures -- FOLDER`.
+//! Draws the pairs that each policy reads of a small text, as SVG for the book:
+//! `cargo run --release -p riffle-policy --example pictures -- FOLDER`.
 //!
-//! The generated text has 512 tokens: first tokens that all queries attend to, neighbours that attend to each other,
-//! and two facts, one in the middle and one at the end, each asked for once.
+//! The generated text has 512 tokens. All queries attend to the first tokens, and neighbours attend to each other. Two
+//! facts stand in the middle and at the end; each is asked for once.
 
 use std::collections::BTreeSet;
 use std::error::Error;

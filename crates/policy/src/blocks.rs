@@ -34,7 +34,8 @@ pub(crate) struct PeakBlocks {
 }
 
 impl PeakBlocks {
-    /// The blocks of a chunk's queries. `always(query_block, key_block)` is true for blocks that are read without a peak.
+    /// The blocks of a chunk's queries. `always(query_block, key_block)` is true for blocks that are read without a
+    /// peak.
     pub(crate) fn new(chunk: &QueryTile<'_>, block: usize, always: impl Fn(usize, usize) -> bool) -> Self {
         let numbers = query_blocks(chunk, block);
         Self {
@@ -46,8 +47,8 @@ impl PeakBlocks {
         }
     }
 
-    /// Adds the peaks of the query at position `token`: the blocks with a share of at least `peak` of the softmax over
-    /// `logits`, the largest of each block up to the query's own. The logits are overwritten.
+    /// Adds the peaks of the query at position `token`. `logits` are the largest of each block up to the query's own. A
+    /// peak is a block with a share of at least `peak` of the softmax over them. The logits are overwritten.
     pub(crate) fn add(&mut self, token: usize, logits: &mut [f32], peak: f32) {
         let threshold = f64::from(peak) * exponentiate(logits);
         for (read, weight) in self.read[token / self.block - self.first].iter_mut().zip(logits) {

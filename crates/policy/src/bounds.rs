@@ -7,9 +7,9 @@ use crate::state;
 
 /// Channel bounds of the keys `0..tokens`.
 ///
-/// A block is stored as a key of twice the width: its largest values, then its smallest. The bound of a query, Σ
-/// max(q·smallest, q·largest), is then one product with the query's positive elements followed by its negative ones,
-/// and the bound summed over many queries is also one product.
+/// A block is stored as a key of twice the width: its largest values, then its smallest. The bound of a query is Σ
+/// max(q·smallest, q·largest). It is one product of this key with the query's positive elements, followed by its
+/// negative ones. The bound summed over many queries is also one product.
 #[derive(Clone, Default)]
 pub(crate) struct Bounds {
     tokens: usize,

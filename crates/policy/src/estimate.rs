@@ -1,6 +1,6 @@
 //! Estimates as data: a caller can compute them on the device that holds the keys, in place of the policy.
 
-/// An estimate that a policy asks for, over all queries of a chunk of one KV head and all keys before the chunk's
+/// An estimate that a policy asks for. It covers all queries of a chunk of one KV head, and all keys before the chunk's
 /// end.
 ///
 /// Sums are in f32 and in the order of `riffle-attention`'s kernels, so selections by them are the same to the bit.

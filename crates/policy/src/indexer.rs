@@ -24,8 +24,8 @@ pub struct IndexerQueries<'a> {
 }
 
 impl IndexerQueries<'_> {
-    /// Writes the scores of the tokens of consecutive pages for one of the rows; `scores` begins at the first page's first token and
-    /// ends at or before the last page's end.
+    /// Writes the scores of the tokens of consecutive pages for one of the rows; `scores` begins at the first page's
+    /// first token and ends at or before the last page's end.
     pub fn score(&self, row: usize, pages: &[PageView<'_>], scores: &mut [f32]) {
         let Some(first) = pages.first().map(|page| page.start) else {
             return;

@@ -23,8 +23,8 @@ pub fn read_tokens(pages: &[PageView<'_>], head_dim: usize, first: usize, out: &
     }
 }
 
-/// Passes keys `tokens` to `take` in order, with the position of the first: `[count, head_dim]` as f32, at most up to the
-/// next multiple of `step`.
+/// Passes keys `tokens` to `take` in order, with the position of the first: `[count, head_dim]` as f32, at most up to
+/// the next multiple of `step`.
 pub(crate) fn for_each_rows(
     pages: &[PageView<'_>],
     head_dim: usize,
@@ -42,7 +42,8 @@ pub(crate) fn for_each_rows(
     }
 }
 
-/// The end of the page if it continues `known` keys with new ones. A page farther ahead must wait for the pages between.
+/// The end of the page if it continues `known` keys with new ones. A page farther ahead must wait for the pages
+/// between.
 pub(crate) fn continued_by(known: usize, page: &PageView<'_>) -> Option<usize> {
     let end = page.start + page.tokens;
     (page.start <= known && end > known).then_some(end)
@@ -70,8 +71,8 @@ fn scan_in(arithmetic: Arithmetic, scan: &mut Scan, tile: &QueryTile<'_>, contex
     scan.run(tile, &kv, context.tokens, &options).expect(SOUND);
 }
 
-/// Scans the tile's rows a few at a time with `run`, so that their weights stay in the processor's caches, and passes
-/// each part to `each`.
+/// Scans the tile's rows a few at a time with `run`, and passes each part to `each`. The weights of a few rows stay in
+/// the processor's caches.
 pub(crate) fn scan_in_parts(
     scan: &mut Scan,
     tile: &QueryTile<'_>,

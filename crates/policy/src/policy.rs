@@ -114,8 +114,8 @@ impl Policy {
         self.delta.filter(|_| !self.reads_all(context))
     }
 
-    /// Position of the first key that [`prepare`](Self::prepare) and [`select`](Self::select) read. Pages before it need
-    /// not be in the context.
+    /// Position of the first key that [`prepare`](Self::prepare) and [`select`](Self::select) read. Pages before it
+    /// need not be in the context.
     pub fn keys_from(&mut self, context: &SelectContext<'_>) -> usize {
         match self.info.traits.keys {
             _ if self.reads_all(context) => context.tokens,

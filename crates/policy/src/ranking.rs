@@ -12,8 +12,8 @@ pub fn top_count(scores: &[f32], count: usize, forced: impl Fn(usize) -> bool) -
     chosen
 }
 
-/// Indices of the fewest best scores that reach `share` of the total together with the forced ones, at least `least`
-/// in all, ascending.
+/// Indices of the fewest best scores that reach `share` of the total together with the forced ones. There are at least
+/// `least` in all, in ascending order.
 pub fn top_share(scores: &[f32], share: f32, least: usize, forced: impl Fn(usize) -> bool) -> Vec<usize> {
     /// Entries few enough to be sorted.
     const FEW: usize = 64;

@@ -22,15 +22,15 @@ const DELTA: &str = "delta";
 /// the next such query (Delta Attention, Willette et al. 2025, arXiv:2505.11254). Without it, or with `delta=off`,
 /// nothing is corrected; the paper uses 64.
 ///
-/// Parsing checks names and values and fills in the defaults, so every spec can be built in all phases of its policy.
-/// It prints with all its parameters.
+/// Parsing checks names and values and fills in the defaults. Every spec can therefore be built in all phases of its
+/// policy. It prints with all its parameters.
 #[derive(Clone, PartialEq)]
 pub struct PolicySpec {
     info: &'static PolicyInfo,
     parameters: Parameters,
     /// Sequences with fewer tokens are read densely; `None` for the break-even length.
     from: Option<usize>,
-    /// Distance of a prompt's queries whose outputs correct those after them; `None` without correction.
+    /// The distance between the prompt's queries that correct the queries after them; `None` without correction.
     delta: Option<usize>,
 }
 
@@ -107,8 +107,8 @@ impl PolicySpec {
         self.from
     }
 
-    /// Distance of a prompt's queries that also read everything; their difference corrects the queries after them.
-    /// `None` without correction.
+    /// The distance between the prompt's queries that also read every token. The difference between their two results
+    /// corrects the queries after them. `None` without correction.
     pub fn delta(&self) -> Option<usize> {
         self.delta
     }
@@ -128,7 +128,7 @@ impl PolicySpec {
         (self.info.traits.summary_tokens)(&self.parameters)
     }
 
-    /// Refuses a phase that the policy does not support, or not with these parameters.
+    /// Refuses a phase that the policy does not support, alone or with these parameters.
     pub(crate) fn check_phase(&self, phase: Phase) -> Result<(), PolicyError> {
         check_phase(self.info, phase)?;
         match self.delta {

@@ -36,7 +36,7 @@ pub struct Traits {
     pub two_phases: bool,
     /// True if the policy learns from attention mass ([`Learn`](crate::Learn)).
     pub learns: bool,
-    /// True if the policy evicts tokens for good ([`Evict`](crate::Evict)).
+    /// True if the policy evicts tokens permanently ([`Evict`](crate::Evict)).
     pub evicts: bool,
     /// True if the policy has state that a session stores ([`Persist`](crate::Persist)).
     pub persists: bool,
@@ -171,7 +171,7 @@ impl Traits {
         self
     }
 
-    /// Adds eviction of tokens for good ([`Evict`](crate::Evict)).
+    /// Adds permanent eviction of tokens ([`Evict`](crate::Evict)).
     pub const fn with_eviction(mut self) -> Self {
         self.evicts = true;
         self.follows_from_keys = false;

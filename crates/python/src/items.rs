@@ -8,7 +8,8 @@ use pyo3::types::{PySequence, PyString};
 
 use crate::failure::Failure;
 
-/// Most elements of a sequence, including nested ones: more than the tokens of any text, and little memory.
+/// Maximum number of elements of a sequence, including nested ones: more than the tokens of any text, and little
+/// memory.
 const MOST_ELEMENTS: usize = 1 << 24;
 
 /// A bounded Python sequence: nothing is allocated for its stated length. [`Items::list`] refuses a longer one, with

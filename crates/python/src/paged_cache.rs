@@ -215,8 +215,8 @@ impl PyPagedCache {
         self.held.try_lock().is_ok_and(|held| held.is_none())
     }
 
-    /// Appends keys and values `[kv_heads, tokens, width]` to a layer and attends with queries `[heads, tokens, width]`; the result is
-    /// `[tokens, heads, width]`.
+    /// Appends keys and values `[kv_heads, tokens, width]` to a layer and attends with queries
+    /// `[heads, tokens, width]`; the result is `[tokens, heads, width]`.
     fn attend<'py>(
         &self,
         py: Python<'py>,

@@ -10,7 +10,7 @@ use riffle_model::{GgufEntry, GgufTensor, WeightSource, gguf_header};
 
 use crate::QuantizeError;
 
-/// Most bytes of a file of the older format.
+/// Maximum number of bytes of a file of the older format.
 const LARGEST_FILE_BYTES: u64 = 1 << 30;
 /// Longest name in a file of the older format.
 const LARGEST_NAME_BYTES: usize = 256;
@@ -221,9 +221,9 @@ fn from_gguf(source: &WeightSource) -> Result<ImportanceMatrix, Problem> {
     Ok(matrix)
 }
 
-/// Reads the older format: the number of entries; for each entry the length of its name, the name, the calls, the
-/// number of values, and the values divided by the calls; then the last chunk and the name of the text. All numbers
-/// have 32 bits.
+/// Reads the older format. It has the number of entries, the entries, the last chunk and the name of the text. An entry
+/// has the length of its name, the name, the calls, the number of values, and the values divided by the calls. All
+/// numbers have 32 bits.
 fn from_older(bytes: &[u8]) -> Result<ImportanceMatrix, String> {
     let mut rest = bytes;
     let mut take = |bytes: usize| -> Result<&[u8], String> {

@@ -65,7 +65,7 @@ impl Partial {
                     "another run writes the same file now",
                 )));
             }
-            // A file system without locks.
+            // This run holds the lock now, or the file system has no locks.
             Err(TryLockError::Error(_)) | Ok(()) => {}
         }
         let progress = open(&progress_path).map_err(|error| failed(error.into()))?;

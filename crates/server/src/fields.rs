@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::failure::Failure;
 
-/// Most warnings of one request; further ones are dropped.
+/// Maximum number of warnings of one request; further ones are dropped.
 const MOST_WARNINGS: usize = 32;
 
 /// An object of a request while its fields are read.

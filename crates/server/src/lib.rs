@@ -1,14 +1,14 @@
 //! A server for long contexts over HTTP, on the engine's scheduler.
 //!
-//! It speaks the shapes of OpenAI (`/v1/completions`, `/v1/chat/completions`, `/v1/responses`), of Anthropic (`/v1/messages`) and of
-//! Ollama (`/api/chat`, `/api/generate`). It does no scheduling of its own: one thread steps a
+//! It speaks the shapes of OpenAI (`/v1/completions`, `/v1/chat/completions`, `/v1/responses`), of Anthropic
+//! (`/v1/messages`) and of Ollama (`/api/chat`, `/api/generate`). It does no scheduling of its own: one thread steps a
 //! [`Scheduler`](riffle_engine::Scheduler), and requests reach it as messages.
 //!
 //! Guarantees:
 //!
 //! - The server refuses an unsupported field by name with status 400, and never ignores it.
-//! - The server notices a client that goes away, without a message from it. The request's work ends within one piece,
-//!   and the pages of its prompt stay for a later request with the same beginning.
+//! - The server notices a client that goes away, without a message from it. The request's work ends within one piece.
+//!   The pages of its prompt stay for a later request with the same beginning.
 //! - An answer has the bytes that it has alone, whatever else runs.
 //! - A client that reads slowly holds up nobody.
 //!

@@ -17,7 +17,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// Most characters of a field, because messages quote words of requests.
+/// Maximum number of characters of a field, because messages quote words of requests.
 const LONGEST_FIELD: usize = 300;
 
 /// The log of a server: lines on standard error.

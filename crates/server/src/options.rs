@@ -39,7 +39,7 @@ pub struct ServerOptions {
     pub allowed_hosts: Vec<String>,
     /// Upper bounds on the work that the server accepts.
     pub limits: Limits,
-    /// Most tokens of an answer whose request sets no limit.
+    /// Maximum number of tokens of an answer whose request sets no limit.
     pub default_max_tokens: usize,
     /// End answers that repeat the same tokens, unless the request allows them.
     pub ends_loops: bool,
@@ -87,9 +87,9 @@ pub struct Limits {
     pub arrival_time: Duration,
     /// Longest wait for a model to begin loading, while models in use have the memory.
     pub room_wait: Duration,
-    /// Most bytes of a schema, a pattern or a grammar.
+    /// Maximum number of bytes of a schema, a pattern or a grammar.
     pub form_bytes: usize,
-    /// Most time to prepare a schema, a pattern or a grammar.
+    /// Longest time to prepare a schema, a pattern or a grammar.
     pub form_time: Duration,
 }
 

@@ -1,4 +1,5 @@
-//! The log's facts about a request, from its arrival to the end of its answer; refused requests are logged and counted here.
+//! The log's facts about a request, from its arrival to the end of its answer; refused requests are logged and counted
+//! here.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -16,7 +17,7 @@ use crate::site::Site;
 /// Header with the id of a request: the client's own, or a new one.
 const ID_HEADER: &str = "x-request-id";
 
-/// Most characters of a client's own id.
+/// Maximum number of characters of a client's own id.
 const LONGEST_ID: usize = 64;
 
 /// Paths for checks of the server's state. Their negative answers do not count as refused requests.

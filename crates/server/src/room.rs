@@ -8,8 +8,8 @@ use serde::Serialize;
 
 use crate::tokenising::TOKENISED_AT_ONCE;
 
-/// Most bytes of requests beyond the plan of their engine: `bodies_bytes` of bodies, and texts of a whole context
-/// that are tokenised in addition to the plan's one.
+/// Maximum number of bytes of requests beyond the plan of their engine: `bodies_bytes` of bodies, and texts of a whole
+/// context that are tokenised in addition to the plan's one.
 pub fn requests_bytes(plan: &MemoryPlan, bodies_bytes: u64) -> RequestsBytes {
     let others = TOKENISED_AT_ONCE as u64 - 1;
     RequestsBytes {
@@ -18,7 +18,7 @@ pub fn requests_bytes(plan: &MemoryPlan, bodies_bytes: u64) -> RequestsBytes {
     }
 }
 
-/// Most memory of requests beyond the engine's plan.
+/// Maximum memory of requests beyond the engine's plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct RequestsBytes {
@@ -130,7 +130,7 @@ impl OneContext {
     }
 }
 
-/// Most whole contexts, from one to `most`, that every model can have while all models are in memory.
+/// Maximum number of whole contexts, from one to `most`, that every model can have while all models are in memory.
 pub(crate) fn most_contexts(models: &[&OneContext], most: usize) -> usize {
     let fit = |contexts: usize| {
         let plans = models.iter().map(|model| model.plan(contexts));

@@ -172,8 +172,8 @@ fn given_key(headers: &HeaderMap) -> Option<&[u8]> {
     bearer.or_else(|| headers.get("x-api-key").map(HeaderValue::as_bytes))
 }
 
-/// Accepts only names of the loopback on a loopback address, so that a foreign web page cannot reach the server under
-/// its own name.
+/// Accepts only names of the loopback on a loopback address. A foreign web page then cannot reach the server under its
+/// own name.
 async fn check_host(State(site): State<Arc<Site>>, request: Request, next: Next) -> Response {
     let options = &site.options;
     let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());

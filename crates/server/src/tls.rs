@@ -35,8 +35,8 @@ impl TlsIdentity {
     /// Reads PEM: the server's certificate, then its intermediates; and the private key, as PKCS #8, PKCS #1 or SEC1.
     ///
     /// # Errors
-    /// [`TlsError`] for a text without a certificate or a key, a key with a password or of an unknown kind, and a key
-    /// of another certificate.
+    /// [`TlsError`] for a text without a certificate or a key, and for a key of another certificate. Also for a key
+    /// with a password or of an unknown kind.
     pub fn from_pem(certificates: &str, key: &str) -> Result<Self, TlsError> {
         let chain = certificates_of(certificates)?;
         let key = key_of(key)?;

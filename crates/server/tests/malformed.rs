@@ -1,4 +1,4 @@
-//! Invalid requests: the server refuses each with a 4xx in the shape of its API and one clear message, at once, and
+//! Invalid requests: the server refuses each at once, with a 4xx in the shape of its API and one clear message. It
 //! stays up.
 
 mod requests;

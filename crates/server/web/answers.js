@@ -1,4 +1,4 @@
-// Having answers written: the request, its stream, and what is kept of it.
+// Requests answers: the request, its stream, and the parts that are kept.
 
 import { leaveUnwritten } from "./conversation-store.js";
 import { isUnderWay, saveConversation } from "./conversations.js";
@@ -13,19 +13,21 @@ const SAVE_EVERY_MS = 2000;
 /** Requests under way, by the id of their conversation. */
 const running = new Map();
 
-/** True if this tab has an answer of this conversation written. */
+/** True if this tab requested the answer that is being written in this conversation. */
 export function isRunning(conversation) {
     return running.has(conversation.id);
 }
 
-/** Ends the answer of this conversation that is under way. The server stops at once and keeps what it read. */
+/**
+ * Ends the answer that is being written in this conversation. The server stops at once and keeps the text that it read.
+ */
 export function stopAnswer(conversation) {
     running.get(conversation.id)?.abort();
 }
 
 /**
- * Has `answer`, the last message of a conversation, written or gone on with. `changed(conversation, answer)` is called whenever there is something
- * new to show, and `keep(conversation, answer)` now and then.
+ * Requests or continues `answer`, the last message of a conversation. `changed(conversation, answer)` is called for
+ * every change, and `keep(conversation, answer)` at intervals.
  */
 export async function writeAnswer(conversation, answer, changed, keep) {
     const control = new AbortController();
@@ -58,7 +60,7 @@ export async function writeAnswer(conversation, answer, changed, keep) {
     }
 }
 
-/** Stops every answer and keeps what there is of it, as when the page is closed. */
+/** Stops every answer and keeps its text so far, as when the page is closed. */
 export function stopAll(conversations) {
     for (const conversation of conversations.filter(isRunning)) {
         stopAnswer(conversation);
@@ -70,11 +72,13 @@ export function stopAll(conversations) {
     leaveUnwritten();
 }
 
-/** Has the server read documents that are about to be asked about, behind the conversation. `show(progress)` tells how far it is. */
+/**
+ * Lets the server read the documents of the next question, after the conversation. `show(progress)` shows its progress.
+ */
 export async function readAhead(conversation, documents, signal, show) {
     const question = { role: "user", text: "", documents };
     const messages = await messagesOf(conversation, [...conversation.messages, question], (document) => document.text);
-    // Questions of others come first.
+    // The low priority lets questions of other users go first.
     const body = { messages, max_tokens: 1, riffle: { ...policies(), priority: -1 } };
     for await (const chunk of streamAnswer(body, signal)) {
         if (chunk.riffle?.progress) {
@@ -106,13 +110,13 @@ function take(answer, chunk) {
     }
 }
 
-/** The request whose answer is to come behind what `answer` has already. */
+/** The request for the rest of `answer`, after its text so far. */
 async function bodyOf(conversation, answer) {
     const before = conversation.messages.slice(0, conversation.messages.indexOf(answer));
     const messages = await messagesOf(conversation, before, ({ id }) => textOf(id));
     const body = { messages, ...samplingOf(answer), riffle: { ...policies(), audit: settings.audit } };
     if (answer.text && serverState.status?.has_chat_template === false) {
-        // Such a model reads the texts one after the other: the answer goes on where its text ends.
+        // Without a template the model reads the texts one after the other, so the answer continues its own text.
         messages.at(-1).content += answer.text;
     } else if (answer.text) {
         messages.push({ role: "assistant", content: answer.text });
@@ -126,7 +130,7 @@ function policies() {
     return { ...(prefill && { prefill }), ...(decode && { decode }) };
 }
 
-/** Messages as the server takes them. Users and models take turns: what belongs to one turn becomes one message. */
+/** Messages in the server's form. Users and models take turns, so the messages of one turn become one message. */
 async function messagesOf(conversation, messages, text) {
     const sent = conversation.system ? [{ role: "system", content: conversation.system }] : [];
     for (const message of messages) {
@@ -143,7 +147,7 @@ async function messagesOf(conversation, messages, text) {
     return sent;
 }
 
-/** Documents first: whoever asks again about them finds them read. */
+/** Documents come first, so a later question about them finds them read. */
 async function questionOf(message, text) {
     const hasTemplate = serverState.status?.has_chat_template !== false;
     let content = "";

@@ -1,4 +1,4 @@
-// The page: which conversation is open, and what happens to it.
+// The page: the open conversation, and the actions on it.
 
 import { isRunning, stopAll, stopAnswer, writeAnswer } from "./answers.js";
 import { afterPause, oncePerPicture } from "./clock.js";
@@ -36,10 +36,10 @@ const OPEN = "riffle.open";
 
 const NO_ROOM = "This browser has no room for this conversation: export it and delete old ones. After a reload its latest messages may be gone.";
 
-/** Time between two looks at answers that other tabs write. */
+/** Time between two checks of answers that other tabs write. */
 const LOOK_MS = 2000;
 
-/** Null if this browser cannot read what it keeps. */
+/** Null if this browser cannot read its conversations. */
 const loaded = await loadConversations().catch(() => null);
 const conversations = loaded ?? [];
 let current = conversations.find(({ id }) => id === sessionStorage.getItem(OPEN)) ?? createConversation(settings.system);
@@ -92,7 +92,7 @@ function openConversation(conversation) {
     composer.focus();
 }
 
-/** Shows the list, the title and the buttons anew. */
+/** Updates the list, the title and the buttons. */
 function showAll() {
     showConversations(conversations, current, listActions);
     setText(byId("title"), current.title);
@@ -111,7 +111,7 @@ async function send(text, documents) {
     await ask(conversation, ...addQuestion(conversation, text, named));
 }
 
-/** Asks a question in other words. The one that was asked stays as a branch. */
+/** Asks a question in other words. The earlier question stays as a branch. */
 async function edit(question, text) {
     if (!isRunning(current)) {
         await ask(current, ...addQuestion(current, text, question.documents, question.parent ?? null));
@@ -124,14 +124,14 @@ async function ask(conversation, question, answer) {
     await write(conversation, answer);
 }
 
-/** Goes on with an answer that was stopped or cut, or tries again. */
+/** Continues an answer that was stopped or cut, or tries again. */
 function goOn(answer) {
     moveToTop(current);
     write(current, answer);
     composer.focus();
 }
 
-/** Has another answer written beside this one. */
+/** Requests another answer beside this one. */
 function answerAgain(answer) {
     const another = addAnswer(current, answer.parent);
     another.isAgain = true;
@@ -173,7 +173,7 @@ async function write(conversation, answer) {
     lookNow();
 }
 
-/** Keeps what has changed of a conversation, unless somebody has deleted it. */
+/** Keeps the changes of a conversation, unless a tab has deleted it. */
 async function keep(conversation, ...changed) {
     if (!conversations.includes(conversation)) {
         return;
@@ -224,7 +224,10 @@ async function remove(conversation) {
     }
 }
 
-/** Takes what another tab has kept. A conversation that it deleted stays open here, and a further question keeps it again. */
+/**
+ * Takes the changes that another tab has kept. A conversation that it deleted stays open here; a further question keeps
+ * it again.
+ */
 async function takeFromOtherTab({ id, header, messages: kept, isDeleted }) {
     const place = conversations.findIndex((conversation) => conversation.id === id);
     const known = conversations[place] ?? (current.id === id ? current : null);
@@ -255,7 +258,7 @@ async function takeConversation(id) {
     }
 }
 
-/** Answers whose tab was closed or crashed can be gone on with here. */
+/** Lets this tab continue answers whose tab was closed or crashed. */
 function stopSilentAnswers() {
     if (!isRunning(current) && current.messages.some(stopIfSilent)) {
         messages.update(current);
@@ -294,7 +297,7 @@ function setUpExchange() {
     });
 }
 
-/** Adds conversations of a file. One that is there already gets the messages that it lacks. */
+/** Adds the conversations of a file. An existing conversation gets the messages that it lacks. */
 async function takeImported(found) {
     for (const conversation of found) {
         const own = conversations.find(({ id }) => id === conversation.id);

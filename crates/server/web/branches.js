@@ -1,9 +1,9 @@
-// The switch between alternatives: questions that were edited, answers that were written again.
+// The switch between alternatives: edited questions, and repeated answers.
 
 import { alternatives } from "./conversations.js";
 import { button, element, setText } from "./elements.js";
 
-/** "‹ 1 of 2 ›" for a message; hidden where it has no alternative. `go(message)` goes to another. */
+/** "‹ 1 of 2 ›" for a message; hidden if it has no alternative. `go(message)` shows another. */
 export class BranchSwitch {
     #what;
     #go;

@@ -1,6 +1,6 @@
-// Work that is done again and again, or not too often.
+// Repeats work, or limits how often it runs.
 
-/** Does `work` at once, and then every `period_ms` while the page can be seen. Returns a function that does it now. */
+/** Does `work` at once, then every `period_ms` while the page is visible. Returns a function that does it now. */
 export function whileVisible(work, period_ms) {
     let timer = 0;
     const round = async () => {
@@ -16,7 +16,7 @@ export function whileVisible(work, period_ms) {
     return round;
 }
 
-/** A function that does `work` with its latest argument when the next picture is drawn, once. */
+/** A function that does `work` once before the next frame, with the latest argument. */
 export function oncePerPicture(work) {
     let waits = false;
     let latest;
@@ -24,7 +24,7 @@ export function oncePerPicture(work) {
         latest = argument;
         if (!waits) {
             waits = true;
-            // Hidden pages draw no pictures, and go on all the same.
+            // Hidden pages draw no frames, but their work continues.
             const later = document.visibilityState === "visible" ? requestAnimationFrame : setTimeout;
             later(() => {
                 waits = false;
@@ -34,7 +34,7 @@ export function oncePerPicture(work) {
     };
 }
 
-/** A function that does `work` once nobody has called it for `pause_ms`. */
+/** A function that does `work` after `pause_ms` without a further call. */
 export function afterPause(work, pause_ms) {
     let timer = 0;
     return () => {

@@ -4,7 +4,7 @@ import { byId } from "./elements.js";
 
 const THEME = "riffle.theme";
 
-/** Makes the button for the colours work. */
+/** Sets up the button for the colours. */
 export function setUpColours() {
     byId("theme").addEventListener("click", () => setTheme(isDark() ? "light" : "dark"));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", nameTheme);
@@ -21,7 +21,7 @@ function setTheme(theme) {
     try {
         localStorage.setItem(THEME, theme);
     } catch {
-        // It holds until the page is closed.
+        // Without storage the choice is valid until the page is closed.
     }
     nameTheme();
 }

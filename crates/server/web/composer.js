@@ -12,15 +12,18 @@ import { serverState } from "./server-state.js";
 
 const TALLEST_PX = 220;
 
-/** A second press of the button is no wish to stop what the first one sent. */
+/** A second press within this time does not stop the answer. */
 const DOUBLE_PRESS_MS = 400;
 
-/** Longer texts become documents when they are pasted. */
+/** Longer pasted texts become documents. */
 const LONGEST_PASTE = 8000;
 
 const DRAFT = "riffle.draft";
 
-/** The composer. `actions` are {send(text, documents), stop(), openDocument(document), refusal()}; `current()` is the conversation. */
+/**
+ * The composer. `actions` are {send(text, documents), stop(), openDocument(document), refusal()}. `current()` is the
+ * conversation.
+ */
 export class Composer {
     #field = byId("question");
     #button = byId("send");
@@ -43,7 +46,7 @@ export class Composer {
         this.#setText(sessionStorage.getItem(DRAFT) ?? "");
     }
 
-    /** Shows that an answer is under way, or that none is. */
+    /** Shows if an answer is being written. */
     setBusy(isBusy) {
         this.#isBusy = isBusy;
         setText(this.#button, isBusy ? "Stop" : "Send");
@@ -61,20 +64,20 @@ export class Composer {
         this.#field.focus();
     }
 
-    /** Shows everything anew. */
+    /** Updates all parts. */
     refresh() {
         const isEmpty = !this.#field.value.trim() && this.#tray.isEmpty;
-        // The button stays in the tab order, and a press too early shows the reason.
+        // The button stays in the tab order. A press before it is ready shows the reason.
         this.#button.setAttribute("aria-disabled", String(!this.#isBusy && (!this.#tray.isReady || isEmpty)));
         this.showRoom();
     }
 
-    /** Tokens of the conversation with what is about to be asked. */
+    /** Tokens of the conversation with the next question. */
     #taken() {
         return tokensOf(this.#current()).tokens + this.#tray.tokens + this.#questionTokens;
     }
 
-    /** Shows how much of the context is taken. */
+    /** Shows the used part of the context. */
     showRoom() {
         const context = serverState.status?.context_tokens;
         const taken = this.#taken();
@@ -129,7 +132,7 @@ export class Composer {
         } else if (this.#taken() >= context) {
             notify(`This needs about ${count(this.#taken())} tokens, and the context holds ${count(context)}. Leave something out, or begin a new conversation.`);
         } else if (this.#tray.takeRefused()) {
-            // A question about a document that is not there would be answered from nothing.
+            // Without the document the model would invent the answer.
             notify("The document was not added. Send again to ask without it.");
         } else {
             notify("");

@@ -17,7 +17,7 @@ export function showConversations(conversations, current, actions) {
     }
 }
 
-/** True for conversations that have every word, in their name, a message or the name of a document. */
+/** True for conversations with every word: in their name, a message or the name of a document. */
 function matches(search) {
     const words = search.toLowerCase().split(/\s+/).filter(Boolean);
     return ({ title, nodes }) => {
@@ -52,7 +52,7 @@ function entry(conversation, isCurrent, actions) {
     return element("li", { "data-id": id }, open, busy, rename, remove);
 }
 
-/** Which button of the list has the focus, which it would lose when the list is shown anew. */
+/** The button of the list that has the focus. An update of the list would lose it. */
 function focusIn(list) {
     const focused = document.activeElement;
     const line = list.contains(focused) ? focused.closest("[data-id]") : null;

@@ -1,7 +1,8 @@
-// Where conversations are kept: the headers and the messages of this browser's IndexedDB, which has room for much more than localStorage.
+// Keeps conversations: headers and messages in this browser's IndexedDB, which has much more room than localStorage.
 //
-// What the database has not yet written when the page is closed goes to localStorage, and the next page carries it over. Older versions kept
-// everything there, under the same keys. Tabs tell each other what they have written.
+// When the page is closed, data that the database has not written goes to localStorage. The next page moves it to the
+// database. Conversations in the earlier format lie in localStorage under the same keys. Tabs tell each other their
+// changes.
 
 import { openedWhenUsed } from "./database.js";
 
@@ -10,16 +11,16 @@ const MESSAGE = "riffle.message.";
 
 const act = openedWhenUsed("riffle.conversations", ["headers", "messages"]);
 
-/** What is to be written yet: by the id of a conversation, {header, messages}, the messages by id. */
+/** Data not yet written, by the id of a conversation: {header, messages}, with messages by id. */
 const unwritten = new Map();
 
 const channel = new BroadcastChannel("riffle.conversations");
 
-/** What other tabs told before anybody listened. */
+/** Messages of other tabs before the page listens. */
 let heard = [];
 let listener = (news) => heard.push(news);
 channel.addEventListener("message", ({ data }) => listener(data));
-// A tab that is closed has only this way, and so have tabs of older versions.
+// A tab that is closing can send only this event, and so can tabs of earlier versions.
 addEventListener("storage", ({ key, newValue }) => {
     if (key?.startsWith(MESSAGE) && newValue !== null) {
         const message = parse(newValue);
@@ -27,14 +28,14 @@ addEventListener("storage", ({ key, newValue }) => {
     }
 });
 
-/** Calls `listen({id, header, messages, isDeleted})` for what other tabs write or delete of a conversation. */
+/** Calls `listen({id, header, messages, isDeleted})` when another tab writes or deletes parts of a conversation. */
 export function listenToOtherTabs(listen) {
     listener = listen;
     heard.forEach(listen);
     heard = [];
 }
 
-/** Everything that is kept: [{header, messages}], one for each conversation. */
+/** All kept data: [{header, messages}], one entry for each conversation. */
 export async function readAll() {
     await carryOver();
     const [headers, keys, messages] = await act("readonly", (transaction) => {
@@ -47,7 +48,7 @@ export async function readAll() {
     return [...found.values()];
 }
 
-/** What is kept of one conversation: {header, messages}, or null. */
+/** The kept data of one conversation: {header, messages}, or null. */
 export async function readOne(id) {
     const [header, messages] = await act("readonly", (transaction) => [
         transaction.objectStore("headers").get(id),
@@ -57,8 +58,8 @@ export async function readOne(id) {
 }
 
 /**
- * Writes the header of a conversation and these messages; all of its messages (`all`) if it is not there. Rejects if the browser has no room: then
- * the next call writes them too.
+ * Writes the header of a conversation and the messages `changed`; a new conversation gets all its messages (`all`).
+ * Rejects if the browser has no room. The next call then writes the data too.
  */
 export async function write(header, changed, all) {
     const { id } = header;
@@ -81,7 +82,7 @@ export async function write(header, changed, all) {
     channel.postMessage({ id, header, messages: written, isDeleted: false });
 }
 
-/** Deletes a conversation. Rejects if it is still there. */
+/** Deletes a conversation. Rejects if the deletion failed. */
 export async function erase(id) {
     unwritten.delete(id);
     await act("readwrite", (transaction) => {
@@ -92,7 +93,7 @@ export async function erase(id) {
     channel.postMessage({ id, header: null, messages: [], isDeleted: true });
 }
 
-/** Keeps at once, for the next page, what the database has not written. There is room for some 5 MB. */
+/** Keeps the unwritten data in localStorage at once, for the next page. It has room for about 5 MB. */
 export function leaveUnwritten() {
     for (const [id, { header, messages }] of unwritten) {
         try {
@@ -101,12 +102,12 @@ export function leaveUnwritten() {
             }
             localStorage.setItem(HEADER + id, JSON.stringify(header));
         } catch {
-            // The page is about to end, and the user was told when the database had no room.
+            // The page ends now. A message told the user when the database had no room.
         }
     }
 }
 
-/** Moves what lies in localStorage to the database. What the database has later stays. */
+/** Moves the data in localStorage to the database. Newer data of the database stays. */
 async function carryOver() {
     const found = Object.keys(localStorage)
         .filter((key) => key.startsWith(HEADER) || key.startsWith(MESSAGE))
@@ -124,7 +125,7 @@ async function carryOver() {
             }
         }
     });
-    // A tab of an older version may have written meanwhile.
+    // Another tab may have written meanwhile.
     found.filter(({ key, text }) => localStorage.getItem(key) === text).forEach(({ key }) => localStorage.removeItem(key));
 }
 

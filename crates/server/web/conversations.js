@@ -1,25 +1,27 @@
 // Conversations: trees of messages, kept in this browser alone.
 //
-// A conversation is {id, title, isNamed, created, changed, leaf, system}. Its messages are kept one by one, so that tabs which write at the same
-// time lose nothing: what both add are two branches. A message is {id, parent, role, created, text, …}. One of the user has
-// documents: [{id, name, kind, note, tokens}]; one of the model has thought, state, progress, report, timings, isCut, error and touched, the time of its
-// latest save. Its state is "waiting", "reading", "answering", "done", "stopped" or "failed".
+// A conversation is {id, title, isNamed, created, changed, leaf, system}. Its messages are kept one by one, so tabs
+// that write at the same time lose nothing: their additions are two branches. A message is {id, parent, role, created,
+// text, …}. A user's message has documents: [{id, name, kind, note, tokens}]. A model's message has thought, state,
+// progress, report, timings, isCut, error and touched, the time of its latest save. Its state is "waiting", "reading",
+// "answering", "done", "stopped" or "failed".
 //
-// In memory a conversation also has `nodes`, all messages by id, and `messages`, those from the first to the leaf.
+// In memory a conversation also has `nodes`, all messages by id, and `messages`, the messages from the first to the
+// leaf.
 
 import { erase, readAll, readOne, write } from "./conversation-store.js";
 import { dropTexts } from "./document-texts.js";
 
-/** An answer that no tab has saved for this long is not being written any more. */
+/** If no tab has saved an answer for this time, its writing has ended. */
 const SILENCE_MS = 8000;
 
-/** A new conversation, which is kept once it has a message. */
+/** A new conversation. It is kept after its first message. */
 export function createConversation(system = "") {
     const now = Date.now();
     return { id: newId(), title: "New conversation", isNamed: false, created: now, changed: now, leaf: null, system, nodes: new Map(), messages: [] };
 }
 
-/** Every conversation, the latest first. Rejects if this browser cannot read what it keeps. */
+/** Every conversation, the latest first. Rejects if this browser cannot read its data. */
 export async function loadConversations() {
     const conversations = [];
     for (const { header, messages } of await readAll()) {
@@ -42,7 +44,7 @@ export async function loadConversation(id) {
 export function assembled(header, messages) {
     const { messages: line, ...rest } = header;
     const conversation = { system: "", leaf: null, ...rest, nodes: new Map(), messages: [] };
-    // Conversations of older versions are one line of messages.
+    // A conversation of an earlier format is one list of messages.
     for (const message of Array.isArray(line) ? line : []) {
         const id = newId();
         conversation.nodes.set(id, { created: header.created, ...message, id, parent: conversation.leaf });
@@ -59,7 +61,7 @@ export function assembled(header, messages) {
     return conversation;
 }
 
-/** Keeps a conversation and some of its messages. Resolves to whether there was room. */
+/** Keeps a conversation and some of its messages. Resolves to true if there was room. */
 export async function saveConversation(conversation, ...messages) {
     if (conversation.nodes.size === 0) {
         return true;
@@ -76,14 +78,14 @@ export async function saveConversation(conversation, ...messages) {
     }
 }
 
-/** Deletes a conversation with its documents. Rejects if it is still there. */
+/** Deletes a conversation with its documents. Rejects if the deletion failed. */
 export async function deleteConversation(conversation) {
     await erase(conversation.id);
     const documents = [...conversation.nodes.values()].flatMap((message) => message.documents ?? []);
     await dropTexts(documents.map((document) => document.id));
 }
 
-/** Adds a question behind `parent` and the answer that is to come, and returns both. */
+/** Adds a question after `parent` with an empty answer, and returns both. */
 export function addQuestion(conversation, text, documents, parent = conversation.leaf) {
     const question = { role: "user", text, documents };
     add(conversation, question, parent);
@@ -93,7 +95,7 @@ export function addQuestion(conversation, text, documents, parent = conversation
     return [question, addAnswer(conversation, question.id)];
 }
 
-/** Adds an answer of which nothing is there yet. */
+/** Adds an empty answer. */
 export function addAnswer(conversation, parent) {
     const answer = { role: "assistant", text: "", thought: "", state: "waiting", progress: null, report: null, timings: null, isCut: false, error: "" };
     return add(conversation, answer, parent);
@@ -109,13 +111,13 @@ function add(conversation, message, parent) {
     return message;
 }
 
-/** The messages in one place of the tree, the oldest first: this one and its alternatives. */
+/** A message and its alternatives, the oldest first. */
 export function alternatives(conversation, message) {
     const all = [...conversation.nodes.values()].filter(({ parent }) => (parent ?? null) === (message.parent ?? null));
     return all.sort((a, b) => a.created - b.created || (a.id < b.id ? -1 : 1));
 }
 
-/** Goes to a message, and from there along its latest branch. */
+/** Shows a message and its latest branch. */
 export function goTo(conversation, message) {
     conversation.leaf = latestBelow(conversation, message.id);
     showPath(conversation);
@@ -137,7 +139,7 @@ function showPath(conversation) {
     conversation.messages = path;
 }
 
-/** Takes a message that another tab has kept. A view at the end goes along with what is added there. */
+/** Takes a message that another tab has kept. A view at the end follows additions there. */
 export function takeMessage(conversation, message) {
     const own = conversation.nodes.get(message.id);
     if (own) {
@@ -151,12 +153,12 @@ export function takeMessage(conversation, message) {
     showPath(conversation);
 }
 
-/** True if a message is being worked on, here or in another tab. */
+/** True if this tab or another works on a message. */
 export function isUnderWay(message) {
     return message.role === "assistant" && ["waiting", "reading", "answering"].includes(message.state);
 }
 
-/** Marks an answer as stopped that no tab works on any more. Returns whether it did. */
+/** Marks an answer as stopped if no tab works on it. Returns true if it did. */
 export function stopIfSilent(message) {
     const isSilent = isUnderWay(message) && Date.now() - (message.touched ?? 0) > SILENCE_MS;
     if (isSilent) {
@@ -165,7 +167,7 @@ export function stopIfSilent(message) {
     return isSilent;
 }
 
-/** Tokens that the conversation takes of the context, and whether some are guessed. */
+/** Tokens of the context that the conversation takes, and true if some are estimated. */
 export function tokensOf(conversation) {
     let tokens = Math.ceil(conversation.system.length / 3);
     let isGuess = tokens > 0;

@@ -1,8 +1,9 @@
 // Databases of this browser (IndexedDB).
 
 /**
- * A database with these stores, opened when it is first used. Returns `act(mode, work)`: `work` gets a transaction of all stores and returns what it
- * likes, such as requests. `act` resolves to that once everything is done, and rejects if nothing is.
+ * A database with these stores, opened at its first use. Returns `act(mode, work)`: `work` gets a transaction of all
+ * stores and may return any value, such as requests. `act` resolves to this value when the transaction is complete, and
+ * rejects if it fails.
  */
 export function openedWhenUsed(name, stores) {
     let opened = null;
@@ -19,7 +20,7 @@ export function openedWhenUsed(name, stores) {
         opened.catch(forget);
         const database = await opened;
         return new Promise((resolve, reject) => {
-            // Who carries old messages over removes them elsewhere: they have to lie on the disk then.
+            // The caller may delete its other copy of the data afterwards, so the data must be on the disk.
             const transaction = database.transaction(stores, mode, { durability: "strict" });
             transaction.oncomplete = () => resolve(made);
             transaction.onabort = () => reject(transaction.error ?? new Error("nothing was written"));

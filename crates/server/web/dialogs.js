@@ -1,8 +1,8 @@
-// Dialogs: each resolves to what the user said, or to null.
+// Dialogs: each resolves to the user's answer, or to null.
 
 import { byId, element, setText } from "./elements.js";
 
-/** Asks for the server's key. `wasRefused` says that the one there was does not fit. */
+/** Asks for the server's key. `wasRefused` is true if the server refused the earlier key. */
 export async function askForKeyText(wasRefused) {
     const line = wasRefused ? "The server does not know this key. Enter another." : "This server asks for a key. It stays in this tab until you close it.";
     setText(byId("key-line"), line);
@@ -17,7 +17,7 @@ export async function askForName(name) {
     return (await show("name-dialog")) === "ok" ? byId("name-field").value.trim() || null : null;
 }
 
-/** Asks whether to delete a conversation. */
+/** Asks for permission to delete a conversation. */
 export async function askToDelete(name) {
     setText(byId("delete-line"), `Delete “${name}” with its documents? This cannot be undone.`);
     return (await show("delete-dialog")) === "ok";

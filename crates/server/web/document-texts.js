@@ -1,13 +1,14 @@
 // The texts of documents, kept in this browser.
 //
-// A kept document is {text, places, hasLines}; older ones are their text alone. `places` are as the server's reader tells them.
+// A kept document is {text, places, hasLines}, or only a text in the earlier format. `places` come from the server's
+// reader.
 
 import { openedWhenUsed } from "./database.js";
 
 const act = openedWhenUsed("riffle", ["texts"]);
 const kept = new Map();
 
-/** Keeps a document. Resolves to whether it will be there after a reload. */
+/** Keeps a document. Resolves to true if it will exist after a reload. */
 export async function keepText(id, { text, places = [], hasLines = false }) {
     kept.set(id, { text, places, hasLines });
     try {
@@ -18,7 +19,7 @@ export async function keepText(id, { text, places = [], hasLines = false }) {
     }
 }
 
-/** A document that was kept. */
+/** A kept document. */
 export async function keptDocument(id) {
     if (!kept.has(id)) {
         let found;
@@ -35,12 +36,12 @@ export async function keptDocument(id) {
     return kept.get(id);
 }
 
-/** The text of a document that was kept. */
+/** The text of a kept document. */
 export async function textOf(id) {
     return (await keptDocument(id)).text;
 }
 
-/** Forgets texts. */
+/** Deletes texts. */
 export async function dropTexts(ids) {
     for (const id of ids) {
         kept.delete(id);

@@ -11,10 +11,13 @@ import { serverState } from "./server-state.js";
 /** Shorter documents are read with their question. */
 const LEAST_AHEAD_TOKENS = 256;
 
-/** Problems of a folder's files that are told by name. */
+/** Number of a folder's problems that are shown with file names. */
 const MOST_TOLD = 2;
 
-/** The tray. `current()` is the conversation, `taken()` its tokens with the question; `actions` are {changed(), openDocument(document)}. */
+/**
+ * The tray. `current()` is the conversation, `taken()` its tokens with the question. `actions` are {changed(),
+ * openDocument(document)}.
+ */
 export class DocumentTray {
     #documents = [];
     #current;
@@ -22,7 +25,7 @@ export class DocumentTray {
     #actions;
     #ahead = null;
     #hasRefused = false;
-    /** Grows with each conversation that is opened: what was begun for another is dropped. */
+    /** Grows with each opened conversation: work for an earlier one is dropped. */
     #turn = 0;
 
     constructor(current, taken, actions) {
@@ -44,14 +47,14 @@ export class DocumentTray {
         return this.#documents.reduce((sum, { tokens }) => sum + (tokens ?? 0), 0);
     }
 
-    /** Hands the documents over and is empty. What the model has read of them stays with the server. */
+    /** Returns the documents and empties the tray. The server keeps the parts that the model has read. */
     take() {
         const documents = this.#documents;
         this.clear();
         return documents;
     }
 
-    /** True once after a document was refused and none is there. */
+    /** True at the first call after a document was refused, if the tray has none. */
     takeRefused() {
         const isAlone = this.#hasRefused && this.isEmpty;
         this.#hasRefused = false;
@@ -120,7 +123,7 @@ export class DocumentTray {
         Object.assign(document, found, { tokens, line: "", file: null });
     }
 
-    /** Has the server read the documents while the user writes. A question goes on from there. */
+    /** Lets the server read the documents while the user writes. A question continues from there. */
     async #startAhead() {
         const conversation = this.#current();
         if (!this.isReady || this.tokens < LEAST_AHEAD_TOKENS || isRunning(conversation)) {
@@ -136,7 +139,7 @@ export class DocumentTray {
             });
             tell("The model has read this. Questions about it are answered at once.");
         } catch {
-            // The question has it read, and tells what is wrong.
+            // The question reads the documents itself, and its failure is shown.
             tell("");
         }
     }

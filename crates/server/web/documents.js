@@ -3,10 +3,10 @@
 import { countOf } from "./numbers.js";
 import { readFile } from "./server.js";
 
-/** Endings of files that the dialog for choosing offers first. */
+/** File endings that the file dialog offers first. */
 export const OFFERED = ".txt,.md,.markdown,.html,.htm,.xhtml,.pdf,.epub,.docx,text/*";
 
-/** Files of a folder at most. */
+/** Maximum number of files of a folder. */
 const MOST_FILES = 1000;
 
 /** Folders whose files are made by programs. */
@@ -22,14 +22,15 @@ export async function readDocument({ file, name }) {
     return { name, kind, text, note, places, hasLines };
 }
 
-/** The files of chosen ones, `{file, name}`. A file of a folder has the folder's name and the path in it as its name. */
+/** The chosen files, `{file, name}`. The name of a file of a folder is the folder's name and the path in it. */
 export function chosenFiles(files) {
     const all = [...files].map((file) => ({ file, name: file.webkitRelativePath || file.name }));
     return inOrder(all.filter(({ name }) => !isLeftOut(name)));
 }
 
 /**
- * The dropped files, as `{file, name}`. Entries of folders have to be asked for at once, before the event ends; the files come later.
+ * The dropped files, as `{file, name}`. Entries of folders must be requested at once, before the event ends. The files
+ * come later.
  */
 export function droppedFiles(transfer) {
     const entries = [...transfer.items].map((item) => item.webkitGetAsEntry?.() ?? null);
@@ -60,7 +61,7 @@ async function walk(entries) {
     return inOrder(found);
 }
 
-/** Files in the order of their names, so that the same folder gives the same prompt. Files that were chosen one by one keep theirs. */
+/** Sorts the files of folders by name, so that the same folder gives the same prompt. Single files keep their order. */
 function inOrder(files) {
     return files.some(({ name }) => name.includes("/")) ? files.sort((a, b) => (a.name < b.name ? -1 : 1)) : files;
 }
@@ -77,7 +78,7 @@ async function childrenOf(folder) {
     }
 }
 
-/** Hidden files and those that programs made. A file that is chosen by itself is never left out. */
+/** True for hidden files and files that programs made. A file that is chosen by itself is never left out. */
 function isLeftOut(name) {
     const parts = name.split("/");
     return parts.length > 1 && parts.some((part, at) => (at > 0 && part.startsWith(".")) || (at > 0 && at < parts.length - 1 && LEFT_OUT.includes(part)));

@@ -5,7 +5,7 @@ export function byId(id) {
     return document.getElementById(id);
 }
 
-/** An element with properties (`class`, `aria-…` and `data-…` are attributes, the others properties) and children. */
+/** An element with its children. `class`, `aria-…` and `data-…` become attributes, the others properties. */
 export function element(tag, properties = {}, ...children) {
     const made = document.createElement(tag);
     for (const [name, value] of Object.entries(properties)) {
@@ -31,7 +31,7 @@ export function button(text, action, properties = {}) {
     return made;
 }
 
-/** Sets a text, and leaves the page alone where it is the same. */
+/** Sets a text. An equal text does not change the page. */
 export function setText(node, text) {
     if (node.textContent !== text) {
         node.textContent = text;
@@ -40,9 +40,9 @@ export function setText(node, text) {
 
 let latest = 0;
 
-/** Has a screen reader say something when it comes to it. */
+/** Lets a screen reader say a text when it is free. */
 export function announce(text) {
-    // The same text twice in a row would not be said again; a space makes it another.
+    // A screen reader does not repeat an equal text; a space makes it different.
     latest = 1 - latest;
     byId("announcer").textContent = text + (latest ? "\u00a0" : "");
 }
@@ -72,7 +72,7 @@ export async function copyText(text, from) {
     setTimeout(() => setText(from, before), 1500);
 }
 
-/** The way for pages that are not on this machine and not on https, where there is no clipboard. */
+/** For pages of other machines without https, which have no clipboard. */
 function copyBySelection(text) {
     const area = element("textarea", { class: "for-readers", value: text });
     document.body.append(area);

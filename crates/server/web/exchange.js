@@ -9,7 +9,7 @@ const FORMAT = "riffle-conversations";
 export async function exported(conversations) {
     const documents = {};
     for (const { id } of conversations.flatMap(({ nodes }) => [...nodes.values()]).flatMap((message) => message.documents ?? [])) {
-        // A text that this browser has lost is left out.
+        // A text that this browser no longer has is left out.
         documents[id] ??= await keptDocument(id).catch(() => undefined);
     }
     const plain = conversations.map(({ nodes, messages, ...header }) => ({ ...header, nodes: [...nodes.values()] }));
@@ -80,7 +80,7 @@ function messageOf(found) {
         return message;
     }
     const state = ["done", "stopped", "failed"].includes(found.state) ? found.state : "stopped";
-    // Reports have many fields, and are shown by name: they stay in the browser that has them.
+    // Reports are not exported: they have many fields, and the page shows them by name.
     return { ...message, thought: textOr(found.thought, ""), state, progress: null, report: null, timings: null, isCut: Boolean(found.isCut), error: textOr(found.error, "") };
 }
 

@@ -1,8 +1,8 @@
-// A document as it stands in a prompt.
+// The form of a document in a prompt.
 
 /**
- * The text of a document under its name. The words are those of `framed` in the crate riffle-documents: `riffle ask` and `riffle chat` then
- * find what was read for the page, and the page what they read.
+ * The text of a document under its name, in the words of `framed` in the crate riffle-documents. The page, `riffle ask`
+ * and `riffle chat` can then use each other's kept pages.
  */
 export function framed(name, text, hasTemplate) {
     const label = hasTemplate ? "Document: " : "";

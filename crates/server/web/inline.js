@@ -3,7 +3,7 @@
 import { element } from "./elements.js";
 import { formula } from "./math.js";
 
-/** How deep emphasis and links may be nested; deeper ones stay as they are written. */
+/** Deepest nesting of emphasis and links; deeper ones stay text. */
 const DEPTH = 8;
 
 const MARKS = [
@@ -14,7 +14,7 @@ const MARKS = [
     ["_", "em"],
 ];
 
-/** Marks around formulas: the first, the last, and whether a line of its own is meant. */
+/** Marks around formulas: the first, the last, and true if the formula gets its own line. */
 const MATH_MARKS = [
     ["$$", "$$", true],
     ["$", "$", false],
@@ -22,13 +22,13 @@ const MATH_MARKS = [
     ["\\[", "\\]", true],
 ];
 
-/** Nodes of a line of Markdown. Nothing in it becomes markup but what is built here. */
+/** Nodes of a line of Markdown. Only nodes that are built here become markup. */
 export function inline(text, depth = 0) {
     const reader = new Reader(text, depth);
     return reader.read();
 }
 
-/** The address of a link, where it is one that a reader may follow. */
+/** The address of a link, if its kind is safe to follow. */
 export function safeAddress(address) {
     try {
         const url = new URL(address);
@@ -44,7 +44,7 @@ class Reader {
     #nodes = [];
     #plain = "";
     #place = 0;
-    /** Ends that do not come any more, so that they are not looked for again. */
+    /** End marks that the rest of the text lacks, so that no search looks for them again. */
     #missing = new Set();
 
     constructor(text, depth) {
@@ -63,7 +63,7 @@ class Reader {
         return this.#nodes;
     }
 
-    /** Reads what begins here and is no plain letter. */
+    /** Reads the mark that begins here. */
     #readMark() {
         switch (this.#text[this.#place]) {
             case "\\":
@@ -109,7 +109,10 @@ class Reader {
         return true;
     }
 
-    /** End of a formula between single dollars, or -1. Prices are none: no space stands inside the marks, and no digit behind the last. */
+    /**
+     * End of a formula between single dollars, or -1. Prices are no formulas: a formula has no space inside its marks,
+     * and no digit after the last mark.
+     */
     #endOfDollar(start) {
         const text = this.#text;
         if (!/\S/.test(text[start] ?? " ")) {
@@ -170,7 +173,7 @@ class Reader {
         while (end >= 0) {
             const after = text[end + mark.length] ?? " ";
             const isWord = mark.startsWith("_") && /[\p{L}\p{N}]/u.test(after);
-            // A single mark does not end at a double one, which is another's.
+            // A single mark does not end at a double one, which belongs to another emphasis.
             const isDouble = mark.length === 1 && (after === mark || (text[end - 1] === mark && end - 1 >= start));
             if (/\S/.test(text[end - 1]) && !isWord && !isDouble) {
                 return end;
@@ -199,7 +202,7 @@ class Reader {
         return address ? this.#push(link(address, match[1]), this.#place + match[0].length) : false;
     }
 
-    /** An address that stands alone. */
+    /** An address without marks. */
     #readAddress() {
         const before = this.#text[this.#place - 1] ?? " ";
         if (this.#depth >= DEPTH || /[\p{L}\p{N}]/u.test(before)) {

@@ -5,7 +5,7 @@ import { highlighted } from "./highlight.js";
 import { inline } from "./inline.js";
 import { formula } from "./math.js";
 
-/** How deep lists and quotations may be nested; deeper ones are shown as text. */
+/** Deepest nesting of lists and quotations; deeper ones are shown as text. */
 const DEPTH = 8;
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^`]*)$/;
@@ -16,13 +16,13 @@ const ITEM = /^( *)(?:([-*+])|(\d{1,9})[.)])(?:\s+|$)/;
 const MATH = /^ {0,3}(?:(\$\$)|(\\\[)|\\begin\{(equation|align|gather|eqnarray|multline)(\*?)\})/;
 const TABLE_RULE = /^ {0,3}\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?\s*$/;
 
-/** Shows a text in `container`. Blocks that are the same as before stay, so that a text may grow. */
+/** Shows a text in `container`. Equal blocks stay, so a text can grow. */
 export function showMarkdown(container, text) {
     const blocks = blocksOf(text.split("\n"), 0);
     const shown = [...container.children];
     const top = Math.min(...blocks.map(({ level }) => level ?? Infinity));
     for (const [index, block] of blocks.entries()) {
-        // The page has headings of its own above the highest of an answer, whichever that is.
+        // The page has its own headings above the highest heading of an answer.
         block.shownLevel = block.level && Math.min(block.level - top + 3, 6);
         const source = `${block.kind} ${block.shownLevel}\n${block.lines.join("\n")}`;
         const old = shown[index];
@@ -97,7 +97,7 @@ function endOfCode(lines, start, mark) {
     return Math.min(end + 1, lines.length);
 }
 
-/** The end of a formula that has lines of its own; 0 where none begins. */
+/** The end of a formula on its own lines; 0 if none begins here. */
 function endOfMath(lines, start) {
     const match = MATH.exec(lines[start]);
     if (!match) {
@@ -130,7 +130,7 @@ function endsParagraph(lines, line, index, depth) {
     return isNested || isTable(lines, index);
 }
 
-/** A list goes on with items, with what is indented, and over empty lines before either. */
+/** A list continues with items, with indented lines, and over empty lines before them. */
 function endOfList(lines, start) {
     const first = ITEM.exec(lines[start]);
     const isOrdered = first[3] !== undefined;
@@ -220,7 +220,7 @@ function buildList(lines, depth) {
             children[0].firstChild.data = children[0].firstChild.data.slice(4);
             children[0].prepend(element("input", { type: "checkbox", checked: task[1] !== " ", disabled: true, "aria-label": task[1] === " " ? "open" : "done" }), " ");
         }
-        // An item of one paragraph needs no distance to the next.
+        // An item of one paragraph has no space after it.
         const isShort = children[0]?.tagName === "P" && !item.lines.slice(0, -1).some((line) => line.trim() === "");
         list.append(element("li", { class: task ? "task" : null }, ...(isShort ? [...children[0].childNodes, ...children.slice(1)] : children)));
     }

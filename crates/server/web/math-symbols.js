@@ -20,7 +20,7 @@ longrightarrow=⟶ longleftarrow=⟵ longmapsto=⟼ Longrightarrow=⟹ Longleftr
 searrow=↘ rightharpoonup=⇀ leftharpoonup=↼ rightleftharpoons=⇌ leadsto=⇝ therefore=∴ because=∵ colon=: coloneqq=≔ triangleq=≜ doteq=≐ asymp=≍
 bowtie=⋈ ltimes=⋉ rtimes=⋊ amalg=⨿ diamond=⋄ bigcirc=◯ lt=< gt=>`);
 
-/** Signs that grow, with what they range over. */
+/** Large signs that have limits, such as sums. */
 export const LARGE = pairs(`
 sum=∑ prod=∏ coprod=∐ int=∫ iint=∬ iiint=∭ oint=∮ bigcup=⋃ bigcap=⋂ bigvee=⋁ bigwedge=⋀ bigoplus=⨁ bigotimes=⨂ bigodot=⨀ bigsqcup=⨆`);
 
@@ -63,7 +63,7 @@ const FIRST = {
     sans: [0x1d5a0, 0x1d5ba, 0x1d7e2], mono: [0x1d670, 0x1d68a, 0x1d7f6],
 };
 
-/** Letters that Unicode had before. */
+/** Letters outside the alphabets' blocks, because Unicode had them earlier. */
 const OLDER = {
     double: pairs("C=ℂ H=ℍ N=ℕ P=ℙ Q=ℚ R=ℝ Z=ℤ"), script: pairs("B=ℬ E=ℰ F=ℱ H=ℋ I=ℐ L=ℒ M=ℳ R=ℛ e=ℯ g=ℊ o=ℴ"),
     fraktur: pairs("C=ℭ H=ℌ I=ℑ R=ℜ Z=ℨ"), italic: pairs("h=ℎ"),

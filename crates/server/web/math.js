@@ -1,14 +1,17 @@
-// LaTeX formulas as MathML. What is not known is shown as it was written.
+// LaTeX formulas as MathML. Unknown parts are shown as they were written.
 
 import { ACCENTS, ALPHABETS, DELIMITERS, FENCES, FUNCTIONS, LARGE, OPERATORS, SPACES, styledLetter, SYMBOLS } from "./math-symbols.js";
 
 const MATHML = "http://www.w3.org/1998/Math/MathML";
 
-/** How deep groups may be nested, and how long a formula may be. */
+/** Deepest nesting of groups, and longest formula. */
 const DEPTH = 40;
 const LONGEST = 8000;
 
-/** A formula: `<math>` with its source, or the source as code where it cannot be drawn. `marked` is the source with its marks. */
+/**
+ * A formula: `<math>` with its source, or the source as code if it cannot be drawn. `marked` is the source with its
+ * marks.
+ */
 export function formula(source, isBlock, marked) {
     try {
         const row = new Parser(source, isBlock).whole();
@@ -77,7 +80,7 @@ class Parser {
         return token;
     }
 
-    /** Atoms with their scripts, up to where `ends(token)` holds. */
+    /** Atoms with their scripts, up to the token for which `ends(token)` is true. */
     #list(ends) {
         this.#depth += 1;
         if (this.#depth > DEPTH) {
@@ -94,7 +97,7 @@ class Parser {
         return nodes;
     }
 
-    /** Lines of a formula that has several, as a table; otherwise a row. */
+    /** A table of the lines of a formula; a row if it has only one. */
     #rows(isEnd, sides, attributes = {}) {
         const lines = [[]];
         for (;;) {
@@ -156,7 +159,7 @@ class Parser {
         return below ? made(names[0], {}, base, below) : made(names[1], {}, base, above);
     }
 
-    /** What a command is applied to: a group or a single sign. */
+    /** The argument of a command: a group or a single sign. */
     #argument() {
         const token = this.#peek();
         if (token === "{") {

@@ -1,4 +1,4 @@
-// The messages of a conversation, as one sees them.
+// The view of a conversation's messages.
 
 import { isRunning } from "./answers.js";
 import { BranchSwitch } from "./branches.js";
@@ -9,10 +9,13 @@ import { PassagesView } from "./passages-view.js";
 import { QuestionView } from "./question-view.js";
 import { detailsOf, shareRead, summaryOf } from "./report.js";
 
-/** How near to the end, in pixels, a view has to be that follows what is written. */
+/** A view within this distance of the end, in pixels, follows new text. */
 const NEAR_END_PX = 60;
 
-/** The list of messages. `actions` are {goOn, again, edit, goTo, openDocument, openPassage}, functions of a message or a document. */
+/**
+ * The list of messages. `actions` are {goOn, again, edit, goTo, openDocument, openPassage}, functions of a message or a
+ * document.
+ */
 export class MessageList {
     #root = byId("messages");
     #list = byId("message-list");
@@ -39,7 +42,7 @@ export class MessageList {
         this.#root.scrollTop = this.#root.scrollHeight;
     }
 
-    /** Shows what is new. */
+    /** Shows the changes. */
     update(conversation) {
         const { messages } = conversation;
         this.#empty.hidden = messages.length > 0;
@@ -148,7 +151,7 @@ class AnswerView {
 
     #showBar() {
         const read = shareRead(this.#answer);
-        // The bar keeps its place, so that nothing moves when it goes.
+        // The hidden bar keeps its place, so that nothing moves.
         this.#bar.classList.toggle("is-hidden", read === null);
         this.#bar.value = read ?? 0;
     }

@@ -52,7 +52,7 @@ export function timeLeft(number) {
     return `about ${(number / 3600).toFixed(1)} h left`;
 }
 
-/** "11%", "0.4%", "99.96%": small shares and those near the whole keep the digits that tell. */
+/** "11%", "0.4%", "99.96%": shares near 0 or 1 have more digits. */
 export function share(part) {
     const percent = part * 100;
     if (percent === 0 || percent === 100) {

@@ -5,7 +5,7 @@ import { keptDocument } from "./document-texts.js";
 import { button, element } from "./elements.js";
 import { passagesFor } from "./passages.js";
 
-/** Characters of a passage that are shown. */
+/** Maximum number of shown characters of a passage. */
 const SHOWN = 280;
 
 /** The passages of one answer. `open(document, start, end)` shows a document at a range of its text. */

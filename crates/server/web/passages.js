@@ -1,16 +1,16 @@
 // Passages of documents that share words with a question and its answer, best first (BM25).
 
-/** Characters of a passage, about. */
+/** Approximate number of characters of a passage. */
 const PASSAGE = 420;
 
-/** Passages at most, and the share of the best score that each needs. */
+/** Maximum number of passages, and the share of the best score that each needs. */
 const MOST = 3;
 const LEAST_SHARE = 0.4;
 
 const K = 1.2;
 const B = 0.6;
 
-/** Words that every text has. */
+/** Words that are in every text. */
 const COMMON = new Set(
     `a about after all also an and any are as at be been before but by can could did do does for from had has have he her here his how i if in into is it its just like
     may me more most my no not now of on one only or other our out over said same she should so some such than that the their them then there these they this those to two
@@ -18,8 +18,9 @@ const COMMON = new Set(
 );
 
 /**
- * Passages of `documents`, `[{name, text, places, hasLines}]`, for a question and its answer: `[{document, start, end, best, place}]`, where `document` is an
- * index, and `best` the beginning of the sentence with most of the words. Empty where no passage stands out.
+ * Passages of `documents`, `[{name, text, places, hasLines}]`, for a question and its answer:
+ * `[{document, start, end, best, place}]`. `document` is an index, and `best` the start of the sentence with most of
+ * the words. The list is empty if no passage stands out.
  */
 export function passagesFor(documents, question, answer) {
     const wanted = new Map();
@@ -44,7 +45,7 @@ export function passagesFor(documents, question, answer) {
             passage.score += wanted.get(word) * rarity * weight;
         }
     }
-    // A single shared word is no passage.
+    // A passage shares at least two words.
     const found = passages.filter(({ counts }) => counts.size > 1).sort((a, b) => b.score - a.score || a.document - b.document || a.start - b.start);
     const best = found[0]?.score ?? 0;
     const seen = new Set();
@@ -98,7 +99,7 @@ function pieces(text) {
     return start < text.length ? [...ranges, [start, text.length]] : ranges;
 }
 
-/** "page 12", "pages 3–4, chapter “Loomings”", "lines 5–9, under “Install”"; empty where nothing is known. */
+/** "page 12", "pages 3–4, chapter “Loomings”", "lines 5–9, under “Install”"; empty if no place is known. */
 export function placeOf({ text, places, hasLines }, start, end) {
     const around = (at, kind) => places.findLast((place) => place[kind] !== undefined && place.start <= at && at < place.end)?.[kind];
     const parts = [];

@@ -1,4 +1,4 @@
-// A question as one sees it, and as one edits it.
+// The view of a question, and its editor.
 
 import { BranchSwitch } from "./branches.js";
 import { button, copyText, element } from "./elements.js";
@@ -36,7 +36,7 @@ export class QuestionView {
         this.#switch.update(conversation, this.#message);
     }
 
-    /** Shows a field in place of the text. The question as it was stays as a branch. */
+    /** Shows a field in place of the text. The old question stays as a branch. */
     #edit() {
         if (this.#form) {
             return;

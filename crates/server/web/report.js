@@ -24,7 +24,7 @@ export function summaryOf(answer) {
     }
 }
 
-/** Share of the prompt that has been read, from 0 to 1, or null where there is nothing to show. */
+/** Share of the prompt that has been read, from 0 to 1; null if there is nothing to show. */
 export function shareRead(answer) {
     if (answer.state === "waiting") {
         return 0;
@@ -34,7 +34,7 @@ export function shareRead(answer) {
     return isShown ? Math.min(1, progress.read / Math.max(1, progress.tokens)) : null;
 }
 
-/** Everything that is known of a finished answer, as a list of terms. */
+/** All facts about a finished answer, as a list of terms. */
 export function detailsOf({ report, timings }) {
     const rows = [
         ["Policy for reading", report.prefill],

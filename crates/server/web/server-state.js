@@ -7,10 +7,10 @@ import { askForKey, chooseModel, getStatus } from "./server.js";
 
 const PERIOD_MS = 1500;
 
-/** The latest that the server said of itself in `status`; null before it said anything. */
+/** The server's latest `status`; null before the first. */
 export const serverState = { status: null };
 
-/** Keeps the panel up to date. `changed(status)` is called with each answer of the server. */
+/** Updates the panel. `changed(status)` is called for each answer of the server. */
 export function watchServer(changed) {
     const look = async () => {
         try {

@@ -1,12 +1,12 @@
-// Talking to the server.
+// Requests to the server.
 
 const KEY = "riffle.key";
 const MODEL = "riffle.model";
 
-/** The folder of the server's paths, which a proxy may have put under one of its own. */
+/** The folder of the server's paths. A proxy may serve it below another path. */
 const BASE = new URL("../", import.meta.url);
 
-/** Why the server did not do what it was asked. `message` is its one line. */
+/** The reason for a failed request. `message` is the server's line. */
 export class ServerError extends Error {
     constructor(message, status = 0) {
         super(message);
@@ -18,12 +18,12 @@ export class ServerError extends Error {
 let keyAsker = null;
 let askingNow = null;
 
-/** Says who asks the user for a key: a function of the server's line that resolves to a key, or to null. */
+/** Sets the function that asks the user for a key. It gets the server's line, and resolves to a key or to null. */
 export function setKeyAsker(ask) {
     keyAsker = ask;
 }
 
-/** True if a key is kept. It goes when the tab is closed. */
+/** True if a key is kept. It is kept until the tab is closed. */
 export function hasKey() {
     return Boolean(sessionStorage.getItem(KEY));
 }
@@ -33,9 +33,9 @@ export function forgetKey() {
     sessionStorage.removeItem(KEY);
 }
 
-/** Asks the user for a key. Resolves to whether one was given. */
+/** Asks the user for a key. Resolves to true if the user gave one. */
 export async function askForKey() {
-    // Several requests may be refused at a time: the user is asked once.
+    // Several requests may be refused at a time, but the user is asked once.
     askingNow ??= keyAsker(hasKey()).finally(() => {
         askingNow = null;
     });
@@ -60,7 +60,7 @@ export function chooseModel(name) {
     try {
         localStorage.setItem(MODEL, name);
     } catch {
-        // The server's first model answers.
+        // Without storage the server's first model answers.
     }
 }
 
@@ -77,7 +77,7 @@ export async function getStatus() {
         return await (await send(model ? `status?model=${encodeURIComponent(model)}` : "status", {})).json();
     } catch (error) {
         if (error.status === 404 && model) {
-            // The server has this model no longer.
+            // The server no longer has this model.
             chooseModel("");
             return getStatus();
         }
@@ -90,7 +90,7 @@ export async function tokenize(text, signal) {
     return (await ask("tokenize", { ...modelField(), content: text }, signal)).json();
 }
 
-/** The chunks of an answer, as they come. */
+/** The chunks of an answer, when they arrive. */
 export async function* streamAnswer(body, signal) {
     const response = await ask("v1/chat/completions", { ...modelField(), ...body, stream: true }, signal);
     let isWhole = false;
@@ -121,7 +121,7 @@ function ask(path, body, signal) {
     return withKey(path, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body), signal });
 }
 
-/** Sends, and asks for a key where one is missing. */
+/** Sends a request, and asks for a key if one is missing. */
 async function withKey(path, request) {
     for (;;) {
         try {

@@ -7,7 +7,7 @@ import { askForKey, forgetKey, hasKey } from "./server.js";
 const STORE = "riffle.settings";
 const OWN = "own";
 
-/** Policies that the lists offer, in words for those who never heard of them. Others can be written. */
+/** Policies in the lists, in plain words. The user can type others. */
 const PREFILL = [
     ["full", "Everything: slowest, nothing is left out"],
     ["xattention", "The parts that score highest"],
@@ -36,15 +36,18 @@ const NUMBERS = [
     ["seed", "seed", "seed"],
 ];
 
-/** A second answer to the same question is drawn at this temperature at least: otherwise it would be the first. */
+/** Lowest temperature of a second answer to the same question. Without it, the answer would equal the first. */
 const AGAIN_TEMPERATURE = 0.7;
 
 const NONE = { system: "", stop: "", prefill: "", decode: "", audit: false, ...Object.fromEntries(NUMBERS.map(([name]) => [name, null])) };
 
-/** The settings in force. An empty policy is the server's, and a number that is null is the model's or the server's. */
+/** The current settings. An empty policy means the server's. A null number means the model's or the server's. */
 export const settings = { ...NONE, ...load() };
 
-/** Makes the dialog work. `changed` is called when settings change. `instructions` reads and sets those of the open conversation. */
+/**
+ * Sets up the dialog. `changed` is called when settings change. `instructions` reads and sets the instructions of the
+ * open conversation.
+ */
 export function setUpSettings(instructions, changed) {
     fill("prefill", PREFILL);
     fill("decode", DECODE);
@@ -56,14 +59,14 @@ export function setUpSettings(instructions, changed) {
     });
 }
 
-/** Says in the lists which policies are the server's own. */
+/** Marks the server's own policies in the lists. */
 export function showOwnPolicies(status) {
     for (const part of ["prefill", "decode"]) {
         setText(byId(part).options[0], `As the server has it (${status[part].split(":")[0]})`);
     }
 }
 
-/** Fields of a request for `answer`: its length and how its words are drawn. */
+/** Fields of a request for `answer`: its length and its sampling. */
 export function samplingOf(answer) {
     const fields = {};
     for (const [name, , field] of NUMBERS) {
@@ -107,7 +110,7 @@ async function open(instructions, changed) {
     try {
         localStorage.setItem(STORE, JSON.stringify(settings));
     } catch {
-        // They hold until the page is closed.
+        // Without storage the settings are valid until the page is closed.
     }
     changed();
 }

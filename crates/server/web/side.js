@@ -3,7 +3,7 @@
 import { isDialogOpen } from "./dialogs.js";
 import { byId } from "./elements.js";
 
-/** Makes the buttons of the list work. */
+/** Sets up the buttons of the list. */
 export function setUpSide() {
     byId("side-open").addEventListener("click", () => {
         document.body.classList.add("is-side-open");
@@ -17,7 +17,7 @@ export function setUpSide() {
     };
     byId("side-close").addEventListener("click", close);
     byId("shade").addEventListener("click", close);
-    // Before anybody else hears of the key: Escape ends what lies on top.
+    // This handler runs first, because Escape closes the topmost part.
     document.addEventListener(
         "keydown",
         (event) => {

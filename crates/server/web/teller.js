@@ -3,10 +3,10 @@
 import { announce } from "./elements.js";
 import { countOf } from "./numbers.js";
 
-/** How much of an answer a screen reader is given at once. */
+/** Characters of an answer that a screen reader gets at a time. */
 const MOST_SPOKEN = 1200;
 
-/** Tells a screen reader how an answer comes along, without talking all the time. */
+/** Tells a screen reader the progress of an answer, with pauses. */
 export class Teller {
     #state = "";
     #quarter = 0;

@@ -1,4 +1,4 @@
-// Sets the colours before the page is drawn. It is no module, so that nothing is drawn in the wrong ones first.
+// Sets the colours before the page is drawn. It is no module, because modules run after the first drawing.
 (() => {
     try {
         const theme = localStorage.getItem("riffle.theme");
@@ -6,6 +6,6 @@
             document.documentElement.dataset.theme = theme;
         }
     } catch {
-        // Without storage the system's colours stay.
+        // Without storage the page has the system's colours.
     }
 })();

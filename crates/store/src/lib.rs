@@ -1,9 +1,9 @@
 //! Stores in which several processes or machines share KV blocks: S3-compatible buckets, Valkey and Redis.
 //!
-//! [`open`] turns an address into a [`BlockStore`]; [`riffle_kv::SharedBlocks`] checks blocks, counts, reads ahead
-//! and writes in the background. Every operation here ends by its time limit, uses no more memory than the caller
-//! allows, and runs on the calling thread. Passwords and keys come from the address or, better, from the usual
-//! environment variables, and never appear in messages.
+//! [`open`] turns an address into a [`BlockStore`]; [`riffle_kv::SharedBlocks`] checks blocks, counts, reads ahead and
+//! writes in the background. Every operation here ends by its time limit and runs on the calling thread. It uses no
+//! more memory than the caller allows. Passwords and keys come from the address or, better, from the usual environment
+//! variables, and never appear in messages.
 //!
 //! ```
 //! let environment = |name: &str| (name == "VALKEY_PASSWORD").then(|| "secret".to_owned());
@@ -57,8 +57,8 @@ pub fn is_address(text: &str) -> bool {
 ///
 /// - `s3://BUCKET[/PREFIX]`, with `region=` and `endpoint=` for services other than Amazon's. Keys come from
 ///   `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, a web identity, or the machine's role.
-/// - `valkey://[USER[:PASSWORD]@]HOST[:PORT][/DATABASE]`, with `prefix=`; `redis://` as well, `valkeys://` and
-///   `rediss://` encrypted. Without a password in the address, `VALKEY_PASSWORD` or `REDIS_PASSWORD` is used.
+/// - `valkey://[USER[:PASSWORD]@]HOST[:PORT][/DATABASE]`, with `prefix=`. `redis://` means the same. `valkeys://` and
+///   `rediss://` are encrypted. Without a password in the address, `VALKEY_PASSWORD` or `REDIS_PASSWORD` is used.
 ///
 /// All take `expiry=` (`12h`, `7d`), `budget=` (`200G`) and `machines=any`.
 ///

@@ -1,6 +1,8 @@
-//! Sums over the bits of results, by which two machines are compared: attention in every format, and the pattern's two phases.
+//! Sums over the bits of results, by which two machines are compared: attention in every format, and the pattern's two
+//! phases.
 //!
-//! `RIFFLE_INSTRUCTIONS=scalar cargo run --release -p riffle-subquadratic --example bits`; `scripts/test/wasm-test` compares with node.
+//! `RIFFLE_INSTRUCTIONS=scalar cargo run --release -p riffle-subquadratic --example bits`; `scripts/test/wasm-test`
+//! compares with node.
 
 use std::error::Error;
 use std::time::Instant;

@@ -271,8 +271,8 @@ macro_rules! cache {
     ($name:ident, $format:expr, $doc:literal) => {
         #[doc = $doc]
         ///
-        /// Memory grows with the appended tokens, up to `capacity`. Every decoded query adds the softmax weight each
-        /// cached token received to that token's score, per KV head; when the cache is full,
+        /// Memory grows with the appended tokens, up to `capacity`. Every decoded query adds the softmax weight that a
+        /// cached token received to this token's score, per KV head. When the cache is full,
         /// [`evict_and_append`](Self::evict_and_append) drops the token of least weight per query (H2O, Zhang et al.
         /// 2023) and puts the new one in its slot. Tokens keep their absolute positions. The first tokens (sinks) and
         /// the most recent ones are never dropped.

@@ -75,7 +75,7 @@ impl SubquadraticSparseAttention {
     }
 
     /// Attends with all heads at once, for as many KV heads as query heads. K and V of every head are copied into the
-    /// kernels' layout first, which takes about twice the memory of K and V.
+    /// kernels' layout first. This takes about twice the memory of K and V.
     ///
     /// # Errors
     /// [`SubquadraticError::Mismatch`] when shapes do not match.

@@ -36,7 +36,7 @@ impl DirectFile {
     /// Reads some bytes. After the first read that the file system refuses to do uncached, reads use the cache.
     ///
     /// # Errors
-    /// The system's.
+    /// Errors of the system.
     pub fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
         let uncached = self.uncached.as_ref().filter(|_| self.is_direct());
         match platform::read_at(uncached.unwrap_or(&self.file), bytes, offset) {
@@ -58,7 +58,7 @@ impl DirectFile {
     /// Metadata of the open file.
     ///
     /// # Errors
-    /// The system's.
+    /// Errors of the system.
     pub fn metadata(&self) -> io::Result<Metadata> {
         self.file.metadata()
     }

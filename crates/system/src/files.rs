@@ -47,7 +47,7 @@ pub fn create_unnamed(path: &Path) -> io::Result<UnnamedFile> {
 /// Reads some bytes from `offset` on: 0 at the end of the file.
 ///
 /// # Errors
-/// The system's.
+/// Errors of the system.
 pub fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
     platform::read_at(file, bytes, offset)
 }
@@ -55,7 +55,7 @@ pub fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<usize> 
 /// Fills `bytes` from `offset` on.
 ///
 /// # Errors
-/// The system's; [`UnexpectedEof`](io::ErrorKind::UnexpectedEof) if the file ends earlier.
+/// Errors of the system; [`UnexpectedEof`](io::ErrorKind::UnexpectedEof) if the file ends earlier.
 pub fn read_exact_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
     platform::read_exact_at(file, bytes, offset)
 }
@@ -63,7 +63,7 @@ pub fn read_exact_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<(
 /// Writes all of `bytes` from `offset` on.
 ///
 /// # Errors
-/// The system's.
+/// Errors of the system.
 pub fn write_all_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
     platform::write_all_at(file, bytes, offset)
 }
@@ -83,7 +83,7 @@ pub fn expect_read(file: &File, offset: u64, bytes: u64) {
     platform::expect_read(file, offset, bytes);
 }
 
-/// Writes a file to the disk and drops it from the system's cache, so that the next reads are as slow as the disk. On
+/// Writes a file to the disk and drops it from the system's cache. The next reads are then as slow as the disk. On
 /// systems that cannot drop it, it is only written out.
 ///
 /// # Errors
@@ -118,7 +118,7 @@ pub enum Links {
 /// Makes a file take disk space only for written bytes. Unix does so for every file.
 ///
 /// # Errors
-/// The system's; file systems that cannot do this.
+/// Errors of the system; a file system without such files.
 pub fn make_sparse(file: &File) -> io::Result<()> {
     platform::make_sparse(file)
 }
@@ -151,7 +151,7 @@ pub fn private_folder(builder: &mut DirBuilder) -> &mut DirBuilder {
 /// Restricts an open file to its owner. On Windows it keeps the folder's permissions.
 ///
 /// # Errors
-/// The system's.
+/// Errors of the system.
 pub fn make_private(file: &File) -> io::Result<()> {
     platform::make_private(file)
 }
@@ -167,7 +167,7 @@ pub fn keep_permissions(file: &File, old: &Metadata) -> io::Result<()> {
 /// Syncs a folder's file names to the disk. Windows does not need this: its file systems journal names.
 ///
 /// # Errors
-/// The system's.
+/// Errors of the system.
 pub fn sync_folder(folder: &Path) -> io::Result<()> {
     platform::sync_folder(if folder.as_os_str().is_empty() {
         Path::new(".")
@@ -179,7 +179,7 @@ pub fn sync_folder(folder: &Path) -> io::Result<()> {
 /// Bytes that this user may still write to the disk of a folder.
 ///
 /// # Errors
-/// The system's.
+/// Errors of the system.
 pub fn free_bytes(folder: &Path) -> io::Result<u64> {
     platform::free_bytes(folder)
 }
@@ -187,7 +187,7 @@ pub fn free_bytes(folder: &Path) -> io::Result<u64> {
 /// Creates a link at `link` to `target`, a path relative to the link's folder.
 ///
 /// # Errors
-/// The system's; [`Unsupported`](io::ErrorKind::Unsupported) on Windows, where most users may not create links.
+/// Errors of the system; [`Unsupported`](io::ErrorKind::Unsupported) on Windows, where most users may not create links.
 pub fn link_file(target: &str, link: &Path) -> io::Result<()> {
     platform::link_file(target, link)
 }
@@ -195,7 +195,7 @@ pub fn link_file(target: &str, link: &Path) -> io::Result<()> {
 /// Sets the time of the last read, which some file systems do not keep themselves.
 ///
 /// # Errors
-/// The system's.
+/// Errors of the system.
 pub fn set_read_time(path: &Path, time: SystemTime) -> io::Result<()> {
     platform::set_read_time(path, time)
 }

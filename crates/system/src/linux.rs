@@ -13,7 +13,7 @@ use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use crate::files::{Found, read_each_at};
 pub(crate) use crate::unix::*;
 
-/// Most buffers of one request; systems allow 1,024.
+/// Maximum number of buffers of one request; systems allow 1,024.
 const MOST_BUFFERS: usize = 512;
 
 pub(crate) fn read_run_at(file: &File, targets: Vec<&mut [u8]>, mut offset: u64) -> io::Result<Found> {
@@ -81,15 +81,15 @@ pub(crate) fn prefer_huge_pages_in(mapping: &MmapRaw, part: Range<usize>) {
 pub(crate) fn gather_huge_page(mapping: &MmapRaw, part: Range<usize>) {
     // The constant of Linux 6.1, for every C library.
     const MADV_COLLAPSE: i32 = 25;
-    // SAFETY: the caller checks that the part lies in the mapping, which is borrowed. The call moves its bytes to other pages of
-    // main memory; none of them changes, at no time is one missing.
+    // SAFETY: the caller checks that the part lies in the mapping, which is borrowed. The call moves its bytes to other
+    // pages of main memory; no byte changes, and none is missing at any time.
     let _ = unsafe { libc::madvise(mapping.as_mut_ptr().add(part.start).cast(), part.len(), MADV_COLLAPSE) };
 }
 
 pub(crate) fn release(mapping: &mut MmapMut, bytes: Range<usize>) {
-    // SAFETY: the mapping is private and anonymous, so the only effect is that its bytes become zero, which is
-    // a valid value of u8; it is borrowed mutably, so no reference into it lives. The caller checks that the range lies inside it
-    // and that its start is aligned, so that memmap2 does not widen it downwards.
+    // SAFETY: the mapping is private and anonymous, so its bytes only become zero, which is a valid u8. It is borrowed
+    // mutably, so no reference into it lives. The caller checks that the range lies inside it. The caller also checks
+    // that the start is aligned, so memmap2 does not widen the range downwards.
     let released = unsafe { mapping.unchecked_advise_range(UncheckedAdvice::DontNeed, bytes.start, bytes.len()) };
     released.ok();
 }

@@ -45,8 +45,9 @@ pub(crate) fn prefer_huge_pages_in(_mapping: &MmapRaw, _part: Range<usize>) {}
 pub(crate) fn gather_huge_page(_mapping: &MmapRaw, _part: Range<usize>) {}
 
 pub(crate) fn release(mapping: &mut MmapMut, bytes: Range<usize>) {
-    // SAFETY: the mapping is private and anonymous and borrowed mutably, so no reference into it lives. Until a page of the range is
-    // written it holds its old bytes or zeros, both valid values of u8. The caller checks that the range lies inside the mapping.
+    // SAFETY: the mapping is private, anonymous and borrowed mutably, so no reference into it lives. Until a page of
+    // the range is written, it holds its old bytes or zeros, which are valid values of u8. The caller checks that the
+    // range lies inside the mapping.
     let released = unsafe { mapping.unchecked_advise_range(UncheckedAdvice::Free, bytes.start, bytes.len()) };
     released.ok();
 }
@@ -70,7 +71,8 @@ pub(crate) fn last_cache_bytes() -> Option<usize> {
 /// A number among the system's settings.
 fn setting(name: &CStr) -> Option<usize> {
     let (mut value, mut bytes) = (0u64, size_of::<u64>());
-    // SAFETY: the name ends with a zero byte; the value has the size that is passed, and the call writes no more than that.
+    // SAFETY: the name ends with a zero byte; the value has the size that is passed, and the call writes no more than
+    // that.
     let status = unsafe {
         libc::sysctlbyname(
             name.as_ptr(),

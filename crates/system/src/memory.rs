@@ -46,11 +46,11 @@ pub fn release(mapping: &mut MmapMut, bytes: Range<usize>) {
 /// Maps a file for reading.
 ///
 /// # Errors
-/// The system's.
+/// Errors of the system.
 pub fn map_file(file: &File) -> io::Result<Mmap> {
     // SAFETY: the map is read-only, and its readers take plain bytes from it. Another process that truncates the file
-    // meanwhile ends this one with SIGBUS, as with every reader that maps files; Windows refuses to truncate it. Bytes that
-    // change meanwhile are only numbers and break no invariant.
+    // meanwhile ends this one with SIGBUS, as with every reader that maps files; Windows refuses to truncate it. Bytes
+    // that change meanwhile are only numbers and break no invariant.
     unsafe { Mmap::map(file) }
 }
 

@@ -6,7 +6,7 @@ use std::io;
 /// process. Windows has no such limit.
 ///
 /// # Errors
-/// The system's.
+/// Errors of the system.
 pub fn outlive_file_size_limit() -> io::Result<()> {
     crate::platform::outlive_file_size_limit()
 }

@@ -123,7 +123,8 @@ pub(crate) fn make_sparse(file: &File) -> io::Result<()> {
     const FSCTL_SET_SPARSE: u32 = 0x900c4;
     let (handle, mut written) = (file.as_raw_handle(), 0);
     let nothing = ptr::null_mut();
-    // SAFETY: the handle is open while `file` is borrowed. The call takes no bytes and gives none, and the count is writable.
+    // SAFETY: the handle is open while `file` is borrowed. The call takes no bytes and gives none, and the count is
+    // writable.
     let done = unsafe {
         DeviceIoControl(
             handle,
@@ -228,8 +229,8 @@ pub(crate) fn gather_huge_page(_mapping: &MmapRaw, _part: Range<usize>) {}
 
 pub(crate) fn release(mapping: &mut MmapMut, bytes: Range<usize>) {
     let start = mapping[bytes.clone()].as_mut_ptr().cast();
-    // SAFETY: the mapping is anonymous and borrowed mutably, so no reference into it lives. Until a page of the range is written it
-    // holds its old bytes or zeros, both valid values of u8. The range lies inside the mapping.
+    // SAFETY: the mapping is anonymous and borrowed mutably, so no reference into it lives. Until a page of the range
+    // is written it holds its old bytes or zeros, both valid values of u8. The range lies inside the mapping.
     let is_reset = !unsafe { VirtualAlloc(start, bytes.len(), MEM_RESET, PAGE_READWRITE) }.is_null();
     if is_reset {
         // SAFETY: the range is as above. Unlocking pages that are not locked takes them out of main memory.
@@ -279,7 +280,7 @@ pub(crate) fn enable_escapes() -> bool {
         let mut mode = 0;
         // SAFETY: the call takes a number.
         let handle = unsafe { GetStdHandle(stream) };
-        // SAFETY: the mode is writable. A handle that is none, or none of a console, is an error and no more.
+        // SAFETY: the mode is writable. An invalid handle, or one of no console, only gives an error.
         let is_console = unsafe { GetConsoleMode(handle, &raw mut mode) } != 0;
         // SAFETY: the handle is one of a console, which takes numbers.
         !is_console || unsafe { SetConsoleMode(handle, mode | ENABLE_VIRTUAL_TERMINAL_PROCESSING) } != 0

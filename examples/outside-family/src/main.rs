@@ -1,4 +1,5 @@
-//! A model family of a crate of its own. The engine loads a tiny StarCoder2, and its logits equal those of Python's `transformers`.
+//! A model family of a crate of its own. The engine loads a tiny StarCoder2, and its logits equal those of Python's
+//! `transformers`.
 //!
 //! `cargo run --release` in this folder; with the path of a StarCoder2 model it loads that one and says what it is.
 

@@ -1,4 +1,5 @@
-//! StarCoder2: layer norms with biases, biases on all projections, a feed-forward block without a gate, a sliding window.
+//! StarCoder2: layer norms with biases, biases on all projections, a feed-forward block without a gate, a sliding
+//! window.
 
 use std::sync::Arc;
 

@@ -31,7 +31,7 @@ impl Meaning {
     /// Loads the embedding model beside the language model. It reads no part yet.
     ///
     /// # Errors
-    /// [`AskError::NoEmbeddings`] for another kind of model, [`AskError::NoRoom`], and those of a load.
+    /// [`AskError::NoEmbeddings`] for another kind of model, [`AskError::NoRoom`], and the errors of a load.
     pub(crate) fn load(path: &Path, language: &Engine) -> Result<Self, AskError> {
         Ok(Self {
             embedder: Embedder::load(path, language)?,

@@ -8,8 +8,8 @@ const TOGETHER: usize = 4;
 
 /// Logits of long queries with long keys of `stride` consecutive tokens, without moving keys out of their stripes.
 ///
-/// A lane of a stripe is one token of a long key. Each lane is multiplied with its own part of the long query, and
-/// the lanes of a long key are summed at the end.
+/// A lane of a stripe is one token of a long key. Each lane is multiplied with its own part of the long query. The
+/// lanes of a long key are summed at the end.
 pub(crate) struct Antidiagonal<'a> {
     /// `[head_dim, LONG_ROWS, 16]`: for each lane, the matching part of each long query.
     pub(crate) queries: &'a [[[f32; 16]; LONG_ROWS]],

@@ -1,9 +1,9 @@
 //! o ← o·keep + weights · values over quantised values, for the rows of a tile.
 //!
-//! Both forms fold the values' scales into the weights. [`AccumulateQuantised`] widens the bytes and multiplies in
-//! f32. [`AccumulateInt8`] rounds the scaled weights of a block of keys to 15 bits and a sign, relative to the
-//! block's largest weight times its largest scale, and sums integers. Only this rounding is inexact; its error is
-//! below 2⁻¹⁵ of the product.
+//! Both forms fold the values' scales into the weights. [`AccumulateQuantised`] widens the bytes and multiplies in f32.
+//! [`AccumulateInt8`] rounds the scaled weights of a block of keys to 15 bits and a sign, and sums integers. The
+//! rounding is relative to the block's largest weight times its largest scale. Only this rounding is inexact; its error
+//! is below 2⁻¹⁵ of the product.
 
 use core::marker::PhantomData;
 
@@ -235,7 +235,8 @@ impl<S: Simd, const R: usize> Rounding<S, R> {
     }
 }
 
-/// Adds a block of `N` vectors of columns, with as many rows and vectors at once as keep their sums in registers.
+/// Adds a block of `N` vectors of columns. It takes as many rows and vectors at once as have room for their sums in
+/// registers.
 #[inline(always)]
 fn integer_columns<S: Simd, Q: Quant, const R: usize, const N: usize>(
     simd: S,

@@ -1,5 +1,5 @@
-//! Estimates of logits from the signs of keys. Four signs are the index of a table of 16 sums, so one shuffle of bytes
-//! multiplies four elements of a query with 64 keys.
+//! Estimates of logits from the signs of keys. Four signs are an index into a table of 16 sums. One shuffle of bytes
+//! therefore multiplies four elements of a query with 64 keys.
 
 use crate::simd::{Kernel, Simd};
 

@@ -30,8 +30,8 @@ pub struct RowJob<'a> {
 /// [`attend`](crate::attend) over a cache with row-major keys and values, such as another engine's.
 ///
 /// In [`Arithmetic::Fused`], for generated tokens, rows are read in place and nothing is copied. In the other
-/// arithmetics, for prompts, each block of 128 keys is interleaved into stripes once for all rows of the tile, in
-/// scratch that stays in the processor's cache. Outputs then have the same bits as [`attend`](crate::attend) over the
+/// arithmetics, for prompts, each block of 128 keys is interleaved into stripes once for all rows of the tile. The
+/// scratch for it stays in the processor's cache. Outputs then have the same bits as [`attend`](crate::attend) over the
 /// same tokens in f32 planes of one page. Only selections with diagonals differ, because sums are added in another
 /// order. No second cache is made either way.
 ///
@@ -59,9 +59,8 @@ pub fn attend_rows(
 
 /// Runs every job, adding job `n` to `partials[n]`.
 ///
-/// With the feature `parallel` jobs are spread over rayon's threads, and in [`Arithmetic::Fused`] each 4096 positions
-/// of a long cache are attended to separately and merged in order. A row's result does not depend on the number of
-/// threads.
+/// With the feature `parallel` jobs are spread over rayon's threads. In [`Arithmetic::Fused`] each 4096 positions of a
+/// long cache are attended to separately and merged in order. A row's result does not depend on the number of threads.
 ///
 /// # Errors
 /// As [`attend_rows`]; also when the numbers of jobs and partials differ.

@@ -253,7 +253,7 @@ impl<'a, T> Listed<'a, T> {
         &self.rows[..self.len]
     }
 
-    /// Index of the first element of the rows.
+    /// The address of the first element of each row.
     fn addresses<'b>(&self, addresses: &'b mut [*const u8; KEY_BLOCK]) -> &'b [*const u8] {
         for (address, row) in addresses.iter_mut().zip(self.rows()) {
             *address = row.as_ptr().cast();

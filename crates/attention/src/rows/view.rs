@@ -16,7 +16,7 @@ pub struct RowPage<'a> {
     pub tokens: usize,
     /// Keys, from the first token's first element on.
     pub keys: Rows<'a>,
-    /// Values, likewise.
+    /// Values, from the first token's first element on.
     pub values: Rows<'a>,
     /// Elements from one key to the next.
     pub stride: usize,

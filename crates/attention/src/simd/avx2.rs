@@ -424,7 +424,7 @@ fn quarter(rows: &[[__m256; 2]; 16], first: usize, half: usize) -> [__m256; 8] {
 fn transpose_eight(r: [__m256; 8]) -> [__m256; 8] {
     // SAFETY: called by methods of the token alone.
     unsafe {
-        // Within lanes of four: pairs of rows, then fours.
+        // Within each 128-bit lane: first pairs of rows, then four rows.
         let mut fours = [_mm256_setzero_ps(); 8];
         for k in 0..2 {
             let (a, b) = (

@@ -295,7 +295,7 @@ impl Simd for Avx512 {
     fn transpose(self, r: [Self::V; 16]) -> [Self::V; 16] {
         // SAFETY: see the impl.
         unsafe {
-            // Within lanes of four: pairs of rows, then fours.
+            // Within each 128-bit lane: first pairs of rows, then four rows.
             let mut fours = [self.splat(0.0); 16];
             for k in 0..4 {
                 let (a, b) = (

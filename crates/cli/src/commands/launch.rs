@@ -94,8 +94,8 @@ fn start(settings: &Settings, more: &[OsString]) -> Result<(), Failure> {
     }
 }
 
-/// The file of a program on the path. npm installs scripts that end with `.cmd` on Windows, where `PATHEXT` is set; there a
-/// program is looked for by its name and `.exe` alone.
+/// The file of a program on the path. npm installs scripts that end with `.cmd` on Windows, where `PATHEXT` is set;
+/// there a program is looked for by its name and `.exe` alone.
 fn program_file(program: &str, variable: &dyn Fn(&str) -> Option<OsString>) -> PathBuf {
     let (path, is_windows) = (variable("PATH").unwrap_or_default(), variable("PATHEXT").is_some());
     let endings = SCRIPT_ENDINGS.iter().filter(|_| is_windows);

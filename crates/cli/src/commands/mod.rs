@@ -188,7 +188,7 @@ pub(crate) fn template_note(engine: &Engine) -> Option<&'static str> {
     )
 }
 
-/// Most bytes of a prompt or another text: some fifty million tokens.
+/// Maximum number of bytes of a prompt or another text: some fifty million tokens.
 pub(crate) const LARGEST_TEXT_BYTES: u64 = 256 << 20;
 
 /// The given text, or the text of a file, a pipe or standard input, up to `most_bytes` bytes.

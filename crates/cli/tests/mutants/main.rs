@@ -1,16 +1,17 @@
 //! Hundreds of damaged files given to the real command, the same in every run.
 //!
 //! Each mutant is one damaged file beside intact ones. The command must end within ten seconds, with a documented exit
-//! status, without a signal or a panic, with one line of error where it refuses, and within its `--memory` and 64 MiB.
+//! status, without a signal or a panic. It must stay within its `--memory` and 64 MiB. A refusal is one line of error.
 //! Its answer must be the one that the intact file gives, unless the damage can make another legal file.
 //!
-//! Damage is of two kinds. [`Structure`](mutation::Harm::Structure) breaks what the format promises: a length, a
-//! type, a count, an offset, a checksum. No such file may give another answer. [`Content`](mutation::Harm::Content)
-//! may leave a legal file that says something else, such as another weight, word or rotary base: no reader can tell, so the
-//! answer is not compared. Every byte of the files that Riffle writes for itself (sessions, prefix blocks, journals) counts
-//! as structure.
+//! Damage is of two kinds. [`Structure`](mutation::Harm::Structure) breaks what the format promises: a length, a type,
+//! a count, an offset, a checksum. No such file may give another answer. [`Content`](mutation::Harm::Content) may leave
+//! a legal file that says something else, such as another weight, word or rotary base: no reader can tell, so the
+//! answer is not compared. Every byte of the files that Riffle writes for itself (sessions, prefix blocks, journals)
+//! counts as structure.
 //!
-//! `RIFFLE_MUTANTS` sets how many mutants are made (`scripts/test/mutants` makes 5,000), `RIFFLE_MUTANT` runs one alone.
+//! `RIFFLE_MUTANTS` sets how many mutants are made (`scripts/test/mutants` makes 5,000), `RIFFLE_MUTANT` runs one
+//! alone.
 #![cfg(unix)]
 
 mod gguf;

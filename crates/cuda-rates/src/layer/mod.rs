@@ -22,7 +22,7 @@ pub(crate) use policy::policy;
 /// Number of equal layers, read alternately.
 const LAYERS: usize = 2;
 
-/// Most pages in transit.
+/// Maximum number of pages in transit.
 const SLOTS: usize = 64;
 
 /// Location of a call's pages.
@@ -120,8 +120,7 @@ impl MadeLayer {
     }
 }
 
-/// Keys of about every twentieth block get logits of about six from all queries, so that few blocks hold most of the
-/// mass.
+/// Keys of about every twentieth block get logits of about six from all queries. Few blocks then hold most of the mass.
 fn keys_and_values(case: &AttentionCase, start: usize, tokens: usize) -> (Vec<f32>, Vec<f32>) {
     const BLOCK: usize = 128;
     let width = case.kv_heads * case.head_dim;

@@ -1,8 +1,8 @@
 // The threads of one block as fibers of one CPU thread.
 //
 // A fiber runs until it must meet others (a barrier, a shuffle, an mma) and then yields. Every round visits the fibers
-// from a random place in a random direction; so a missing barrier gives a wrong result sooner or later. A round in which
-// no fiber can run is a deadlock and ends the launch with an error.
+// from a random place in a random direction; so a missing barrier gives a wrong result sooner or later. A round in
+// which no fiber can run is a deadlock and ends the launch with an error.
 #pragma once
 #include <csetjmp>
 #include <cstddef>
@@ -69,8 +69,8 @@ struct Machine {
     const char *fault = nullptr;
 };
 
-// The machine of this CPU thread, behind a pointer: a `thread_local` with a constructor would check on every use whether it
-// has run.
+// The machine of this CPU thread, behind a pointer: a `thread_local` with a constructor would check on every use
+// whether it has run.
 static thread_local Machine *machine_here = nullptr;
 
 [[gnu::noinline]] static Machine &make_machine() {
@@ -143,8 +143,8 @@ inline void barrier(unsigned number, unsigned count) {
     }
 }
 
-// Every lane of the warp gives a value; the returned slots hold the values of all lanes. Two sets of slots take turns, so a
-// lane may be one meeting ahead of the others.
+// Every lane of the warp gives a value; the returned slots hold the values of all lanes. Two sets of slots take turns,
+// so a lane may be one meeting ahead of the others.
 template <class T> const unsigned char (*meet(const T &value))[64] {
     static_assert(sizeof(T) <= 64);
     Thread *self = machine.current;

@@ -163,7 +163,8 @@ inline void carry_out(const Copy &copy) {
 }
 } // namespace emulated
 
-// A copy is carried out at once or at its wait, at random. Until the wait, kernels must not read the bytes of its target.
+// A copy is carried out at once or at its wait, at random. Until the wait, kernels must not read the bytes of its
+// target.
 inline void copy_async_16(void *to, const void *from, unsigned bytes) {
     emulated::Copy copy{to, from, bytes, 16 - bytes};
     if (emulated::random_number() & 1)

@@ -1,9 +1,9 @@
 // Products of warpgroups, which run beside their threads.
 //
-// On a device a product runs at some time between its issue and the wait for its group, in order. Here it runs at once or
-// as late as possible, at random. So tests find operands that are written too late or overwritten too early. Sums are NaN
-// until the wait, so tests also find sums that are read or written before it. Products read shared memory through a view
-// of their own: a thread's writes reach it when the thread publishes them, or sooner at random.
+// On a device a product runs at some time between its issue and the wait for its group, in order. Here it runs at once
+// or as late as possible, at random. So tests find operands that are written too late or overwritten too early. Sums
+// are NaN until the wait, so tests also find sums that are read or written before it. Products read shared memory
+// through a view of their own: a thread's writes reach it when the thread publishes them, or sooner at random.
 #pragma once
 #include <algorithm>
 #include <map>
@@ -46,8 +46,8 @@ struct Products {
 
 struct Asynchrony {
     std::vector<Products> threads;
-    // `at_once`: for each warp, whether each product runs at once. `issued`: for each warpgroup, the products that the first
-    // of its warps issued.
+    // `at_once`: for each warp and product, true if the product runs at once. `issued`: for each warpgroup, the
+    // products that the first of its warps issued.
     std::vector<std::vector<bool>> at_once;
     std::vector<std::vector<Product>> issued;
     // For each warp, the number + 1 of the product that it runs and the product's second operand [16, columns].
@@ -120,8 +120,8 @@ inline unsigned short second_operand(const Product &product, unsigned k, unsigne
     return operand(start + n / 8 * stride + n % 8 * 128 + k * 2);
 }
 
-// Runs this thread's part of the first pending product that has not run, with the fragments of mma.m16n8k16. All lanes of
-// the warp call it together.
+// Runs this thread's part of the first pending product that has not run, with the fragments of mma.m16n8k16. All lanes
+// of the warp call it together.
 static void run_next(Products &own) {
     const Product product = own.pending[own.run++];
     struct First {

@@ -64,8 +64,8 @@ impl Blas {
         };
         let (one, zero) = (1.0f32, 0.0f32);
         let number = |value: &f32| -> *const c_void { std::ptr::from_ref(value).cast() };
-        // SAFETY: the caller answers for the regions and the stream; no workspace was asked for, and the output stands for
-        // C as well, which a factor of zero leaves unread.
+        // SAFETY: the caller answers for the regions and the stream; no workspace was asked for. The output
+        // also stands for C: a factor of zero leaves C unread.
         let queued = unsafe {
             result::matmul(
                 self.handle,

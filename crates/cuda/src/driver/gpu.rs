@@ -17,7 +17,7 @@ pub struct Gpu {
 
 struct Inner {
     driver: Box<dyn Driver>,
-    /// Functions by module and name; modules under the empty name.
+    /// Functions by module and name. A module itself has the empty name.
     handles: Mutex<HashMap<(ModuleSource, &'static str), u64>>,
     /// Stream of copies that the caller waits for.
     own_stream: Mutex<Option<u64>>,

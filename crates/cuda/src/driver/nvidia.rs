@@ -242,8 +242,8 @@ impl Driver for NvidiaDriver {
 
     unsafe fn free(&self, address: u64) {
         if self.enter().is_ok() {
-            // SAFETY: the caller keeps the contract of this call. The context is waited for, because work on any stream may
-            // use the memory.
+            // SAFETY: the caller keeps the contract of this call. The context is waited for, because work on any stream
+            // may use the memory.
             unsafe {
                 result::ctx::synchronize().ok();
                 result::free_sync(address).ok();

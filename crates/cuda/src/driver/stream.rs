@@ -98,8 +98,8 @@ impl Stream {
         };
         let Some(readers) = readers else { return Ok(false) };
         let queued = copies.iter().try_for_each(|(to, from)| {
-            // SAFETY: the sizes agree. Before the borrow of `from` ends its owner is told to wait for the mark, or the copies have
-            // run; regions lie in buffers that are freed only after everything queued has run.
+            // SAFETY: the sizes agree. Before the borrow of `from` ends its owner is told to wait for the mark, or the
+            // copies have run; regions lie in buffers that are freed only after everything queued has run.
             unsafe { self.copy(Direction::Upload, to.address(), from.as_ptr() as u64, from.len()) }
         });
         let marked = queued.and_then(|()| self.record(done));
@@ -306,12 +306,13 @@ pub struct Grid {
 }
 
 impl Grid {
-    /// `blocks` in x, of `threads`.
+    /// `blocks` blocks in x, with `threads` threads each.
     pub fn line(blocks: usize, threads: u32) -> Self {
         Self::new([blocks, 1, 1], threads)
     }
 
-    /// Blocks in three dimensions, of `threads`; numbers too large for a kernel are refused at launch.
+    /// Blocks in three dimensions, with `threads` threads each. A launch refuses numbers that are too large for a
+    /// kernel.
     pub fn new(blocks: [usize; 3], threads: u32) -> Self {
         Self {
             blocks: blocks.map(|count| u32::try_from(count).unwrap_or(u32::MAX)),

@@ -8,7 +8,7 @@ use crate::{CudaError, DeviceBuffer, Gpu, PinnedBuffer, Region};
 /// Rows of a block of linear work: enough to share each read of a weight, and few enough for a small scratch.
 pub(super) const ROW_BLOCK: usize = 1024;
 
-/// f32 unless said otherwise.
+/// The values are f32, unless a field names another type.
 pub(super) struct Buffers {
     // [batch], u32
     pub(super) ids: DeviceBuffer,

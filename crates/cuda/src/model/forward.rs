@@ -16,7 +16,7 @@ use crate::ops::{self, HeadRows};
 use crate::{CudaError, Region, Stream};
 
 /// Blocks are counted from a segment's first row. The delta rule's kernels sum the remaining rows of a call in another
-/// order, so a block with another end would change bits.
+/// order. A block with another end would therefore change bits.
 const CUT_GRID: CutGrid = CutGrid::Rows(ROW_BLOCK);
 
 /// A batch on a device: hidden states stay there. [`Forward`] copies queries, keys and values to main memory and the
@@ -30,8 +30,8 @@ const CUT_GRID: CutGrid = CutGrid::Rows(ROW_BLOCK);
 /// 4. [`Forward::finish`] continues from the rows.
 ///
 /// The rounding of a product depends on its number of rows. Linear work therefore always uses the same blocks of up to
-/// 1024 rows, and [`Forward::row_blocks`] are adjacent ones of these blocks: `most` is raised to the longest of them, and
-/// a batch of up to 1024 rows is one block.
+/// 1024 rows, and [`Forward::row_blocks`] are adjacent ones of these blocks: `most` is raised to the longest of them,
+/// and a batch of up to 1024 rows is one block.
 ///
 /// For the same reason verified drafts have the bits of single tokens only in batches of up to eight rows, over all
 /// segments. In longer batches they differ by rounding.

@@ -1,5 +1,5 @@
 //! Gated DeltaNet layers on a device. Main memory holds their states, where sessions copy, fork and store them. For
-//! each segment of a batch a layer loads its state, reads its rows and copies the state back, so that a lost device
+//! each segment of a batch a layer loads its state, reads its rows and copies the state back. A lost device therefore
 //! loses no state. A state that is still on the device, in main memory's version, is not copied again.
 
 use riffle_model::{GatedDeltaNet, ModelConfig, RecurrentLayer, SegmentPart};

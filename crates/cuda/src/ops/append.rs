@@ -50,7 +50,7 @@ pub struct AppendTargets<'a> {
     pub pages: usize,
     /// Tokens of a page, a multiple of 16.
     pub page_tokens: usize,
-    /// Most stripes of 16 tokens with new tokens of a head.
+    /// Maximum number of stripes of 16 tokens with new tokens of a head.
     pub stripes: usize,
 }
 

@@ -14,7 +14,7 @@ use crate::{Argument, CudaError, Grid, Kernel, ModuleSource, Region, Stream};
 pub struct Pages<'a> {
     /// Addresses of key planes, u64 `[kv_heads, pages_per_head]`, multiples of 16; zero for absent pages.
     pub keys: Region<'a>,
-    /// Addresses of value planes, likewise.
+    /// Addresses of value planes, in the same form.
     pub values: Region<'a>,
     /// KV heads.
     pub kv_heads: usize,

@@ -121,8 +121,8 @@ fn check(format: Format, head_dim: usize, bytes: usize, other: usize) -> Result<
     Ok(bytes / stripe * LANES)
 }
 
-/// Calls `each` with the CPU's byte and the device's byte of every element, and with the position of its bits in the
-/// device's byte (not for floats).
+/// Calls `each` for every element, with the CPU's byte and the device's byte. For integers it also passes the position
+/// of the element's bits in the device's byte.
 fn for_places(
     kind: PlaneKind,
     format: Format,

@@ -7,7 +7,7 @@ use super::{MAP_THREADS, check_aligned, check_bytes, map_blocks, small};
 use crate::driver::Product16;
 use crate::{CudaError, DeviceBuffer, Gpu, Grid, Kernel, ModuleSource, Region, Stream};
 
-/// Most rows for sums without tensor cores.
+/// Maximum number of rows for sums without tensor cores.
 pub const FEW_ROWS: usize = 8;
 const TILE_ROWS: usize = 128;
 const TILE_OUTPUTS: usize = 64;

@@ -21,8 +21,8 @@ pub struct KeyMass<'a> {
     pub keys: Range<usize>,
 }
 
-/// Adds the softmax weight that each key of `mass` receives from the rows of the call, summed over rows and the heads
-/// of the group.
+/// Adds the softmax weight that each key of `mass` receives. It is the sum over the rows of the call and the heads of
+/// the group.
 ///
 /// `log_sum_exp`, f32 `[rows, heads]`, covers the whole attention, so parts of a cache may be visited in any order.
 ///

@@ -19,8 +19,8 @@ pub struct MeanReads<'a> {
     pub kv_heads: usize,
     /// Format to which keys and values are rounded: bf16 for bf16, else f16, as in pages.
     pub formats: [Format; 2],
-    /// u64 `[tiles, words]`: a bit for each block whose mean the tile's selection names and of which its spans read no
-    /// token. Blocks after the tile's rows may be named; all others must be complete.
+    /// u64 `[tiles, words]`: a bit for each block. It is set if the tile's selection names the block's mean and its
+    /// spans read no token of the block. Blocks after the tile's rows may be named; all others must be complete.
     pub named: Region<'a>,
     /// Blocks / 64.
     pub words: usize,

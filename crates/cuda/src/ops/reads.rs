@@ -404,7 +404,7 @@ impl Flat {
         self.runs.extend(cut);
     }
 
-    /// Tile and first packed row of each block of the prefill kernel, in descending order of keys, because long
+    /// Tile and first packed row of each block of the prefill kernel. Blocks with more keys come first, because long
     /// blocks must start first.
     fn work(&self, group: usize, rows: usize) -> Vec<u32> {
         let mut order: Vec<usize> = (0..self.shapes.len()).collect();

@@ -261,8 +261,8 @@ pub fn line_mass_scratch_bytes(rows: usize, tokens: usize, group: usize) -> usiz
     rows * group * logit_stride(tokens) * 4
 }
 
-/// The attention mass of every column, and of every distance query − key, under all keys, summed over the estimate's
-/// queries and the heads of the group.
+/// The attention mass of every column, and of every distance query − key, under all keys. It is the sum over the
+/// estimate's queries and the heads of the group.
 ///
 /// # Errors
 /// Shapes that disagree, regions that are too short.

@@ -1,5 +1,5 @@
-//! Reading ahead: while kernels run between two calls, the first pages that the next call is expected to read are
-//! copied from main memory.
+//! Reading ahead: while kernels run between two calls, pages are copied from main memory. They are the first pages that
+//! the next call is expected to read.
 
 use riffle_attention::PageView;
 use riffle_device::LayerPages;

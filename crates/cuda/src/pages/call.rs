@@ -19,7 +19,7 @@ use super::transfer::Waiting;
 use crate::ops::{self, AttentionCall, AttentionOptions, Outputs, Pages, PrefillState, Queries, Reads};
 use crate::{CudaError, DeviceBuffer, Gpu, PinnedBuffer, Region, Stream};
 
-/// Most packed rows (queries times heads of a group) of a call that is split over its keys.
+/// Maximum number of packed rows (queries times heads of a group) of a call that is split over its keys.
 const FEW_PACKED_ROWS: usize = 16;
 
 /// Rows of a call on the device, with all query heads.
@@ -103,11 +103,11 @@ pub(super) struct CallLists {
 pub(super) struct CallMemory {
     gpu: Gpu,
     heads: usize,
-    // state of a prefill, or partials of a decode
+    // The state of a prefill, or the partials of a decode.
     sums: DeviceBuffer,
     outputs: DeviceBuffer,
     workspace: DeviceBuffer,
-    // results for main memory
+    // Results in main memory.
     host_attended: PinnedBuffer,
     host_log_sum_exp: PinnedBuffer,
 }

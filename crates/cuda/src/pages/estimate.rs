@@ -126,8 +126,8 @@ fn bring_all(traffic: &mut Traffic<'_>, shown: &[Shown<'_>], pages: usize) -> Re
 }
 
 impl KeyScan<'_> {
-    /// XAttention's scores of a KV head: for each block of queries the scores of every block of keys up to it, equal to
-    /// the CPU's to the bit. `None` if memory is short.
+    /// XAttention's scores of a KV head: for each block of queries, the scores of every block of keys up to it. They
+    /// have the CPU's bits. `None` if memory is short.
     ///
     /// # Errors
     /// A stride that does not divide the block, a lost device.
@@ -167,8 +167,8 @@ impl KeyScan<'_> {
         Ok(Some(scores))
     }
 
-    /// The mass that the last `queries` of the chunk give to each column and each distance, `[tokens]` each, summed
-    /// over them and the heads of the group. Keys of 16 bits give the CPU's bits. `None` if memory is short.
+    /// The mass of each column and of each distance, `[tokens]` each. It is the sum over the last `queries` of the
+    /// chunk and the heads of the group. Keys of 16 bits give the CPU's bits. `None` if memory is short.
     ///
     /// # Errors
     /// A lost device.

@@ -142,7 +142,7 @@ impl<'p> PagedMass<'p> {
         let mut waiting = Vec::new();
         for shown in self.parts.traffic.in_order(shown)? {
             let page = shown.page;
-            // One page of every head has a temporary place at a time; none is freed before all were read.
+            // Temporary places are freed only between pages, so each page needs a place for every head.
             let full = self.visitors + heads_of(&shape).kv_heads > self.parts.traffic.residence.visitors();
             if page > self.last_page && full {
                 self.parts.traffic.transfer(&mut waiting)?;

@@ -106,8 +106,8 @@ impl BlockMeans {
     }
 }
 
-/// The first 64 · `words` blocks of `block` tokens: a bit for each block whose mean a selection names and of which its
-/// spans read no token.
+/// A bit for each of the first 64 · `words` blocks of `block` tokens. It is set if the selection names the block's mean
+/// and its spans read no token of the block.
 fn named_blocks(selection: &Selection, block: usize, words: usize, bits: &mut Vec<u64>) {
     let first = bits.len();
     bits.resize(first + words, 0);

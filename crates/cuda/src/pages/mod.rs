@@ -1,9 +1,9 @@
 //! Pages of a KV cache on a device.
 //!
 //! The whole cache lies in pinned main memory ([`PinnedMemory`]), as on a CPU. A [`DeviceRoom`] keeps pages of all
-//! sequences on the device within a hard budget, and loads others through a ring when they are read. So no page is
-//! written back when it leaves the device, sessions are saved from main memory, policies read the same keys as on a
-//! CPU, and a lost device loses no token.
+//! sequences on the device within a hard budget. It loads other pages through a ring when they are read. So no page is
+//! written back when it leaves the device, and a lost device loses no token. Sessions are saved from main memory.
+//! Policies read the same keys as on a CPU.
 //!
 //! - `Residence`: the pages on the device and their places, found by version.
 //! - `Staging`: the ring for pages in transit, some of them read ahead.

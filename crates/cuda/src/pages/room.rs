@@ -22,7 +22,7 @@ use super::traffic::Traffic;
 use crate::ops::{KEY_BLOCK, Queries, Reads, TileReads};
 use crate::{CudaError, Stream};
 
-/// Pages of one part of a decode lie on the device together: a part is eight blocks of keys.
+/// Pages of one part of a decode, which lie on the device together. A part is eight blocks of keys.
 const PART_PAGES: usize = 8;
 /// Bytes for flattened selections.
 const LIST_BYTES: u64 = 16 << 20;
@@ -356,8 +356,8 @@ impl DeviceRoom {
         self.or_clear(taken)
     }
 
-    /// Bound of each block of every KV head's first `tokens` tokens, summed over `queries` and the heads of the
-    /// group, with the CPU's bits. All of the tokens must be [summarised](Self::summaries_known).
+    /// Bound of each block of every KV head's first `tokens` tokens, with the CPU's bits. It is the sum over `queries`
+    /// and the heads of the group. All of the tokens must be [summarised](Self::summaries_known).
     ///
     /// # Errors
     /// A lost device, too little memory: everything is then forgotten.

@@ -76,7 +76,7 @@ impl Summaries {
         8 * heads_of(&self.shape).key_width * heads_of(&self.shape).kv_heads
     }
 
-    /// Most blocks of a layer if all layers of a sequence have the same number.
+    /// Maximum number of blocks of a layer if all layers of a sequence have the same number.
     fn most_blocks(&self) -> usize {
         self.budget_bytes / (self.block_bytes() * self.shape.layers.count()).max(1)
     }

@@ -119,7 +119,7 @@ impl Element {
     }
 }
 
-/// Several signs in parentheses.
+/// Puts several signs in parentheses. One sign or a number stays as it is.
 fn grouped(words: String) -> String {
     let is_one = words.chars().count() <= 1 || words.chars().all(|c| c.is_ascii_digit());
     if is_one { words } else { format!("({words})") }

@@ -104,7 +104,7 @@ fn is_whole(part: &[u8]) -> bool {
     let last = part.iter().rposition(|byte| *byte == b'<').map(|at| &part[at..]);
     let name = last.and_then(|last| last.strip_prefix(b"</")).unwrap_or_default();
     let name = name.split(|byte| *byte == b'>').next().unwrap_or_default().trim_ascii();
-    // Parts in UTF-16 are not looked into.
+    // A part in UTF-16 has zero bytes. It counts as whole without a check.
     name.ends_with(b"document") || part.contains(&0)
 }
 

@@ -4,7 +4,7 @@ use crate::DocumentError;
 use crate::archive::Archive;
 use crate::xml::{self, XmlEvent, attribute};
 
-/// Most relations of one part; each picture is one.
+/// Maximum number of relations of one part; each picture is one.
 const RELATIONS: usize = 100_000;
 
 /// A relation to another part.

@@ -87,7 +87,7 @@ fn number(text: Option<String>) -> usize {
 struct Level {
     start: usize,
     format: String,
-    /// The number including those above it: `%1.%2.`
+    /// The pattern of a mark. `%1` stands for the number of the first level: `%1.%2.`
     text: String,
 }
 

@@ -13,7 +13,7 @@ pub(crate) use tree::Dialect;
 use tree::Tree;
 use writer::Writer;
 
-/// Most attributes of one tag; the tokenizer compares each with all earlier ones.
+/// Maximum number of attributes of one tag; the tokenizer compares each with all earlier ones.
 const ATTRIBUTES: usize = 2000;
 
 /// Deepest nesting of pages, such as an inner page in an attribute.
@@ -22,7 +22,7 @@ const PAGES: usize = 3;
 /// Largest web page in bytes; its text is held three times while it is read.
 const PAGE_BYTES: u64 = 64 << 20;
 
-/// Most nodes of one page.
+/// Maximum number of nodes of one page.
 const NODES: usize = 3 << 20;
 
 /// Bytes per node, including the tree builder's data.

@@ -18,10 +18,10 @@ const DEPTH: usize = 256;
 /// Bytes passed to the tokenizer at once.
 const PIECE_BYTES: usize = 1 << 18;
 
-/// Most different element names of one page.
+/// Maximum number of different element names of one page.
 const NAMES: usize = 10_000;
 
-/// Most elements of one page whose attributes are kept.
+/// Maximum number of elements of one page whose attributes are kept.
 const KEPT_ATTRIBUTES: usize = 200_000;
 
 /// Attributes that are read.

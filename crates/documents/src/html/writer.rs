@@ -424,7 +424,7 @@ impl<'t> Writer<'t> {
         let Some(words) = self.tree.attribute(node, "alt").map(title) else {
             return;
         };
-        // Pictures of formulas repeat them.
+        // The text of a formula's picture repeats the formula.
         if words.is_empty() || bare(&words) == self.formula {
             return;
         }

@@ -10,7 +10,7 @@ use super::object::{Dict, Object, Stream};
 use super::pages::Page;
 use super::strings::text_string;
 
-/// Most annotations of one page.
+/// Maximum number of annotations of one page.
 const ANNOTATIONS: usize = 10_000;
 
 /// Deepest nesting of fields.

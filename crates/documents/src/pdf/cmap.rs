@@ -8,7 +8,7 @@ use hayro_cmap::{BfString, CMap as Collection, CMapName, load_embedded};
 
 use super::object::{ContentToken, Object, Parser};
 
-/// Most ranges of one CMap; a valid one has at most one per two-byte code.
+/// Maximum number of ranges of one CMap; a valid one has at most one per two-byte code.
 const RANGES: usize = 1 << 17;
 
 /// Longest text of one code in bytes.
@@ -178,10 +178,10 @@ impl CMap {
     }
 }
 
-/// The last range that starts at the code or before, if the range contains the code.
+/// The last range that contains the code.
 fn find<T>(ranges: &[Codes<T>], code: u32) -> Option<&Codes<T>> {
     let before = ranges.partition_point(|codes| codes.first <= code);
-    // Ranges may overlap: the eight closest ranges that start before the code are tried.
+    // Ranges may overlap. To bound the time, only the eight closest ranges that start at or before the code are tried.
     ranges[..before].iter().rev().take(8).find(|codes| code <= codes.last)
 }
 

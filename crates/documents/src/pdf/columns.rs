@@ -6,16 +6,16 @@ use super::tables;
 /// Columns within columns.
 const DEPTH: usize = 6;
 
-/// Most rows of one page searched for columns.
+/// Maximum number of rows of one page searched for columns.
 const ROWS: usize = 3000;
 
-/// Most rows before both columns begin.
+/// Maximum number of rows before both columns begin.
 const ONE_SIDED: usize = 4;
 
 /// Letters of a usual line of a column, including blanks; cells of tables have fewer.
 const COLUMN_LETTERS: usize = 12;
 
-/// Most digits of a page number.
+/// Maximum number of digits of a page number.
 const NUMBER_LETTERS: usize = 5;
 
 /// Rows of the shortest columns with aligned lines.

@@ -16,22 +16,22 @@ use crate::Limits;
 /// Deepest nesting of forms.
 const FORM_DEPTH: usize = 24;
 
-/// Most operands and operators in total.
+/// Maximum number of operands and operators in total.
 const PARTS: u64 = 100_000_000;
 
 /// Cost of drawing a form, in operands.
 const FORM_PARTS: u64 = 200;
 
-/// Most letters of one page.
+/// Maximum number of letters of one page.
 const LETTERS: usize = 1 << 20;
 
 /// Bytes per letter until its page is text.
 const LETTER_BYTES: u64 = 256;
 
-/// Most saved states of a page, and deepest nesting of marked content.
+/// Maximum number of saved states of a page, and deepest nesting of marked content.
 const SAVED: usize = 4096;
 
-/// Most operands of one operator.
+/// Maximum number of operands of one operator.
 const OPERANDS: usize = 1 << 16;
 
 /// Operators between two checks of the clock.

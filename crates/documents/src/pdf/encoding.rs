@@ -85,7 +85,8 @@ fn text_of_part(name: &str) -> Option<String> {
     code(digits).map(String::from)
 }
 
-/// The text of a glyph of a bitmap font by a name such as `a65`, whose number is its code in one of TeX's encodings.
+/// The text of a glyph of a bitmap font by a name such as `a65`. The number is the glyph's code in one of TeX's
+/// encodings.
 pub(super) fn text_of_bitmap(name: &str, code: u8) -> Option<String> {
     let digits = name.trim_start_matches(|c: char| c.is_ascii_alphabetic());
     let is_code = digits.len() < name.len() && digits.parse::<u32>().ok() == Some(u32::from(code));

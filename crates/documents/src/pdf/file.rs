@@ -25,10 +25,10 @@ const KEPT_OBJECTS: usize = 1 << 20;
 /// Memory that each object counts for, in bytes.
 const OBJECT_BYTES: u64 = 128;
 
-/// Most objects parsed or copied in total. A document with 100,000 pages takes about 10 million.
+/// Maximum number of objects parsed or copied in total. A document with 100,000 pages takes about 10 million.
 const WORK: usize = 60 << 20;
 
-/// Most filters of one stream.
+/// Maximum number of filters of one stream.
 const FILTERS: usize = 8;
 
 /// The reason why a file is not read.

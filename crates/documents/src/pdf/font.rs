@@ -12,7 +12,7 @@ use super::file::File;
 use super::object::{Dict, Object};
 use super::program::Program;
 
-/// Most letters of a ligature in a living script.
+/// Maximum number of letters of a ligature in a living script.
 const LIGATURE: usize = 4;
 
 /// A letter of a string.

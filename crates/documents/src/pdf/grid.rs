@@ -22,13 +22,13 @@ const BORDERS: f32 = 2.5;
 /// Adjacent rows of a table are at most this far apart.
 const ROWS_APART: f32 = 4.0;
 
-/// Most lines of a cell; more are a page's frame around prose.
+/// Maximum number of lines of a cell; more are a page's frame around prose.
 const CELL_LINES: usize = 40;
 
-/// Most lines of a row's only cell.
+/// Maximum number of lines of a row's only cell.
 const ONLY_CELL_LINES: usize = 6;
 
-/// Most comparisons of letters with lines on a page.
+/// Maximum number of comparisons of letters with lines on a page.
 const WORK: usize = 20_000_000;
 
 /// The rows of ruled tables, each as one segment with cells, and all other letters.
@@ -147,7 +147,7 @@ impl Cell {
     }
 }
 
-/// Lines in order of their places, where those of adjacent borders share one.
+/// Lines in order of position. The lines of adjacent borders get the same position.
 fn snapped(rules: &[Rule]) -> Vec<Rule> {
     let mut rules = rules.to_vec();
     rules.retain(|rule| rule.at.is_finite() && rule.from.is_finite() && rule.to.is_finite());

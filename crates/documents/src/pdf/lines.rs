@@ -58,7 +58,7 @@ pub(super) fn rows(glyphs: &[Glyph], chosen: &[u32]) -> Vec<Row> {
     let mut rows: Vec<Vec<Segment>> = Vec::new();
     for run in runs {
         let joins = rows.last().and_then(|row| row.first()).is_some_and(|first| {
-            // Rows of letters of both sizes are as far apart as the height of the smaller ones.
+            // The next row of smaller letters may be as close as their height, so the smaller size decides.
             first.base - run.base <= 0.3 * first.size.min(run.size).max(1.0)
         });
         match rows.last_mut().filter(|_| joins) {

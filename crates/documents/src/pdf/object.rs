@@ -7,7 +7,7 @@ use std::rc::Rc;
 /// Deepest nesting of arrays and dictionaries.
 const DEPTH: usize = 64;
 
-/// Most nested objects of one object. Real documents have fewer; a hostile one would fill memory.
+/// Maximum number of nested objects of one object. Real documents have fewer; a hostile one would fill memory.
 const PARTS: usize = 1 << 20;
 
 /// Number of objects as which a dictionary counts.
@@ -319,7 +319,7 @@ impl<'a> Parser<'a> {
             }
             self.at += 1;
         }
-        // Every reader takes a lone point as zero.
+        // A point without digits is zero, as in other readers of PDF.
         if digits == 0 && !has_point {
             return None;
         }

@@ -7,7 +7,7 @@ use super::object::{Dict, Object};
 use super::pages::PageNumbers;
 use super::strings::text_string;
 
-/// Most entries of one outline, and most named places.
+/// Maximum number of entries of one outline, and of named places.
 const ENTRIES: usize = 20_000;
 
 /// Deepest nesting of entries.
@@ -33,7 +33,7 @@ pub(super) fn read(file: &File, catalog: &Dict, pages: &PageNumbers) -> Vec<Chap
     let names = names(file, catalog);
     let mut chapters = Vec::new();
     let mut visited = HashSet::new();
-    // Entries still to read, the next one last.
+    // A stack of the entries still to read.
     let mut left: Vec<(Object, usize)> = outline
         .get("First")
         .map(|first| (first.clone(), 0))

@@ -9,7 +9,7 @@ use super::object::{Dict, Object};
 use super::strings::text_string;
 use crate::numerals::roman;
 
-/// Most pages of one file.
+/// Maximum number of pages of one file.
 const PAGES: usize = 200_000;
 
 /// A page, with inherited attributes.
@@ -25,7 +25,7 @@ pub(super) struct Page {
     pub(super) size: (f32, f32),
 }
 
-/// Most nodes of the tree of page labels.
+/// Maximum number of nodes of the tree of page labels.
 const LABEL_NODES: usize = 10_000;
 
 /// Attributes that pages inherit.
@@ -40,7 +40,7 @@ struct Inherited {
 #[derive(Debug)]
 pub(super) struct Pages<'a> {
     file: &'a File,
-    /// Nodes still to read, the next one last.
+    /// A stack of the nodes still to read.
     left: Vec<(Object, Inherited)>,
     visited: HashSet<u32>,
     count: usize,

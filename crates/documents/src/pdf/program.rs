@@ -15,10 +15,10 @@ const CLEAR_BYTES: usize = 64 << 10;
 /// Last code looked up in a TrueType program: two planes of Unicode and the ideographs of the third.
 const LAST_CODE: u32 = 0x2_fa20;
 
-/// Most code tables of one TrueType program.
+/// Maximum number of code tables of one TrueType program.
 const SUBTABLES: usize = 4;
 
-/// Most glyphs whose names are looked up; each name costs a walk over earlier ones.
+/// Maximum number of glyphs whose names are looked up; each name costs a walk over earlier ones.
 const NAMES: u16 = 2048;
 
 /// Texts of codes and glyphs from a font's program.

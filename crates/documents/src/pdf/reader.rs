@@ -23,7 +23,7 @@ const TEXT_BYTES: u64 = 64 << 20;
 /// Fewest curves of a page with letters as shapes.
 const LEAST_CURVES: usize = 100;
 
-/// Most bytes of text beside a full-page picture, such as a number or a stamp.
+/// Maximum number of bytes of text beside a full-page picture, such as a number or a stamp.
 const FEW_LETTERS: usize = 100;
 
 /// A page as lines in reading order.

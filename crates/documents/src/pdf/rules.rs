@@ -32,10 +32,10 @@ pub(super) struct Path {
 /// A point of the page, in its units.
 type Point = (f64, f64);
 
-/// Most lines of a page in each direction; a page with more is a drawing.
+/// Maximum number of lines of a page in each direction; a page with more is a drawing.
 const RULES: usize = 1 << 13;
 
-/// Most edges of a path.
+/// Maximum number of edges of a path.
 const EDGES: usize = 1 << 12;
 
 /// The greatest width of a filled line.

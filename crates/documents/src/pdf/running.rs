@@ -52,7 +52,7 @@ impl Running {
             .filter(|(_, key)| is_off(key).is_some())
             .map(|(at, _)| at)
             .collect();
-        // A page with nothing else has no header.
+        // A page that has only such lines keeps them.
         if off.len() == lines.len() {
             return;
         }

@@ -78,7 +78,7 @@ fn spaced_pitch(rows: &[Row], columns: usize) -> Option<f32> {
     distances.sort_by(f32::total_cmp);
     let least = *distances.get(distances.len() / 20)?;
     let same = distances.iter().filter(|pitch| **pitch <= SAME_CELL * least).count();
-    // Two lines' distance is that of rows without space between them, of which one has a cell of two lines.
+    // A multiple of a line's distance shows no space between rows: a cell beside may just have more lines.
     let is_multiple = |pitch: f32| (pitch / least - (pitch / least).round()).abs() < 0.05;
     let (multiple, other): (Vec<f32>, Vec<f32>) = distances
         .iter()

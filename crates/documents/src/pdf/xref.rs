@@ -6,13 +6,13 @@ use std::rc::Rc;
 use super::file::Refusal;
 use super::object::{Dict, Object, Parser, is_space};
 
-/// Most objects of one file.
+/// Maximum number of objects of one file.
 const OBJECTS: usize = 2 << 20;
 
 /// Longest chain of cross-references.
 const CHAIN: usize = 1024;
 
-/// Most catalogs examined in a file that names none.
+/// Maximum number of catalogs examined in a file that names none.
 const CATALOGS: usize = 64;
 
 /// The place of an object.

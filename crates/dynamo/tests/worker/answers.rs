@@ -69,8 +69,7 @@ async fn answers_end_where_they_are_asked_to() {
     assert!(matches!(reason, FinishReason::Stop), "{reason:?}");
     let (tokens, _, _) = answer(&worker, stopped(Some(first as u32 + 3))).await;
     assert!(tokens.len() >= first + 3, "{tokens:?}");
-    // Token 1 ends a text of this model. It is drawn if no other token is allowed, and then it either ends the answer
-    // or not.
+    // Token 1 ends a text of this model. `ignore_eos` decides if it also ends the answer.
     let ended = |ignores: bool| {
         changed(|request| {
             request.stop_conditions.max_tokens = Some(40);

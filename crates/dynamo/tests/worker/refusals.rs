@@ -132,7 +132,7 @@ async fn what_it_does_not_do_is_refused_by_name() {
             "{message}"
         );
     }
-    // None of them took a place or left a trace.
+    // The refused requests hold no place: a valid request is answered.
     assert_eq!(chunks(&worker, request(&[5, 6, 7], 4)).await.unwrap().len(), 5);
     worker.cleanup().await.unwrap();
 }

@@ -84,7 +84,7 @@ impl Auto {
         let heads = self.kv_heads.iter().enumerate();
         let heads = heads.flat_map(|(layer, kv_heads)| (0..*kv_heads).map(move |kv_head| (layer, kv_head)));
         for ((layer, kv_head), place) in heads.zip(&state.places) {
-            // Every head begins on the last.
+            // Every head begins on the last rung.
             if place.rung + 1 < rungs.len() {
                 policies.replace(layer, kv_head, &rungs[place.rung])?;
             }

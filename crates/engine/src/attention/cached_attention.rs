@@ -151,8 +151,8 @@ impl CachedAttention {
         self.state.observe_audit(Box::new(observer))
     }
 
-    /// Appends the rows to a layer, lets its policies select, attends, and lets them observe. `output` is `[tokens,
-    /// heads, key_width]`.
+    /// Appends the rows to a layer, lets its policies select, attends, and lets them observe. `output` is
+    /// `[tokens, heads, key_width]`.
     ///
     /// # Errors
     /// [`EngineError::Kv`] for a layer that does not exist, for slices of other lengths, and if there is no room for

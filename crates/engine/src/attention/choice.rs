@@ -8,8 +8,8 @@ use crate::EngineError;
 use crate::attention::{AttentionState, Chunk, LayerRows, ShownKeys, Tile, pages, reading};
 
 impl AttentionState {
-    /// Returns the selection of each tile of a chunk. With `two_phases` it also returns the selections of the first phase, else an
-    /// empty list.
+    /// Returns the selection of each tile of a chunk. With `two_phases` it also returns the selections of the first
+    /// phase, else an empty list.
     pub(super) fn choose(
         &mut self,
         input: &LayerRows<'_>,

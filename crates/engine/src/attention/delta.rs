@@ -1,9 +1,9 @@
 //! Delta correction of sparse attention to prompts: Delta Attention, Willette et al. 2025, arXiv:2505.11254.
 //!
 //! In each KV head the queries at multiples of `delta` also read everything. The difference between such a query's
-//! dense and sparse outputs is added to the outputs of the queries after it, up to the next one, separately for each
-//! query head. A chunk that begins between two multiples also uses its first query, so chunks are independent: all
-//! splits of a prompt at multiples of `delta` give the same outputs.
+//! dense and sparse outputs is added to the outputs of the queries after it, up to the next such query. Each query head
+//! has its own difference. A chunk that begins between two multiples also uses its first query, so chunks are
+//! independent. All splits of a prompt at multiples of `delta` give the same outputs.
 
 use std::ops::Range;
 
@@ -73,8 +73,8 @@ pub(crate) fn dense_rows(
     (rows, counts)
 }
 
-/// Computes dense attention for the rows and corrects the outputs after them. `output` is the chunk's, `[tokens,
-/// heads, value_width]`.
+/// Computes dense attention for the rows and corrects the outputs after them. `output` is the chunk's,
+/// `[tokens, heads, value_width]`.
 pub(crate) fn correct(
     cache: &mut KvCache,
     chunk: &Chunk<'_>,

@@ -74,8 +74,8 @@ impl Evicted {
     }
 }
 
-/// True if eviction of everything but `retained` would empty enough pages of a head with `held` tokens to be worth
-/// freeing them.
+/// True if an eviction of all but `retained` would empty enough pages of a head with `held` tokens. Fewer pages are not
+/// worth the work.
 pub(crate) fn runs_empty(shape: &CacheShape, held: usize, retained: &[Span]) -> bool {
     let kept: usize = retained.iter().map(Span::len).sum();
     let left = kept.div_ceil(shape.page_tokens);

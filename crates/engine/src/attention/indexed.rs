@@ -14,7 +14,7 @@ use crate::attention::{AttentionState, Chunk, Tile};
 /// Pages whose scores one task computes.
 const TASK_PAGES: usize = 16;
 
-/// The source of the selections in a layer of such a model.
+/// The source of a layer's selections in a model with a trained indexer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum LayerIndex<'a> {
     /// Tokens chosen by the layer's own indexer.

@@ -109,8 +109,8 @@ impl LayerAttention {
         }
     }
 
-    /// Copies a chunk of `tokens` tokens to the attending device, or keeps it in main memory: queries `[tokens,
-    /// heads, head_dim]`, keys and values `[tokens, kv_heads, head_dim]`.
+    /// Copies a chunk of `tokens` tokens to the attending device, or keeps it in main memory: queries
+    /// `[tokens, heads, head_dim]`, keys and values `[tokens, kv_heads, head_dim]`.
     ///
     /// # Errors
     /// A device that fails.

@@ -1,7 +1,7 @@
 //! The attention of one sequence: pages, policies, and their learned state.
 //!
-//! [`AttentionState`] owns it. In each layer it appends new keys, lets the policies select, attends to the
-//! selections, and passes the result to policies, observers and an audit. It accesses pages through a [`Reader`]: one
+//! [`AttentionState`] owns it. In each layer it appends new keys, lets the policies select, and attends to the
+//! selections. It passes the result to policies, observers and an audit. It accesses pages through a [`Reader`]: one
 //! implementation reads main memory and farther tiers, the other a device. [`LayerAttention`] and [`CachedAttention`]
 //! are interfaces for callers without a model here.
 //!

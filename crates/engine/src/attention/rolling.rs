@@ -2,9 +2,9 @@
 //!
 //! Positions are cache slots, so the model's context never grows. Pages before the window are freed, and later tokens
 //! move down in the cache. Rotary attention depends only on position differences, so the window's keys keep their
-//! angles. Only the few sinks are re-rotated, from their original positions up to the window, from scratch each time,
-//! so that rounding does not accumulate. When the angles would exceed the model's longest context, the whole window
-//! is rotated back.
+//! angles. Only the few sinks are re-rotated, up to the window. Each rotation starts from their original positions, so
+//! that rounding does not accumulate. When the angles would exceed the model's longest context, the whole window is
+//! rotated back.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,8 +19,8 @@ pub(crate) struct RollingWindow {
     since: usize,
     /// Position of the window's keys minus their slot in the cache.
     pub(crate) offset: usize,
-    /// Keys of the sinks at their original positions: for each layer of the cache `[sink_tokens, kv_heads,
-    /// head_dim]`. Empty before the first drop.
+    /// Keys of the sinks at their original positions: for each layer of the cache `[sink_tokens, kv_heads, head_dim]`.
+    /// Empty before the first drop.
     pub(crate) sinks: Vec<Vec<f32>>,
 }
 

@@ -170,8 +170,8 @@ impl AttentionState {
         Ok(())
     }
 
-    /// Writes the result of a chunk to `output`, the rows of the sequence `[tokens, heads, value_width]`, and passes
-    /// it to policies, observers and the audit. A result that stays on the device is completed there.
+    /// Writes the result of a chunk to `output`, the rows of the sequence `[tokens, heads, value_width]`. Passes it to
+    /// policies, observers and the audit. A result that stays on the device is completed there.
     pub(crate) fn complete(
         &mut self,
         step: &LayerStep,
@@ -228,7 +228,7 @@ impl AttentionState {
             self.compare(step.phase, chosen, &sampled_runs, output)?;
         }
         let Rotation { keys, values } = step.rotation;
-        // Results are sums of values, and rotated if these are. Latent values are prefixes of keys.
+        // Results are sums of values, so they are rotated if the values are. Latent values are prefixes of keys.
         let is_rotated = if step.heads.is_latent { keys } else { values };
         if is_rotated {
             rotate(output, rotated_widths(&step.heads.cached())[1]);
@@ -267,8 +267,7 @@ impl AttentionState {
         input.step.window.is_some() || !needed
     }
 
-    /// Tokens per block of the means that policies of a layer read on a device, by KV head; empty if there are none
-    /// or main memory reads them.
+    /// Tokens per block mean for each KV head, if the layer's policies read block means on a device; otherwise empty.
     fn block_means_on_device(&mut self, input: &LayerRows<'_>) -> Vec<Option<usize>> {
         // An audit compares reads without means.
         if input.step.window.is_some() || self.audit.is_some() {
@@ -285,8 +284,8 @@ impl AttentionState {
         }
     }
 
-    /// Adds new keys to bounds on a device while their pages are there, for policies of the other phase that will
-    /// rank blocks by bounds.
+    /// Adds new keys to bounds on a device while their pages are there. Policies of the other phase will rank blocks by
+    /// these bounds.
     fn extend_watched_bounds(&mut self, input: &LayerRows<'_>, tokens: &Range<usize>) -> Result<bool, EngineError> {
         let policies = self.policies.beside_mut(input.step.phase);
         let (Some(estimates), Some(policies)) = (self.reader.estimates(), policies) else {

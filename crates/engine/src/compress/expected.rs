@@ -1,8 +1,9 @@
 //! Scores by the expected attention of later queries.
 //!
 //! For a query `q` of mean `μ` and covariance `Σ` and a key `k`, `E[exp(s·q·k)] = exp(s·μ·k + s²·kᵀΣk / 2)`. A key's
-//! score is the softmax of this exponent over its head's keys after the sinks, averaged over the group, times the
-//! norm of its value. A soft cap on logits is ignored, because it preserves the order of logits.
+//! score is the softmax of this exponent over its head's keys after the sinks, averaged over the group. It is
+//! multiplied by the norm of the key's value. A soft cap on logits is ignored, because it preserves the order of
+//! logits.
 
 use std::sync::Arc;
 

@@ -10,7 +10,7 @@ use crate::compress::{HeadScores, RepeatPrompt, check_room_beside, whole_heads, 
 use crate::sequence::fork::fork_to_measure;
 use crate::{EngineError, Sequence};
 
-/// The chunks of a text still to be repeated, and, for each pair, the largest attention weight it received while the
+/// The chunks of a text still to be repeated. For each pair, the largest attention weight that it received while the
 /// model repeated its chunk.
 pub(super) struct Repeats {
     /// A chunk, counted from the first token with a score, and the prompt for it.

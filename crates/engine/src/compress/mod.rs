@@ -62,9 +62,9 @@ struct HeadScores {
 
 /// Keeps the KV pairs of every head that later queries will need most, and frees the pages of the others.
 ///
-/// A sequence that has grown since its last compression can be compressed again: [`CompressMethod::KvZip`] keeps a
-/// share of the tokens read since then, and every pair that it kept before, if all layers see the whole text. So a
-/// text is compressed by parts, and never held whole. [`CompressMethod::Expected`] keeps a share of all pairs held.
+/// A sequence that has grown since its last compression can be compressed again. If all layers see the whole text,
+/// [`CompressMethod::KvZip`] keeps a share of the tokens read since then, and every pair that it kept before. So a text
+/// can be compressed by parts, and is never held whole. [`CompressMethod::Expected`] keeps a share of all pairs held.
 ///
 /// The choice depends on neither a question nor the number of threads. Layers with a sliding window and recurrent
 /// layers are unchanged. Afterwards the sequence can be continued, forked, saved and restored as before. It can
@@ -135,7 +135,7 @@ pub(super) fn check_compressible(sequence: &Sequence, options: &CompressOptions)
     Ok(())
 }
 
-/// Checks that a sequence, if it is compressed, has text that is not.
+/// Checks that a compressed sequence has further text since its compression.
 fn check_grown(sequence: &Sequence, recent_tokens: usize) -> Result<(), EngineError> {
     let since = whole_since(sequence);
     if since == 0 {

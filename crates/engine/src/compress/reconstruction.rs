@@ -12,8 +12,8 @@ use crate::compress::HeadScores;
 
 /// Sums a reconstruction, one chunk of the text at a time.
 ///
-/// A query's weights are its softmax over the sinks before the chunk, the chunk, and the tokens after the text up to
-/// the query itself. Other parts of the text take no weight from the chunk.
+/// A query's weights are its softmax over the sinks before the chunk, the chunk, and the tokens from the text's end to
+/// the query. Other parts of the text take no weight from the chunk.
 pub(crate) struct Reconstruction {
     /// Scores in the order of the given heads; heads of a layer are adjacent.
     pub(super) heads: Vec<HeadScores>,

@@ -24,8 +24,8 @@ pub struct RepeatPrompt {
 }
 
 impl RepeatPrompt {
-    /// The words of the reference implementation of KVzip. Between the request and the chunk is a line feed or, with
-    /// a chat template, the tags that end the user's message and begin the answer.
+    /// The words of the reference implementation of KVzip. Between the request and the chunk is a line feed. With a
+    /// chat template, there are the tags that end the user's message and begin the answer.
     ///
     /// # Errors
     /// [`EngineError::NoTokenizer`], and errors of a chat template.

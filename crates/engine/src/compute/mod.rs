@@ -31,7 +31,7 @@ pub(crate) trait Compute: Send + Sync {
     /// A reader for a new sequence's pages; on a device, sequences share the page cache `shared`.
     fn reader(&self, shared: &SharedRoom, room: Option<RoomOptions>) -> Result<Box<dyn Reader>, EngineError>;
 
-    /// Most rows of a pass in which each row has the same bits as alone.
+    /// Maximum number of rows of a pass in which each row has the same bits as alone.
     fn rows_alike(&self) -> usize;
 }
 

@@ -199,7 +199,7 @@ impl Attention {
         }
     }
 
-    /// Reads overlap with the arithmetic.
+    /// Nanoseconds for `rows` rows. Reads overlap with the arithmetic, so the longer of the two counts.
     fn ns(&self, rows: usize) -> f64 {
         let readings = if self.reads_row_by_row { rows } else { 1 };
         (readings as f64 * self.read_ns).max(rows as f64 * self.row_ns)

@@ -6,7 +6,7 @@
 //! rate is learned from the answer's drafts, and costs come from stored constants. Nothing is timed, so the same
 //! request always gets the same drafts.
 //!
-//! Failed drafts cost time. [`Balance`] compares the cost of an answer's drafts with the passes that they saved, and
+//! Failed drafts cost time. [`Balance`] compares the cost of an answer's drafts with the passes that they saved. It
 //! refuses a draft that could raise the loss above [`LOSS`].
 
 use crate::draft_spec::MOST_TOKENS;
@@ -237,7 +237,7 @@ mod tests {
         let costs = costs(0.4, 0.2);
         let (mut balance, mut drafted) = (Balance::default(), 0);
         for pass in 1..=1000 {
-            // A source with the initial assumption each time.
+            // Every pass drafts as a source with the initial assumption does.
             let length = next(&mut Acceptance::assumed(0.9), &costs, &balance);
             balance.count_pass();
             balance.count_draft(costs.of_draft(length), 0);

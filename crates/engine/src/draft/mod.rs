@@ -2,9 +2,9 @@
 //! byte.
 //!
 //! A pass reads the latest token of an answer and then the tokens of a draft. Row by row the answer draws its next
-//! token from the logits, with the same random numbers, penalties and forms as without drafts. As long as the drawn
-//! token equals the drafted one, the next row has the same bits as reading this token alone. At the first difference
-//! the sequence is rolled back, so the rest of the draft has no effect.
+//! token from the logits. It uses the same random numbers, penalties and forms as without drafts. While the drawn token
+//! equals the drafted one, the next row has the bits of reading this token alone. At the first difference the sequence
+//! is rolled back, so the rest of the draft has no effect.
 //!
 //! | file | |
 //! |---|---|
@@ -306,7 +306,7 @@ impl DraftedAnswer {
     }
 }
 
-/// Most rows of an answer in a pass: the latest token and a draft.
+/// Maximum number of rows of an answer in a pass: the latest token and a draft.
 pub(crate) const MOST_ROWS: usize = MOST_TOKENS + 1;
 
 /// Number of rows of an answer that one pass can read with the same bits as one by one.

@@ -1,8 +1,8 @@
 //! Drafts by a small model, which reads the same text as the large one and draws the next tokens.
 //!
-//! Each sequence with drafts has a corresponding sequence of the small model over the same text, which is kept
-//! between answers. The small model reads new text one chunk at a time, one chunk per step of all answers, so no
-//! answer waits for it. Drafts begin when it has caught up.
+//! Each sequence with drafts has a corresponding sequence of the small model over the same text, which is kept between
+//! answers. The small model reads one chunk of new text per step of all answers, so no answer waits for it. Drafts
+//! begin when it has caught up.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;

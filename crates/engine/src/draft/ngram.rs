@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 /// Fewest matching tokens.
 const LEAST: usize = 2;
-/// Most positions compared with the text's end, latest first.
+/// Maximum number of positions compared with the text's end, latest first.
 const CANDIDATES: usize = 64;
 /// Match length at which comparison stops.
 const LONGEST: usize = 32;

@@ -106,8 +106,9 @@ fn draft_all(
     }
 }
 
-/// Reads the last token of each sequence as a separate row, joined with the hidden state before it, `[sequences,
-/// hidden_size]`. Returns the next states, and writes the logits after them to `logits`, `[sequences, vocab_size]`.
+/// Reads the last token of each sequence as a separate row, joined with the hidden state before it,
+/// `[sequences, hidden_size]`. Returns the next states, and writes the logits after them to `logits`,
+/// `[sequences, vocab_size]`.
 pub(super) fn predict<'f>(
     forward: &'f mut PredictorForward,
     sequences: &mut [&mut Sequence],
@@ -342,7 +343,7 @@ mod tests {
         let (engine, expected) = (engine(256), expected());
         let mut runner = Runner::new(&engine);
         let mut sequences: Vec<Sequence> = (0..5).map(|_| sequence(&engine)).collect();
-        // A context of 256 tokens has two blocks, and a sequence two more.
+        // There is room for four blocks: two for a context of 256 tokens, and two more for the one sequence.
         for sequence in &mut sequences {
             read(&mut runner, sequence, &expected.tokens, Phase::Prefill);
         }

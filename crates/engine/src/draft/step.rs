@@ -35,9 +35,9 @@ pub(super) struct DraftPart<'s, 'a> {
 /// Receives each drawn token, with the index of its step, and may end the answer.
 pub(crate) type TakeDrawn<'a> = dyn FnMut(usize, &mut Answer, Drawn) -> ControlFlow<()> + 'a;
 
-/// Reads the latest token and the draft of every answer in one pass, and draws tokens as long as they match the
-/// draft. Afterwards each sequence has all tokens of its answer except the latest. Returns the failure of each step,
-/// if any. `logits` is scratch.
+/// Reads the latest token and the draft of every answer in one pass. Draws tokens as long as they match the draft.
+/// Afterwards each sequence has all tokens of its answer except the latest. Returns the failure of each step, if any.
+/// `logits` is scratch.
 ///
 /// # Errors
 /// Failures that affect all sequences; every sequence is then unchanged.

@@ -1,8 +1,8 @@
 //! Reads whole texts for vectors and scores, without a cache.
 //!
-//! A text goes through the layers in one batch, and each layer attends over the keys and values that it has just
-//! projected. So there is no cache, no policy and no rounding of keys, and a token may see later ones. Short texts
-//! share a batch. Each attends only to itself, so its bits do not depend on the others.
+//! A text goes through the layers in one batch. Each layer attends over the keys and values that it has just projected.
+//! So there is no cache, no policy and no rounding of keys, and a token may see later ones. Short texts share a batch.
+//! Each attends only to itself, so its bits do not depend on the others.
 
 mod attention;
 
@@ -76,8 +76,8 @@ impl Encoding {
     /// Starts to compute a vector for each text, as in [`Engine::embedding`].
     ///
     /// # Errors
-    /// [`EngineError::NoVectors`], [`EngineError::EmptyPrompt`], [`EngineError::TextTooLong`], [`EngineError::OutOfMemory`] before
-    /// anything is allocated.
+    /// [`EngineError::NoVectors`], [`EngineError::EmptyPrompt`], [`EngineError::TextTooLong`],
+    /// [`EngineError::OutOfMemory`] before anything is allocated.
     pub fn vectors(engine: &Arc<Engine>, texts: Vec<Vec<u32>>) -> Result<Self, EngineError> {
         engine.embedding()?;
         let texts = texts.into_iter().map(TextTokens::from).collect();
@@ -94,7 +94,7 @@ impl Encoding {
         Self::begin(engine, prompts, Wanted::Score(rule), EngineError::NoScores)
     }
 
-    /// Most tokens of a text.
+    /// Maximum number of tokens of a text.
     pub fn most_tokens(engine: &Engine) -> usize {
         let positions = engine.model().config().max_position;
         let stated = engine.embedding().ok().and_then(|embedding| embedding.most_tokens);

@@ -82,5 +82,6 @@ fn other_tokens(small: &Tokenizer, large: &Tokenizer) -> Option<String> {
     })
 }
 
-/// Most added tokens at the end of a vocabulary, such as tools and images, that a small model may lack.
+/// Maximum number of tokens at the end of the vocabulary that a small model may lack, such as tokens for tools and
+/// images.
 const MOST_ADDED: usize = 1024;

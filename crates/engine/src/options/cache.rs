@@ -23,7 +23,7 @@ pub struct CacheOptions {
     /// Tiers for KV pages. The expected use ([`KvTiers::outlook`]) and a missing RAM budget follow from the model and
     /// the available memory.
     pub kv_tiers: KvTiers,
-    /// Most tokens of all sequences together, shared ones counted once; `None` means one full context.
+    /// Maximum number of tokens of all sequences together, shared ones counted once; `None` means one full context.
     pub pool_tokens: Option<usize>,
     /// Keep every page of layers with a sliding window, so that complete beginnings can serve other sequences, for
     /// [`store_prefix`](crate::store_prefix) and [`share_prefix`](crate::share_prefix). Otherwise these layers store

@@ -25,8 +25,8 @@ pub struct MachineOptions {
     /// stay in the model's files and are loaded on demand. `None` loads all weights if they fit; otherwise experts
     /// get the memory that pages leave.
     pub weights_budget_bytes: Option<u64>,
-    /// Most sequences alive at a time: forks of a session, or requests of a [`Scheduler`](crate::Scheduler). The plan
-    /// reserves the memory that each needs.
+    /// Maximum number of sequences alive at a time: forks of a session, or requests of a
+    /// [`Scheduler`](crate::Scheduler). The plan reserves the memory that each needs.
     pub sequences: usize,
     /// Logical batch: tokens that pass one layer before the next layer starts.
     pub batch_tokens: usize,

@@ -67,7 +67,7 @@ impl EngineOptions {
         self.sequence.validate(self.machine.chunk_tokens)
     }
 
-    /// Most tokens appended to a layer of the cache at a time.
+    /// Maximum number of tokens appended to a layer of the cache at a time.
     pub(crate) fn append_tokens(&self) -> usize {
         // Two-phase policies need a complete batch at once.
         if self.sequence.prefill.has_two_phases() {

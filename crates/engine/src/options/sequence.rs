@@ -22,8 +22,8 @@ pub struct SequenceOptions {
     pub prefill: PolicyRules,
     /// Policies that select for generated tokens.
     pub decode: PolicyRules,
-    /// During the prompt, move every KV head to the cheapest of `streaming`, `vertical-slash`, `xattention` and
-    /// `full` with which 99% of the sampled queries keep this share of their mass. It replaces `prefill`.
+    /// During the prompt, move every KV head to the cheapest policy of `streaming`, `vertical-slash`, `xattention` and
+    /// `full` that keeps enough: 99% of the sampled queries keep this share of their mass. It replaces `prefill`.
     pub auto_target: Option<f64>,
     /// Keep only sinks and a window, for an endless sequence: set by
     /// [`EngineOptions::with_window`](crate::EngineOptions::with_window).

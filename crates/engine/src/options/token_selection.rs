@@ -15,7 +15,7 @@ const OPTION: &str = "token_selection";
 const SINK_TOKENS: usize = 4;
 
 /// Selection of the prompt tokens that the upper layers of a model read. Linear layers and attention of the upper
-/// layers cost proportionally less, and these layers store keys and values of selected tokens only.
+/// layers cost proportionally less. These layers store keys and values of the selected tokens alone.
 ///
 /// The lower layers read all tokens. In the last of them the queries of the latest tokens attend to the whole prompt;
 /// the mass of each token, averaged over its neighbours, ranks the tokens. It is lossy: the tokens that a later

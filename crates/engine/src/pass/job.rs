@@ -55,11 +55,11 @@ struct Segment {
 /// The next piece of a layer.
 #[derive(Debug, Clone, Copy)]
 enum Stage {
-    /// A block of rows.
+    /// Work on a block of rows, by number.
     Project(usize),
-    /// A round of attention.
+    /// A round of attention, by number.
     Attend(usize),
-    /// A block of rows.
+    /// Work on a block of rows, by number.
     Finish(usize),
 }
 

@@ -1,7 +1,7 @@
 //! One pass of tokens through the layers: the weights are read once for all sequences in it.
 //!
-//! For each layer the model projects the rows of the batch, each sequence appends, selects, attends and observes, and
-//! the model finishes the layer. A pass consists of pieces: rows of linear work, or a chunk of one prompt's
+//! In each layer the model projects the rows of the batch. Each sequence then appends, selects, attends and observes.
+//! At the end the model finishes the layer. A pass consists of pieces: rows of linear work, or a chunk of one prompt's
 //! attention. Between two pieces the caller may do other work, so waiting times are bounded.
 //!
 //! The result of a sequence does not depend on the others in the pass.

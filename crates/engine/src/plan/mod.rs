@@ -299,8 +299,8 @@ impl Planner<'_> {
         require(bytes >= least, "weights_budget_bytes", typed_bytes(bytes), requirement)
     }
 
-    /// Lengthens the logical batch if the options allow it and experts are read once per batch, as long as its
-    /// scratch is a small part of the memory.
+    /// Lengthens the logical batch if the options allow it and experts are read once per batch. Its scratch stays a
+    /// small part of the memory.
     pub(crate) fn with_long_batch(&self, options: &EngineOptions) -> Result<EngineOptions, EngineError> {
         if !options.machine.batch_grows || self.config.streamable.is_empty() {
             return Ok(options.clone());

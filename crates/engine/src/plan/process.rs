@@ -10,8 +10,8 @@ const PROGRAM_BYTES: u64 = 16 << 20;
 /// Touched bytes of the stack and the arena of a thread.
 const THREAD_BYTES: u64 = 512 << 10;
 
-/// Most bytes per token of the vocabulary while the tokenizer is built: its share of the file and of the tables.
-/// Measured: 64 for a GGUF file of 262,144 tokens; 165 for a tokenizer.json of 152,000 and about 187 for one of
+/// Maximum number of bytes per token of the vocabulary while the tokenizer is built: its share of the file and of the
+/// tables. Measured: 64 for a GGUF file of 262,144 tokens; 165 for a tokenizer.json of 152,000 and about 187 for one of
 /// 262,144, both with one merge per token; up to 364 for a Gemma's with two merges per token.
 const BUILDING_BYTES_PER_TOKEN: u64 = 384;
 

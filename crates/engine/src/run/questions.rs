@@ -12,7 +12,7 @@ use crate::{
     plan,
 };
 
-/// Most questions answered at a time: beyond it, a pass costs nearly as much more as it answers more.
+/// Maximum number of questions answered at a time: beyond it, a pass costs nearly as much more as it answers more.
 const MOST_AT_ONCE: usize = 8;
 
 /// The result of `build` for the largest accepted number of questions at a time, if there are more than in the
@@ -51,7 +51,7 @@ pub fn plan_questions(info: &ModelInfo, options: &EngineOptions, questions: usiz
 /// report, in the order of the prompts: events of a later prompt are passed after the earlier ones are done.
 ///
 /// Answers have the same bits as in separate runs if the prefill policy's selections do not depend on the end of the
-/// prompt; other policies see the beginning and the rest as two prompts of one session. A break of `observe` ends the
+/// prompt. Other policies see the beginning and the rest as two prompts of one session. A break of `observe` ends the
 /// current answer with a report, and the others without.
 ///
 /// Under a [`TokenSelection`](crate::TokenSelection) every prompt is read from its beginning.

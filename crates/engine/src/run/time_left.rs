@@ -17,8 +17,8 @@ const LEAST_SECONDS: f64 = 2.0;
 /// Forecasts the time of a prompt, from the layers of the model, the prefill policy and two measured rates.
 ///
 /// Linear work costs the same for every token. Attention costs the estimate of [`CostModel`] for each layer's pairs
-/// under its policy, times a factor. The two rates are measured separately, so that the first batch of a long prompt,
-/// which has few pairs, need not predict the growth of the cost.
+/// under its policy, times a factor. The two rates are measured separately: the first batch of a long prompt has few
+/// pairs, so it alone would not predict the growth of the cost.
 #[derive(Debug, Clone)]
 pub struct TimeLeft {
     layers: Vec<LayerCost>,

@@ -217,8 +217,8 @@ impl Scheduler {
         self.engine.resolved.pages_bytes(tokens)
     }
 
-    /// Most bytes of pages of all sequences together, with the page of each layer that every request counts beyond its
-    /// promise.
+    /// The limit on the bytes of all sequences' pages. It includes a page of each layer, because every count of a
+    /// request includes one beyond its promise.
     pub(super) fn capacity_bytes(&self) -> u64 {
         let row = self.pool.shape().row_bytes();
         self.engine.plan().kv_bytes.saturating_add(row)

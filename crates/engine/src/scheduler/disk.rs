@@ -6,7 +6,7 @@ use crate::sharing::{
 };
 use crate::{EngineError, Sequence};
 
-/// Most bytes of pages read or written per step, after the first page.
+/// Maximum number of bytes of pages read or written per step, after the first page.
 const STEP_BYTES: u64 = 32 << 20;
 
 /// Progress of the search for a prompt's beginning.
@@ -131,8 +131,8 @@ impl Running {
     }
 }
 
-/// The sequences that may be offered to caches outside the pool, with the tokens already offered, and true if the
-/// whole prompt has been read.
+/// The sequences that may be offered to caches outside the pool. With each come the tokens already offered, and true if
+/// the whole prompt has been read.
 pub(super) fn offers<'a>(
     running: &'a mut [Running],
     idle: &'a mut Idle,

@@ -182,9 +182,9 @@ impl Holdings {
 }
 
 impl Scheduler {
-    /// The changes, since the last call, of the blocks from which requests can continue, in order; empty if
-    /// [`SchedulerOptions::tells_holdings`](crate::SchedulerOptions::tells_holdings) is off. Applying all changes
-    /// gives the blocks in memory now, and those in the prefix cache on disk as of its last write or ten seconds ago.
+    /// The changes since the last call of the blocks from which requests can continue, in order. Empty if
+    /// [`SchedulerOptions::tells_holdings`](crate::SchedulerOptions::tells_holdings) is off. Applying all changes gives
+    /// the blocks in memory now, and the blocks of the prefix cache on disk. The disk's part may be ten seconds old.
     ///
     /// Blocks computed under a sparse policy, an eviction or a compression are not reported, because they do not
     /// serve every request. For models with recurrent layers, the blocks up to each known state are reported.

@@ -59,9 +59,9 @@ use step::Tell;
 /// Options of a scheduler.
 #[derive(Debug, Clone)]
 pub struct SchedulerOptions {
-    /// Most requests that read or answer at a time; others wait. At most
-    /// [`MachineOptions::sequences`](crate::MachineOptions::sequences); the remaining sequences are parked answers
-    /// and idle ones.
+    /// Maximum number of requests that read or answer at a time; others wait. At most
+    /// [`MachineOptions::sequences`](crate::MachineOptions::sequences); the remaining sequences are parked answers and
+    /// idle ones.
     pub most_running: usize,
     /// Share of the time for prompts while answers are generated, above 0 and below 1.
     pub prompt_share: f64,
@@ -75,7 +75,7 @@ pub struct SchedulerOptions {
 }
 
 impl SchedulerOptions {
-    /// Serves as many requests at a time as the engine has sequences, gives prompts half of the time, and uses no disk.
+    /// Serves as many requests at a time as the engine has sequences. Prompts get half of the time. No disk is used.
     pub fn for_engine(options: &EngineOptions) -> Self {
         Self {
             most_running: options.machine.sequences,

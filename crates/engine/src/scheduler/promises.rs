@@ -15,7 +15,7 @@ use crate::scheduler::{End, Lookup, Offered, Request, RequestId, Running, Schedu
 use crate::sharing::can_share;
 use crate::{EngineError, Sequence};
 
-/// Most tokens of an answer promised at a time.
+/// Maximum number of tokens of an answer promised at a time.
 const SLICE: usize = 1024;
 
 /// A slice takes at most one in this many parts of the pool.
@@ -213,7 +213,7 @@ impl Waiting {
         (Reverse(self.request.priority), self.id)
     }
 
-    /// The request with a place, and no promise yet.
+    /// The request as a running one, without a promise yet.
     pub(super) fn placed(self, sequence: Sequence, stage: Stage) -> Running {
         Running {
             id: self.id,

@@ -17,7 +17,7 @@ use crate::{EngineError, PrefillProgress, Sequence, TokenProbabilities};
 /// piece, and answers wait for it.
 const PROBABILITY_ROWS: usize = 128;
 
-/// Most rows of logits held at a time.
+/// Maximum number of rows of logits held at a time.
 const LOGIT_ROWS: usize = 8;
 
 impl Scheduler {

@@ -100,7 +100,7 @@ impl Request {
             .unwrap_or_else(|| engine.options().sequence.clone())
     }
 
-    /// Most tokens of the request's sequence. The last token of an answer is not read.
+    /// Maximum number of tokens of the request's sequence. The last token of an answer is not read.
     pub(super) fn most_tokens(&self) -> usize {
         let answer = self.generate.max_tokens.saturating_sub(1);
         self.tokens.len().saturating_add(answer)

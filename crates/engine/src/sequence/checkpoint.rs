@@ -57,9 +57,9 @@ impl Sequence {
         })
     }
 
-    /// Undoes everything since the latest checkpoint except the first `kept` tokens read after it. Returns those of
-    /// them that must be read again: none if the sequence's state depends on keys alone, or on states of recurrent
-    /// layers and learning policies that the latest pass recorded; otherwise all.
+    /// Undoes everything since the latest checkpoint except the first `kept` tokens read after it. Returns the kept
+    /// tokens that must be read again. There are none if the sequence's state depends on keys alone, or on states that
+    /// the latest pass recorded (of recurrent layers and learning policies). Otherwise they are all kept tokens.
     ///
     /// With no kept token the sequence has its earlier state, including sampler and logits.
     ///

@@ -147,8 +147,8 @@ impl Session {
         self.read_prompt(tokens, observe, &[], None)
     }
 
-    /// Reads `tokens` as [`Session::prefill`] does and passes the logits of every position: `take(first_position,
-    /// logits [positions, vocab])`, in order.
+    /// Reads `tokens` as [`Session::prefill`] does and passes the logits of every position:
+    /// `take(first_position, logits [positions, vocab])`, in order.
     ///
     /// # Errors
     /// As [`Session::prefill`].
@@ -358,7 +358,8 @@ impl Session {
         let Some(failure) = outcomes.pop().flatten() else {
             return Ok(());
         };
-        // Returns the first failure. A failure of the recovery only leaves the session with fewer tokens; each is complete.
+        // Returns the first failure. A failure of the recovery only leaves the session with fewer tokens; each is
+        // complete.
         drop(self.read_again(&failure.again));
         Err(failure.error)
     }

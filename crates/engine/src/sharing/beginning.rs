@@ -67,7 +67,7 @@ pub(crate) fn beginning_step(sequence: &Sequence) -> usize {
     }
 }
 
-/// Most tokens that a shared beginning may have.
+/// Maximum number of tokens that a shared beginning may have.
 pub(crate) fn servable_tokens(sequence: &Sequence) -> usize {
     let options = sequence.engine().options();
     let window = sequence.options().window;
@@ -142,8 +142,8 @@ pub(crate) fn goes_back_to(sequence: &Sequence, tokens: usize) -> bool {
         && sequence.recurrence().knows(tokens)
 }
 
-/// The longest beginning of `tokens` that the sequence read as a prompt and from which another sequence may continue,
-/// leaving at least the last token to be read. None after evictions, because other sequences would read more tokens.
+/// The longest beginning of `tokens` that the sequence read as a prompt and from which another sequence may continue.
+/// It leaves at least the last token to be read. None after evictions, because other sequences would read more tokens.
 pub(crate) fn known_beginning(sequence: &Sequence, tokens: &[u32]) -> usize {
     if has_evicted(sequence) || sequence.turn().is_other(sequence.engine(), tokens.len()) {
         return 0;

@@ -17,9 +17,9 @@ pub(crate) struct PrefixSearch {
     pub(crate) damaged_blocks: usize,
 }
 
-/// Fills an empty sequence with a beginning of `tokens` from the prefix cache, at most all but the last token, so
-/// that reading the rest gives the same result as reading all. Returns the number of damaged blocks that were
-/// removed. With dense attention, an earlier text is found to its last token.
+/// Fills an empty sequence with a beginning of `tokens` from the prefix cache, at most all but the last token. Reading
+/// the rest then gives the same result as reading all. Returns the number of damaged blocks that were removed. With
+/// dense attention, an earlier text is found to its last token.
 ///
 /// A model with recurrent layers finds the beginnings stored with their state ([`store_prefix`]).
 ///

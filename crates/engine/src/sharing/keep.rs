@@ -15,7 +15,7 @@ use crate::{EngineError, EngineOptions, PrefillProgress, Session};
 pub struct KeepOptions {
     /// The folder, which is created if necessary.
     pub folder: PathBuf,
-    /// Most bytes of pages in the folder; the least recently used pages are removed first.
+    /// Maximum number of bytes of pages in the folder; the least recently used pages are removed first.
     pub budget_bytes: u64,
     /// True if an unusable folder is an error; otherwise nothing is stored.
     pub is_needed: bool,

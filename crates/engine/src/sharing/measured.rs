@@ -17,7 +17,7 @@ pub const DEFAULT_PREFIX_CACHE_BYTES: u64 = 8 << 30;
 pub struct PrefixCacheOptions {
     /// The folder, which is created if necessary.
     pub folder: PathBuf,
-    /// Most bytes of pages in the cache.
+    /// Maximum number of bytes of pages in the cache.
     pub budget_bytes: u64,
 }
 
@@ -63,7 +63,7 @@ impl MeasuredPrefixCache {
         })
     }
 
-    /// Measures `load`, which fills a sequence from the cache and returns its own result and the number of damaged
+    /// Measures `load`, which fills a sequence from the cache. `load` returns its own result and the number of damaged
     /// blocks that it removed.
     pub(crate) fn load<T>(
         &mut self,

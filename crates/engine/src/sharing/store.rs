@@ -67,7 +67,7 @@ pub(crate) struct SharedSearch {
     /// The sequence's tokens in whole pages; it is truncated to them when the first block arrives.
     held: usize,
     is_cut: bool,
-    /// Most tokens of the sequence.
+    /// Maximum number of tokens of the sequence.
     most: usize,
     /// True if nothing more will arrive.
     pub(crate) is_over: bool,
@@ -306,7 +306,8 @@ pub(crate) fn has_layer(sequence: &mut Sequence, search: &mut SharedSearch, laye
     Some(true)
 }
 
-/// Ends a fetch that a pass has continued from: after a pass through all layers it is complete.
+/// Counts the tokens of a fetch from which a pass has continued. The fetch is complete, because the pass has read all
+/// layers.
 pub(crate) fn complete_early(shared: &mut SharedPrefixes, search: &SharedSearch) {
     if let Some(early) = &search.early {
         shared.report.found_tokens += early.tokens - search.held;
@@ -334,8 +335,9 @@ pub(crate) fn drop_fetch(sequence: &mut Sequence, search: &SharedSearch) {
     }
 }
 
-/// Copies pages of the prompt, from token `from` on, and the state of recurrent layers if known, to be written to a
-/// shared store in the background, in a bounded step. Returns the number of tokens that need not be offered again.
+/// Copies pages of the prompt, from token `from` on, and the state of recurrent layers if known. Threads write the
+/// copies to a shared store in the background. The step is bounded. Returns the number of tokens that need not be
+/// offered again.
 pub(crate) fn publish(sequence: &Sequence, shared: &SharedPrefixes, from: usize) -> Result<usize, EngineError> {
     let (attention, blocks) = (sequence.attention(), &shared.blocks);
     if !attention.is_whole() {

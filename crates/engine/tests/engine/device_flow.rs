@@ -1,6 +1,6 @@
-//! Attention results that stay on the device until the next product, and pages that are loaded ahead of the next
-//! layer, emulated on the CPU unless RIFFLE_TEST_GPU names a GPU. Results through main memory and resident pages have
-//! the same bits.
+//! Attention results that stay on the device until the next product, and pages that are loaded ahead of the next layer.
+//! The device is emulated on the CPU, unless RIFFLE_TEST_GPU names a GPU. Results through main memory and resident
+//! pages have the same bits.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -84,7 +84,7 @@ fn long_model_under(folder: &Path, options: EngineOptions) -> (Arc<Engine>, Vec<
 
 #[test]
 fn logits_are_those_of_transformers_on_both_sides_of_the_boundary_in_any_context() {
-    // The first has its boundary at 600 tokens, the second at 256; both texts have 512.
+    // The rotation changes at 600 tokens in phi3-0, and at 256 in phi3-1. Both texts have 512 tokens.
     for name in ["phi3-0", "phi3-1"] {
         let (path, tokens, expected) = vectors(name);
         let engine = Engine::load(&path, options()).unwrap();

@@ -36,7 +36,7 @@ fn two_phase_chunks_read_themselves_and_their_memory() {
     let batches = session_of(batches, 300, 0);
     assert!((batches.sequence().counts().pairs.density() - session.sequence().counts().pairs.density()).abs() < 1e-12);
     assert!(largest_difference(batches.logits(), session.logits()) <= 1e-5);
-    // A single chunk is full attention.
+    // In a prompt of a single chunk, the policy reads everything.
     let full = session_of(options("full", "full"), 60, 5);
     let one = session_of(options(spec, "full"), 60, 5);
     assert!(largest_difference(one.logits(), full.logits()) <= 1e-5);

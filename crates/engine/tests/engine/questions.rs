@@ -48,7 +48,7 @@ fn text(engine: &Engine) -> String {
 }
 
 fn answers(engine: &Arc<Engine>, prompts: &[String]) -> Result<(Vec<String>, bool), EngineError> {
-    // The first prompt gives the text. Its last token may differ before another question.
+    // The first prompt reads the text. The text's last token may differ where another question follows.
     let shared = CONTEXT - 71;
     let (mut found, mut has_read) = (Vec::new(), false);
     let result = run_questions(

@@ -3,7 +3,7 @@
 //!
 //! The audit samples 64 queries of each chunk while the engine reads a text. For each it computes the share of exact
 //! attention mass that the policy read, without renormalising, by layer, head and position. It also computes the mass
-//! on the first tokens, on the latest tokens and on a few other keys, and whether these keys stay the same from chunk
+//! on the first tokens, on the latest tokens and on a few other keys. It reports if these keys stay the same from chunk
 //! to chunk.
 
 mod sums;

@@ -7,7 +7,7 @@ use riffle_engine::{AuditedQuery, HeadAudit};
 
 use super::{AttentionMap, AuditOptions, AuditedHead, AuditedRows};
 
-/// Most cells along each side of a map.
+/// Maximum number of cells along each side of a map.
 const CELLS: usize = 64;
 /// Stretches of queries at most.
 const STRETCHES: usize = 64;
@@ -360,8 +360,8 @@ mod tests {
     fn stability_compares_keys_older_than_both_chunks() {
         let on = |keys: [usize; 4]| keys.map(|key| (key, 0.25));
         let (a, b, c) = (on([0, 1, 2, 3]), on([0, 1, 2, 9]), on([0, 1, 40, 41]));
-        // Chunks 1 and 2 see keys before 32: {0,1,2,3} and {0,1,2,9}, three of five alike. Chunks 2 and 3 see keys before
-        // 64: {0,1,2,9} and {0,1,40,41}, two of six.
+        // Chunks 1 and 2 see keys before 32: {0,1,2,3} and {0,1,2,9}, three of five alike. Chunks 2 and 3 see keys
+        // before 64: {0,1,2,9} and {0,1,40,41}, two of six.
         let mut sums = sums_of(&[&on([0, 1, 2, 3]), &a, &b, &c], &[]);
         let jaccard = sums.heads(&[report()])[0].heavy_jaccard.unwrap();
         assert!((jaccard - (3.0 / 5.0 + 2.0 / 6.0) / 2.0).abs() < 1e-12, "{jaccard}");

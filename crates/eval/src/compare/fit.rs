@@ -171,7 +171,7 @@ fn search<T>(
         if miss <= CLOSE {
             break;
         }
-        // Read less, or more.
+        // The next value reads less if this one reads too much, and otherwise more.
         if (density > budget) == parameter.rising {
             high = value;
         } else {

@@ -11,8 +11,8 @@ use crate::EvalError;
 use crate::record::{AskPlace, NeedleKind};
 use crate::tasks::{FileTask, OutsideTask, RulerTask, Task};
 
-/// A needle test, spelled `needle:KIND:PLACE`, a RULER task by its name, questions of a file, spelled `file:PATH`, or
-/// a task from another crate.
+/// A needle test (`needle:KIND:PLACE`), a RULER task by its name, questions of a file (`file:PATH`), or a task from
+/// another crate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CompareTask {

@@ -1,5 +1,5 @@
-//! Measures the bytes of the KV cache and the speed of its tiers, and compares them with the machine's speed in the
-//! same run.
+//! Measures the bytes of the KV cache and the speed of its tiers. Compares them with the machine's speed in the same
+//! run.
 
 mod streams;
 

@@ -11,7 +11,7 @@ use crate::EvalError;
 /// Pixels for each CSS pixel, so that text is sharp on dense screens and in print.
 const SCALE: f32 = 2.0;
 
-/// Most pixels of a picture; they take a quarter of a gigabyte.
+/// Maximum number of pixels of a picture; they take a quarter of a gigabyte.
 const MOST_PIXELS: u64 = 1 << 26;
 
 static FONTS: LazyLock<Arc<Database>> = LazyLock::new(|| {

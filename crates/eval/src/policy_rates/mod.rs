@@ -21,8 +21,8 @@ use made_layer::{FILL_TOKENS, filled, shape};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum KeyKind {
-    /// Keys independent of the queries, with logits of variance 1, as in a model of random weights with normalised
-    /// queries and keys.
+    /// Keys independent of the queries, with logits of variance 1. A model of random weights with normalised queries
+    /// and keys has such logits.
     Random,
     /// Like `Random`, but one token in 64 matches every query, so few tokens have nearly all mass.
     Peaked,

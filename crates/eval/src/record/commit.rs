@@ -5,8 +5,8 @@ use std::process::Command;
 use std::time::{Duration, SystemTime};
 
 /// The commit of the build (`RIFFLE_COMMIT`, which `scripts/release/archives` sets). Otherwise the commit of the
-/// repository that contains the program, as for programs built by cargo, with `+changes` if files differ from it.
-/// `None` if the program is older than that commit or outside a repository.
+/// repository that contains the program, as for programs built by cargo. It has `+changes` if files differ from the
+/// commit. `None` if the program is older than that commit or outside a repository.
 pub(super) fn of_program() -> Option<String> {
     if let Some(commit) = option_env!("RIFFLE_COMMIT").filter(|commit| !commit.is_empty()) {
         return Some(commit.to_owned());

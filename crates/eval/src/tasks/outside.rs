@@ -64,7 +64,7 @@ pub struct TaskPrompt {
     pub question: Vec<u32>,
     /// Texts that the answer must contain.
     pub expected: Vec<String>,
-    /// Most tokens of the answer.
+    /// Maximum number of tokens of the answer.
     pub max_tokens: usize,
     /// Texts that end the answer, besides the model's end tokens.
     pub stops: Vec<String>,
@@ -121,8 +121,8 @@ impl Corpus {
         &self.words
     }
 
-    /// A prompt of exactly `context_tokens` tokens: `before`, a section of the text chosen by the seed with the
-    /// facts, and the question, in the model's chat template if the wording requests it.
+    /// A prompt of exactly `context_tokens` tokens: `before`, a section of the text with the facts, and the question.
+    /// The seed chooses the section. The prompt has the model's chat template if the wording requests it.
     ///
     /// # Errors
     /// [`EvalError::Option`] if facts and question leave no space for a text.

@@ -15,8 +15,8 @@ pub(crate) fn match_any(answer: &str, expected: &[String]) -> f64 {
     ))
 }
 
-/// Counts the expected values among the first values of the answer, as many as are expected. Values match whole. A
-/// value is a run of letters, digits and dashes with at least one digit.
+/// Counts the expected values that the answer has among its first values. It looks at as many values as are expected.
+/// Values match whole. A value is a run of letters, digits and dashes with at least one digit.
 pub(crate) fn exact_values(answer: &str, expected: &[String]) -> usize {
     let found: Vec<&str> = answer
         .split(|c: char| !c.is_alphanumeric() && c != '-')

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::EvalError;
 use crate::error::plain_reason;
 
-/// Most bytes of a wording.
+/// Maximum number of bytes of a wording.
 const LARGEST_WORDING_BYTES: u64 = 1 << 20;
 
 /// The phrases of all tasks. Two wordings are built in: `ruler` has RULER's own words and uses the model's chat

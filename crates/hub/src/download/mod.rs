@@ -182,7 +182,7 @@ fn pull_by(client: &Client, settings: &Settings, name: &ModelName, steps: PullSt
     })
 }
 
-/// Most bytes of a safetensors index.
+/// Maximum number of bytes of a safetensors index.
 const LARGEST_INDEX: u64 = 16 << 20;
 
 /// The files in the index at `path`.

@@ -62,7 +62,7 @@ pub(super) fn list(folder: &Path) -> Vec<OtherModel> {
     models.flatten().collect()
 }
 
-/// The model of the name.
+/// The model with this name.
 pub(super) fn find(folder: &Path, name: &ModelName) -> Result<Option<OtherModel>, HubError> {
     let place = folder.join(name.repository());
     let files = files_below(&place);

@@ -4,7 +4,7 @@
 //! files. The file ends after its last plane in use.
 //!
 //! One request reads adjacent planes. While reads wait for the disk, the system is told about later, non-adjacent
-//! reads, so that the disk processes several requests at a time.
+//! reads. The disk then processes several requests at a time.
 
 mod files;
 

@@ -1,11 +1,10 @@
 //! Loads pages from RAM or disk into a ring of slots while attention reads the pages loaded before.
 //!
-//! Pages are read in ascending order, a group of at most half the ring at a time, by rows of one or more sequences; a
-//! shared page is loaded once for all of them. While one group is read, threads load the next groups into free slots.
-//! After the last group they load the first pages of the next read: of the same layer for the next chunk of a prompt,
-//! of the next layer during decode. These pages are not selected yet, so the engine expects the pages last read of
-//! that layer. Unwanted pages are dropped and missing ones are loaded later, so a wrong guess costs time and never a
-//! bit.
+//! Rows of one or more sequences read pages in ascending order, a group of at most half the ring at a time. A shared
+//! page is loaded once for all rows. While one group is read, threads load the next groups into free slots. After the
+//! last group they load the first pages of the next read: of the same layer for the next chunk of a prompt, of the next
+//! layer during decode. These pages are not selected yet, so the engine expects the pages last read of that layer.
+//! Unwanted pages are dropped and missing ones are loaded later, so a wrong guess costs time and never a bit.
 
 mod loader;
 mod plan;
@@ -43,8 +42,8 @@ pub struct LayerRead<'a> {
 /// A callback that receives pages of each KV head, for each read.
 pub type ShowReads<'a, E> = dyn FnMut(&[Vec<Vec<PageView<'_>>>]) -> Result<(), E> + 'a;
 
-/// As [`KvCache::stream`] for rows of several sequences of one pool: a shared page is loaded once, and passed to all
-/// its readers in one call if it has the same page number in all. Each read gets its pages in the same order as
+/// As [`KvCache::stream`], for rows of several sequences of one pool. A shared page is loaded once. If it has the same
+/// page number in all sequences, one call passes it to all its readers. Each read gets its pages in the same order as
 /// alone.
 ///
 /// # Errors

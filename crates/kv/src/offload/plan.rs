@@ -1,7 +1,7 @@
 //! Plans which pages of a layer the rows of one or more sequences read, and in which order.
 //!
-//! A row reads the pages of a KV head in ascending order, independent of other rows. Far pages are loaded in the
-//! order of page numbers, which is the same for all sequences, so a shared page is loaded once.
+//! A row reads the pages of a KV head in ascending order, independent of other rows. Far pages are loaded in the order
+//! of page numbers. This order is the same for all sequences, so a shared page is loaded once.
 
 use riffle_attention::{PageView, Plane, Span};
 
@@ -60,7 +60,7 @@ pub(super) struct FarPage<'a> {
 }
 
 impl<'a> Plan<'a> {
-    /// `wanted` are pages of each KV head, as spans of page numbers; `None` means all.
+    /// `wanted` names the pages of each KV head, as spans of page numbers; `None` means all.
     pub(super) fn new<'w>(
         layer: usize,
         reads: impl Iterator<Item = (SequencePages<'a>, Option<&'w [Vec<Span>]>)>,

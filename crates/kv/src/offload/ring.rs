@@ -189,7 +189,7 @@ impl Ring {
         Ok(true)
     }
 
-    /// Sends the requests to a thread.
+    /// Sends the collected requests to one of the threads.
     pub(super) fn send(&mut self) {
         if let Some(loaders) = self.loaders.as_ref().filter(|_| !self.unsent.is_empty()) {
             loaders.ask(std::mem::take(&mut self.unsent));

@@ -27,7 +27,7 @@ pub struct PageVersion([u16; 3]);
 impl PageVersion {
     /// A version that no page has.
     pub fn unused() -> Self {
-        // One counter for all pools, because a user of copies may serve several pools.
+        // All pools share one counter, because one holder of copies may copy pages of several pools.
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         assert!(number < 1 << 48, "at a million versions a second these last nine years");

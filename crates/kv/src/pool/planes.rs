@@ -17,7 +17,7 @@ pub(crate) struct PlaneStore {
     pub(crate) what: &'static str,
     pub(crate) plane_bytes: usize,
     pub(crate) near: Arena,
-    /// Most planes that may be near.
+    /// Maximum number of planes that may be near.
     pub(crate) near_slots: usize,
     pub(crate) ram: Option<RamPlanes>,
     pub(crate) disk: Option<PlaneFiles>,

@@ -1,4 +1,5 @@
-//! Finds pages of known beginnings of texts by a hash of their identity and of all tokens up to their end.
+//! Finds the pages of known beginnings of texts. The key of a page is a hash of the identity and of all tokens up to
+//! the page's end.
 
 use std::collections::HashMap;
 

@@ -76,7 +76,8 @@ impl<'a> Block<'a> {
         fixed as u64 + shape.bytes_for(shape.page_tokens)
     }
 
-    /// Writes page `number` of the cache and syncs it to the disk; syncing the folder makes its name durable.
+    /// Writes page `number` of the cache and syncs the file to the disk. Its name is durable once the caller syncs the
+    /// folder.
     pub(super) fn write(&self, path: &Path, cache: &KvCache, number: usize) -> Result<(), KvError> {
         let failed = |source| failed("write", path, source);
         let mut out = Hashed::create(path)?;
@@ -190,7 +191,7 @@ impl<'a> Note<'a> {
         (HEAD_BYTES + self.bytes.len() + HASH_BYTES) as u64
     }
 
-    /// Writes the note and syncs it to the disk; syncing the folder makes its name durable.
+    /// Writes the note and syncs its file to the disk. Its name is durable once the caller syncs the folder.
     pub(super) fn write(&self, path: &Path) -> Result<(), KvError> {
         let mut out = Hashed::create(path)?;
         let head = head(NOTE_MAGIC, self.key, self.block);

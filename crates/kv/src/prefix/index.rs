@@ -48,7 +48,7 @@ enum Store {
 
 impl Index {
     /// Opens the index. A damaged index is renamed to `index.redb.damaged`, replacing an older file of this name, and
-    /// an empty index replaces it. Only the list of kept blocks is lost. The second value is true then.
+    /// an empty index replaces it. Only the list of kept blocks is lost, and the second value returned is true.
     ///
     /// A file without an index's first bytes belongs to another program and is an error, unless `has_blocks` finds
     /// blocks beside it.

@@ -25,7 +25,7 @@ const INDEX_FILE: &str = "index.redb";
 
 /// A folder of blocks: each a page of tokens with its keys and values of all layers.
 ///
-/// A block's key is a hash of its identity, of its tokens and of its parent's key, so a key identifies a whole
+/// A block's key is a hash of its identity, of its tokens and of its parent's key. A key therefore identifies a whole
 /// beginning. Blocks name their content and have a checksum: a changed block is removed, never used. The index is a
 /// transactional store. Blocks are synced to the disk before the index lists them, and are deleted after the index
 /// drops them. Operations of several processes are serialised. The least recently used blocks are removed before new
@@ -96,7 +96,8 @@ impl PrefixCache {
         })
     }
 
-    /// A notice for the user, if a damaged index has been set aside since the last call and the cache began anew.
+    /// A notice for the user: a damaged index was set aside since the last call, and the cache began anew. Otherwise
+    /// `None`.
     pub fn take_notice(&self) -> Option<String> {
         let was_lost = self.lost_index.swap(false, Ordering::Relaxed);
         was_lost.then(|| {

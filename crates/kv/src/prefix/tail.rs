@@ -47,8 +47,8 @@ impl<'a> Tail<'a> {
         fixed as u64 + tokens.next_multiple_of(LANES) as u64 * shape.bytes_per_token()
     }
 
-    /// Writes the tokens from page `number` of the cache, which starts with them, and syncs the file to the disk;
-    /// syncing the folder makes its name durable.
+    /// Writes the tokens from page `number` of the cache, which starts with them, and syncs the file to the disk. Its
+    /// name is durable once the caller syncs the folder.
     pub(super) fn write(&self, path: &Path, cache: &KvCache, number: usize) -> Result<(), KvError> {
         let failed = |source| failed("write", path, source);
         let mut out = Hashed::create(path)?;
@@ -74,7 +74,7 @@ impl<'a> Tail<'a> {
         self.parse(&bytes, page_tokens)
     }
 
-    /// Appends the common leading tokens of the file's tail and this one to a cache of whole pages, and returns their
+    /// Appends the common leading tokens of the file's tail and this one to a cache of whole pages. Returns their
     /// number. `None` if the file is not an intact tail of this block. Truncate the cache after an error.
     pub(super) fn read_into(&self, path: &Path, cache: &mut KvCache) -> Result<Option<usize>, KvError> {
         let shape = *cache.shape();

@@ -33,7 +33,7 @@ impl Breaker {
     /// Records a failure. Returns the pause if this is the first failure after a success.
     pub(super) fn fail(&mut self, now: Instant) -> Option<Duration> {
         if self.is_paused(now) {
-            // Operations that began before the pause.
+            // This operation began before the pause.
             return None;
         }
         let pause = FIRST_PAUSE

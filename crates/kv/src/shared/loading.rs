@@ -33,7 +33,7 @@ pub(super) struct Loading {
     changed: Condvar,
 }
 
-/// Items are slices in loading order.
+/// The progress of a fetch. An item is a slice; its number is its place in the loading order.
 pub(super) struct State {
     /// Blocks that the store probably has; `None` while it is being asked.
     pub(super) found: Option<usize>,
@@ -45,7 +45,7 @@ pub(super) struct State {
     arrived: BTreeMap<usize, Vec<u8>>,
     /// Items from here on will not arrive.
     end: usize,
-    /// When an item arrived last.
+    /// The time of the latest arrival of an item.
     latest: Instant,
     pub(super) note: Option<Note>,
     threads: usize,

@@ -1,9 +1,9 @@
 //! Shares blocks of beginnings between processes or machines through a store.
 //!
-//! A [`SharedBlocks`] connects sequences to a [`BlockStore`]. Callers never wait for the network:
-//! [`publish`](SharedBlocks::publish) copies pages into a bounded queue that threads write out, and
-//! [`fetch`](SharedBlocks::fetch) begins a [`SharedFetch`] whose threads read ahead while the caller takes the
-//! arrived blocks.
+//! A [`SharedBlocks`] connects sequences to a [`BlockStore`]. Callers never wait for the network.
+//! [`publish`](SharedBlocks::publish) copies pages into a bounded queue that threads write out.
+//! [`fetch`](SharedBlocks::fetch) begins a [`SharedFetch`]: its threads read ahead while the caller takes the arrived
+//! blocks.
 //!
 //! Blocks have the keys of [`PrefixCache`](crate::PrefixCache): hashes of the identity and of all tokens up to their
 //! end. Each is checked against its name, tokens and checksum before use. A bad block is counted, never used, and

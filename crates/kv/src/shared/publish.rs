@@ -152,9 +152,9 @@ impl Drop for Publishers {
 }
 
 impl SharedBlocks {
-    /// Copies whole pages of the first `tokens.len()` tokens of a cache, from token `from` on, to be written to the
-    /// store in the background. It takes about `most_bytes` at most, and no more than the queue has room for. Returns
-    /// the number of leading tokens whose pages were taken or are known to be in the store.
+    /// Copies whole pages of the first `tokens.len()` tokens of a cache, from token `from` on. Threads write the copies
+    /// to the store in the background. It takes about `most_bytes` at most, and no more than the queue has room for.
+    /// Returns the number of leading tokens whose pages were taken or are known to be in the store.
     ///
     /// # Errors
     /// Any error of reading a page.
@@ -261,7 +261,7 @@ fn copy(cache: &KvCache, shape: &CacheShape, number: usize) -> Result<Vec<Vec<u8
     (0..slices(shape)).map(slice).collect()
 }
 
-/// The life of a publishing thread.
+/// The work of a publishing thread until the queue closes.
 fn publish_all(inner: &Inner, sweeps: bool) {
     let mut clock = SweepClock::default();
     while let Ok(job) = inner.queue.pop() {

@@ -30,7 +30,7 @@ fn bytes_follow_the_formats_of_keys_and_values() {
         layers: LayerShapes::alike(2, LayerShape::new(3, 64)),
         ..shape(64, Format::F32)
     };
-    // 64 bytes and two scales of 2; 32 bytes and two scales of 2.
+    // A key has 64 bytes and two scales of 2 bytes. A value has 32 bytes and two scales.
     assert_eq!(shape.bytes_per_token(), 2 * 3 * (68 + 36));
     assert_eq!(shape.page_bytes(0), 64 * (68 + 36));
     assert_eq!(shape.tokens_for(shape.bytes_for(128)), 128);

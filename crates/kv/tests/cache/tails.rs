@@ -37,8 +37,8 @@ fn a_text_is_found_again_to_its_last_token_and_goes_on_with_the_same_bits() {
                 value_format,
                 ..shape
             };
-            // Texts shorter than a page, tails of one token and of all but one of a page, and lengths near stripes of
-            // 16 tokens.
+            // Texts shorter than a page, tails of one token, tails of a page without its last token, and lengths near
+            // stripes of 16 tokens.
             for length in [1, 16, 31, 33, 64 + 15, 64 + 17, 64 + 31] {
                 let folder = tempfile::tempdir().unwrap();
                 let store = PrefixCache::open(folder.path(), ALL).unwrap();

@@ -78,7 +78,7 @@ fn weights_equal_candles() {
     }
 }
 
-/// Both round an activation by at most half a step: 1/127 of the largest that shares its scale.
+/// Both round an activation by at most half a step. A step is 1/127 of the largest activation with the same scale.
 #[test]
 fn products_equal_candles_within_what_rounding_the_activations_allows() {
     for (format, dtype, shared) in formats() {

@@ -1,10 +1,9 @@
 //! Huge pages for weights, immediately or later.
 //!
-//! Products read weights a tenth faster from huge pages. Most systems give a huge page within 0.3 ms. A virtual
-//! machine that has returned its free memory to the host takes 5 ms, fifteen times as long as for the same memory in
-//! small pages, and model loading would wait. [`prepare`] therefore times one huge page in each part of a mapping. If
-//! this page is slow, the part is written in small pages, and [`gather_pages`] turns these into huge ones after the
-//! model is loaded.
+//! Products read weights a tenth faster from huge pages. Most systems give a huge page within 0.3 ms. A virtual machine
+//! that has returned its free memory to the host takes 5 ms, fifteen times as long as for small pages of this size.
+//! Model loading would wait for it. [`prepare`] therefore times one huge page in each part of a mapping. If this page
+//! is slow, the part is written in small pages. [`gather_pages`] turns these into huge ones after the model is loaded.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -140,7 +139,7 @@ mod tests {
         let mut mapping = MmapMut::map_anon(len + HUGE_PAGE_BYTES).unwrap();
         let address = mapping.as_ptr().addr();
         let start = address.next_multiple_of(HUGE_PAGE_BYTES) - address;
-        // The timed page is written before there are weights: its first byte stays zero here.
+        // Timing a page writes zero to its first byte, so this byte is zero here from the start.
         let byte = |at: usize| if at == start { 0 } else { (at / 4096 * 31 + at) as u8 };
         for at in (start..start + len).step_by(64) {
             mapping[at] = byte(at);

@@ -13,12 +13,12 @@ const ROUNDER: f32 = 12_582_912.0;
 pub(crate) struct ActivationBlock {
     /// Four quants each, in the order of dot-product instructions.
     pub(crate) words: [u32; STRETCH / 4],
-    /// − center · (sum of quants), per half, or over both in the first: the initial sum of products with uncentered
-    /// weights, in a [`BiasForm`].
+    /// The initial sum of products: − center · (sum of quants), in a [`BiasForm`]. There is one for each half, or the
+    /// first is for both. With it, no kernel subtracts the center from a weight.
     pub(crate) bias: [i32; 2],
     /// Scale; NaN if any of the 32 is not finite, so that every output becomes NaN.
     pub(crate) scale: f32,
-    /// − scale · (sum of quants), per half, or over both in the first: the factor of a minimum.
+    /// The factor of a minimum: − scale · (sum of quants). There is one for each half, or the first is for both.
     pub(crate) negative_sums: [f32; 2],
 }
 

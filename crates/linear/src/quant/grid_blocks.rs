@@ -19,7 +19,7 @@ pub(crate) struct Iq3S;
 
 const AROUND_128: Mark = Mark::NegatedAround(0);
 
-/// Quants around 128 of at most this magnitude.
+/// The shape of quants around 128, at most `largest` away from it.
 const fn signed(largest: u32, halves: bool) -> Shape {
     Shape {
         largest,

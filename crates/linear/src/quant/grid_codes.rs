@@ -1,5 +1,5 @@
-//! Written by `scripts/make_grids.py` from the grids of the gguf package. Value `i` of an entry starts at bit `i ·
-//! bits`.
+//! Written by `scripts/make_grids.py` from the grids of the gguf package. Value `i` of an entry starts at bit
+//! `i · bits`.
 
 pub(super) const IQ3_XXS: [u16; 256] = [
     0, 2, 4, 9, 11, 15, 16, 18, 25, 34, 59, 61, 65, 67, 72, 74, 81, 85, 88, 90, 97, 108, 120, 128, 130, 132, 137, 144,

@@ -38,7 +38,7 @@ impl Codes {
     /// The values of a grid's entries before a block's scales, entry after entry; `None` for formats without a grid.
     pub(crate) fn grid(&self) -> Option<Vec<f32>> {
         let values = |bytes: &[u8], mark: Mark| match mark {
-            // A quant and its negative are symmetric around half of the number, modulo 256.
+            // A quant and its negative are symmetric around half of the mark's number, modulo 256.
             Mark::NegatedAround(twice) => {
                 let center = if twice == 0 { 128.0 } else { f32::from(twice) / 2.0 };
                 Some(bytes.iter().map(|quant| f32::from(*quant) - center).collect())

@@ -40,8 +40,8 @@ const TWO_BITS: Shape = Shape {
 impl Quant for Iq1S {
     const WEIGHTS: usize = 256;
     const BYTES: usize = 50;
-    /// The scale, low bits of codes, then for each stretch the high bits of four codes, a scale and the direction of
-    /// its shift.
+    /// The scale and the low bits of codes. Then for each stretch: the high bits of four codes, a scale and the
+    /// direction of its shift.
     const FIELDS: &[Field] = &[field(0, 2, 2), field(2, 32, 1), field(34, 16, 2)];
     const HALVES: [usize; 2] = [0, 0];
     const SHAPE: Shape = IQ1_SHAPE;

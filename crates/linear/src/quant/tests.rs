@@ -3,8 +3,8 @@ use crate::machine::Isa;
 use crate::testing::{bits, exact, on_threads, values};
 use crate::{LinearError, PackedMatrix, WeightFormat};
 
-/// Raw blocks of two rows of 512 weights and their weights as little-endian f32, by the gguf package or by definition
-/// in numpy.
+/// Raw blocks of two rows of 512 weights, and their weights as little-endian f32. The gguf package made the weights, or
+/// their definition in numpy.
 fn vector(format: WeightFormat) -> (&'static [u8], Vec<f32>) {
     let file: &'static [u8] = match format {
         WeightFormat::Q4_0 => include_bytes!("../../vectors/q4_0.bin"),

@@ -195,7 +195,7 @@ fn half_of_e8m0(byte: u8) -> f32 {
 /// Half of an unsigned E4M3. Its largest code means zero; the top bit is ignored.
 #[inline(always)]
 fn half_of_ue4m3(byte: u8) -> f32 {
-    // 2^119 changes the exponent to binary32's bias, minus one, and normalises subnormals.
+    // The factor 2^119 moves the exponent from its bias to the bias of f32, minus one. It also normalises subnormals.
     let number = f32::from_bits(u32::from(byte & 0x7f) << 20) * f32::from_bits(0x7b00_0000);
     if byte == 0x7f { 0.0 } else { number }
 }

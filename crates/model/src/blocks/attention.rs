@@ -37,8 +37,8 @@ pub struct Attention {
 pub struct KeyValue {
     /// Projection to `[kv_heads, key_width]`.
     pub key: Projection,
-    /// Projection to `[kv_heads, value_width]`. `None` for a latent layer, whose values are prefixes of its keys, and
-    /// for a layer whose values are its projected keys before norm and rotation.
+    /// Projection to `[kv_heads, value_width]`. `None` for a latent layer, whose values are prefixes of its keys. Also
+    /// `None` for a layer whose values are its projected keys before norm and rotation.
     pub value: Option<Projection>,
     /// Norm of each value head, `[value_width]`.
     pub value_norm: Option<Norm>,
@@ -98,8 +98,8 @@ impl Attention {
         }
     }
 
-    /// Normalises and rotates the heads of queries and keys; each comes with the width of a row.
-    /// Multiplies normed rows by the weights of queries, keys and values. Returns the input of an indexer: latent queries, or the normed rows.
+    /// Multiplies normed rows by the weights of queries, keys and values. Returns the input of an indexer: latent
+    /// queries, or the normed rows.
     fn multiply<'a>(
         &self,
         (normed, parts): (&'a [f32], &[SegmentPart]),
@@ -128,6 +128,7 @@ impl Attention {
         normed
     }
 
+    /// Normalises and rotates the heads of queries and keys; each comes with the width of a row.
     fn finish_rows(&self, queries: (&mut [f32], usize), keys: (&mut [f32], usize), angles: (&[f32], usize)) {
         let key_norm = self.key_value.as_ref().map(|own| own.key_norm.as_ref());
         for ((heads, width), norm) in [(queries, Some(self.query_norm.as_ref())), (keys, key_norm)] {

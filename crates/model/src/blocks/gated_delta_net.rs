@@ -1,8 +1,8 @@
 //! Gated DeltaNet (Yang, Kautz, Hatamizadeh, "Gated Delta Networks", 2024): attention with one memory matrix per
 //! head, which decays and is updated by the delta rule.
 //!
-//! Queries, keys and values pass a short causal convolution, the delta rule updates and reads the memories, and the
-//! result is normalised per head and gated.
+//! Queries, keys and values pass a short causal convolution. The delta rule updates and reads the memories. The result
+//! is normalised per head and gated.
 
 use super::Projection;
 use super::activation::{sigmoid, silu, softplus};

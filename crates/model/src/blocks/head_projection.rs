@@ -86,8 +86,8 @@ impl HeadProjection {
         self.input_width() + self.output_width()
     }
 
-    /// Multiplies rows. `input` is `[rows, heads, stride]`; each head reads its first values. `output` is `[rows,
-    /// heads, stride]`; each head writes its first values and leaves the others. `scratch` has at least
+    /// Multiplies rows. `input` is `[rows, heads, stride]`; each head reads its first values. `output` is
+    /// `[rows, heads, stride]`; each head writes its first values and leaves the others. `scratch` has at least
     /// [`scratch_width`](Self::scratch_width) values per row.
     pub(crate) fn apply(
         &self,

@@ -76,8 +76,8 @@ pub(crate) struct IndexedRows<'a> {
 }
 
 impl Indexer {
-    /// Writes queries, weights and keys of normalised rows, `[rows, hidden]`, whose narrow queries are `[rows,
-    /// rank]`. Rotates the first elements of queries, and of keys of tokens, by `angles`, `[rows, 2, rotary_dim / 2]`.
+    /// Writes queries, weights and keys of normalised rows, `[rows, hidden]`, whose narrow queries are `[rows, rank]`.
+    /// Rotates the first elements of queries, and of keys of tokens, by `angles`, `[rows, 2, rotary_dim / 2]`.
     pub(super) fn apply(
         &self,
         (input, narrow, parts): (&[f32], &[f32], &[SegmentPart]),

@@ -1,7 +1,7 @@
 //! Kimi Delta Attention (Kimi Linear, arXiv:2510.26692): the gated delta rule with a decay per element of a key.
 //!
-//! Queries, keys and values pass a short causal convolution, the rule updates and reads the memories, and the result
-//! is normalised per head and gated. Decays and gates are projected through a narrow layer.
+//! Queries, keys and values pass a short causal convolution. The rule updates and reads the memories. The result is
+//! normalised per head and gated. Decays and gates are projected through a narrow layer.
 
 use super::Projection;
 use super::activation::{sigmoid, softplus};

@@ -7,8 +7,8 @@
 use super::{HeadProjection, Norm, Projection};
 use crate::SegmentPart;
 
-/// The query computation of a latent layer. [`Attention::query`](super::Attention::query) gives `[heads, plain +
-/// rotated]`. The plain part has no position and is projected to latent width.
+/// The query computation of a latent layer. [`Attention::query`](super::Attention::query) gives
+/// `[heads, plain + rotated]`. The plain part has no position and is projected to latent width.
 pub struct LatentQuery {
     /// A narrow projection of the layer's input with a norm, which is the input of `query`; `None` if `query` reads
     /// the layer's input.

@@ -28,8 +28,8 @@ impl LayerInputs {
         self.table.in_features()
     }
 
-    /// Writes the inputs of all layers for some tokens, `[tokens, layers, width]`; their embeddings are `[tokens,
-    /// hidden_size]`.
+    /// Writes the inputs of all layers for some tokens, `[tokens, layers, width]`; their embeddings are
+    /// `[tokens, hidden_size]`.
     pub(crate) fn prepare(&self, (tokens, parts): (&[u32], &[SegmentPart]), embedded: &[f32], output: &mut [f32]) {
         self.projection.apply(embedded, output, parts);
         for_rows(output, self.width(), |row, output| {

@@ -1,8 +1,8 @@
 //! Lightning attention (MiniMax-01, arXiv:2501.08313): linear attention with a memory that decays at a fixed rate per
 //! head.
 //!
-//! Queries, keys and values pass an activation, the additive rule updates and reads the memories, and the results of
-//! all heads are normalised together and gated.
+//! Queries, keys and values pass an activation. The additive rule updates and reads the memories. The results of all
+//! heads are normalised together and gated.
 
 use super::norm::rms_scale;
 use super::recurrence::{Convolution, ReadRows, Recurrence, Rule};

@@ -1,9 +1,8 @@
 //! Mamba-2 (Dao, Gu, "Transformers are SSMs", 2024): attention with one memory matrix per head, which decays and adds
 //! each token's value under its key.
 //!
-//! Values, keys (`B`) and queries (`C`) pass a short causal convolution, the additive rule updates and reads the
-//! memories, and the result is gated and normalised per group. Names in brackets are from the paper and
-//! `transformers`.
+//! Values, keys (`B`) and queries (`C`) pass a short causal convolution. The additive rule updates and reads the
+//! memories. The result is gated and normalised per group. Names in brackets are from the paper and `transformers`.
 
 use super::Projection;
 use super::activation::{silu, softplus};

@@ -54,8 +54,7 @@ impl Mixer {
         }
     }
 
-    /// Applies the first `rows` recorded rows to the state, which is the one from the start of the recording, and
-    /// drops the others.
+    /// Applies the first `rows` recorded rows to the state from the start of the recording. Drops the other rows.
     pub(crate) fn replay(&self, state: &mut LayerState, rows: usize) {
         state.recorded.truncate(rows);
         if rows == 0 {

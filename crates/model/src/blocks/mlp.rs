@@ -42,8 +42,8 @@ pub enum Mlp {
 }
 
 impl Mlp {
-    /// `input` and `output` are `[rows, hidden]`; `inner` and `inner_gate` are scratch of at least `[rows, inner
-    /// width]`. `parts` assigns the rows to segments.
+    /// `input` and `output` are `[rows, hidden]`; `inner` and `inner_gate` are scratch of at least
+    /// `[rows, inner width]`. `parts` assigns the rows to segments.
     pub(crate) fn apply(
         &self,
         input: &[f32],

@@ -2,7 +2,7 @@
 //! (Qwen4-Exp's per-layer embedding).
 //!
 //! Each head hashes the n-gram that ends at a token to a row of the table. The streams gate a value that is projected
-//! from these rows, and a dilated causal convolution adds the values of earlier tokens.
+//! from these rows. A dilated causal convolution adds the values of earlier tokens.
 
 use riffle_linear::PackedMatrix;
 

@@ -11,7 +11,8 @@ pub struct PositionTable {
     rows: PackedMatrix,
     /// Rows before the first position's row.
     first: usize,
-    /// Rows that are added to tokens by their type: of a first text, and of a second one. Empty in models without types.
+    /// Rows that are added to tokens by their type: of a first text, and of a second one. Empty in models without
+    /// types.
     types: Vec<Vec<f32>>,
 }
 
@@ -34,8 +35,8 @@ impl PositionTable {
         })
     }
 
-    /// Adds the types of tokens, `[types, hidden_size]`: the first row for all tokens, and with `has_pairs` the second for
-    /// the tokens of a second text.
+    /// Adds the types of tokens, `[types, hidden_size]`: the first row for all tokens, and with `has_pairs` the second
+    /// for the tokens of a second text.
     #[must_use]
     pub fn with_types(mut self, types: &PackedMatrix, has_pairs: bool) -> PositionTable {
         let count = types.out_features().min(1 + usize::from(has_pairs));
@@ -85,7 +86,8 @@ impl PositionTable {
         Ok(())
     }
 
-    /// Turns rows from the first text's, `[rows, hidden_size]`, into rows of the second text, if the model tells them apart.
+    /// Turns rows from the first text's, `[rows, hidden_size]`, into rows of the second text, if the model tells them
+    /// apart.
     pub(crate) fn turn_to_second_text(&self, hidden: &mut [f32]) {
         let [first, second] = self.types.as_slice() else { return };
         let difference: Vec<f32> = second.iter().zip(first).map(|(second, first)| second - first).collect();

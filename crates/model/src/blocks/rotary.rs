@@ -506,8 +506,8 @@ impl Rotary {
     fn fill(&self, frequencies: &[f32], position: usize, angles: &mut [f32]) {
         let (cosines, sines) = angles.split_at_mut(frequencies.len());
         for ((frequency, cosine), sine) in frequencies.iter().zip(cosines).zip(sines) {
-            // The product is rounded to f32 because models are trained with this rounding: at position 100,000 it is
-            // off by up to 0.004 radians, and exact angles would differ from the trained ones.
+            // The product is rounded to f32, because models are trained with this rounding. At position 100,000 it is
+            // off by up to 0.004 radians, so exact angles would differ from the trained ones.
             let angle = f64::from(position as f32 * frequency);
             *cosine = angle.cos() as f32 * self.magnitude;
             *sine = angle.sin() as f32 * self.magnitude;

@@ -8,7 +8,8 @@ use crate::recurrent::LayerState;
 use crate::weights::Checkpoint;
 use crate::{ModelError, SegmentPart, ShortConvolutionShape};
 
-/// The weights of one layer's token mixer: `output(C · convolution(B · x))`, where `B`, `C` and `x` are projections of its input.
+/// The weights of one layer's token mixer: `output(C · convolution(B · x))`, where `B`, `C` and `x` are projections of
+/// its input.
 pub struct ShortConvolution {
     pub(super) shape: ShortConvolutionShape,
     convolution: Convolution,

@@ -264,9 +264,9 @@ fn weighted(weights: &[f32], values: &[f32]) -> f32 {
 pub struct Laurel {
     /// Projection to a narrow width.
     pub left: Projection,
-    /// Back to the hidden size.
+    /// Projection back to the hidden size.
     pub right: Projection,
-    /// The norm after both.
+    /// The norm after both projections.
     pub norm: Norm,
 }
 

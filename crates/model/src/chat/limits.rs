@@ -1,7 +1,7 @@
 //! Limits for chat templates of unknown authors.
 //!
-//! Time: a render executes at most [`STEPS`] instructions. Each operation whose work grows with its operands also
-//! pays from the byte budget *before* it starts, so one instruction never does more work than the budget allows.
+//! Time: a render executes at most [`STEPS`] instructions. Each operation whose work grows with its operands also pays
+//! from the byte budget *before* it starts. One instruction therefore never does more work than the budget allows.
 //!
 //! Memory: all values of a template are paid for from the same budget, [`BASE_BYTES`] plus [`BYTES_PER_INPUT_BYTE`]
 //! for every byte of messages and variables. Budgets are never refunded, so a render uses at most its budget: 48 MiB

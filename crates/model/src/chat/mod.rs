@@ -203,8 +203,8 @@ impl ChatTemplate {
         self.render_until(&messages, add_generation_prompt, &serde_json::Map::new(), poll)
     }
 
-    /// The text of a conversation whose messages may have fields beside role and content, with further variables such
-    /// as `tools` or `enable_thinking`.
+    /// The text of a conversation. Its messages may have fields beside role and content. There may be further
+    /// variables, such as `tools` or `enable_thinking`.
     ///
     /// # Errors
     /// As [`render_until`](Self::render_until).

@@ -1,8 +1,8 @@
 //! The namespaces of a template, and the registry of all its mutable values.
 //!
 //! A mutable value may contain any value, including itself. Values to print or compare are walked first and refused
-//! beyond a depth. To avoid recursion on drop, a [`Registry`] holds all mutable values until the render has ended and
-//! then empties them one by one.
+//! beyond a depth. A [`Registry`] holds all mutable values until the render has ended, then empties them one by one.
+//! This avoids recursion on drop.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};

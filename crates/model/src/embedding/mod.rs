@@ -35,13 +35,14 @@ pub struct TextEmbedding {
     pub dense: Vec<Dense>,
     /// True if vectors have the length 1.
     pub is_normalised: bool,
-    /// True if a text gets an end token that the tokenizer does not add, because the files do not specify the end of texts.
+    /// True if a text gets an end token that the tokenizer does not add, because the files do not specify the end of
+    /// texts.
     pub ends_texts: bool,
     /// Texts in front of the input, by name, such as `query`.
     pub prompts: BTreeMap<String, String>,
     /// The name of the prompt in [`prompts`](Self::prompts) for inputs that name none.
     pub default_prompt: Option<String>,
-    /// Most tokens of a text, if fewer than the model's positions.
+    /// Maximum number of tokens of a text, if fewer than the model's positions.
     pub most_tokens: Option<usize>,
     /// The reason why the files allow no vectors, in one line; `None` if they do.
     pub refusal: Option<String>,
@@ -64,8 +65,8 @@ impl Default for TextEmbedding {
 }
 
 impl TextEmbedding {
-    /// The pooling of a GGUF file's `pooling_type`, with llama.cpp's numbers; `None` without this key. A model that reads in
-    /// both directions (`is_bidirectional`) pools the mean without it, and ranks by its first token.
+    /// The pooling of a GGUF file's `pooling_type`, with llama.cpp's numbers; `None` without this key. A model that
+    /// reads in both directions (`is_bidirectional`) pools the mean without it, and ranks by its first token.
     pub(crate) fn of_gguf(pooling_type: Option<i128>, is_bidirectional: bool) -> Self {
         let pooling = match pooling_type {
             None if is_bidirectional => Ok(Pooling::Mean),

@@ -11,7 +11,7 @@ use crate::ModelError;
 use crate::fields::{Fields, read_json};
 use crate::weights::Checkpoint;
 
-/// Most modules of a list.
+/// Maximum number of modules of a list.
 const MOST_MODULES: usize = 16;
 
 /// A [`TextEmbedding`] without the weights of its layers.

@@ -39,7 +39,8 @@ pub(super) fn is_tied_by_default(class: &str) -> bool {
     tied.and_then(Value::as_bool).unwrap_or(false)
 }
 
-/// The settings of the text model in `class`, with all defaults of both classes. The wrapper decides if embeddings are tied.
+/// The settings of the text model in `class`, with all defaults of both classes. The wrapper decides if embeddings are
+/// tied.
 pub(super) fn with_wrapped_defaults(mut fields: Fields, class: &str, text_type: &str) -> Result<Fields, ModelError> {
     let own = DEFAULTS.get(class).and_then(|defaults| defaults.get("text_config"));
     if let Some(Value::Object(own)) = own {

@@ -1,5 +1,5 @@
-//! The text model of Gemma 3n: several residual streams, an augmented residual, sparse gates in some layers, a
-//! per-layer input by token, and layers that read earlier layers' keys.
+//! The text model of Gemma 3n. It has several residual streams, an augmented residual, and sparse gates in some layers.
+//! Each layer has an input by token, and some layers read earlier layers' keys.
 
 use std::sync::Arc;
 

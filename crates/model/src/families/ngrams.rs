@@ -23,9 +23,9 @@ pub(super) struct NgramSettings {
     most: usize,
     /// Heads for each length.
     heads: usize,
-    /// Every head has at least as many rows.
+    /// Fewest rows of a head.
     least_rows: usize,
-    /// The rows of a table are a multiple of it.
+    /// The number of rows of a table is a multiple of this number.
     multiple: usize,
     seed: u64,
     vocab_size: usize,

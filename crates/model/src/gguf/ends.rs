@@ -1,7 +1,7 @@
 //! Tokens of a GGUF file that end an answer, and corrections of wrong token types.
 //!
-//! Files name at most one end token and often give it the type of a word, so llama.cpp decides by the tokens' texts
-//! (`llama-vocab.cpp`, from "auto-detect special tokens by text" on). This is the same rule.
+//! Files name at most one end token and often give it the type of a word. llama.cpp therefore decides by the tokens'
+//! texts (`llama-vocab.cpp`, from "auto-detect special tokens by text" on). This module has the same rule.
 
 use crate::tokenizer::{CONTROL, NORMAL};
 

@@ -17,7 +17,8 @@ const KEYS: &[(&str, &str)] = &[
     ("attention.shared_kv_layers", "num_kv_shared_layers"),
 ];
 
-/// Adds the settings of layers, streams and per-layer inputs. A key that the files of llama.cpp always have is required.
+/// Adds the settings of layers, streams and per-layer inputs. A key that the files of llama.cpp always have is
+/// required.
 pub(super) fn settings(
     keys: &OwnKeys<'_>,
     weights: &Checkpoint,

@@ -12,7 +12,7 @@ use crate::weights::{NoSuchType, StoredTensor, TensorInfo, TensorType};
 
 const MAGIC: &[u8] = b"GGUF";
 const LARGEST_TENSOR_COUNT: usize = 1 << 18;
-/// Most pairs of key and value; models have a few dozen.
+/// Maximum number of pairs of key and value; models have a few dozen.
 const LARGEST_METADATA_COUNT: usize = 1 << 14;
 const LARGEST_ALIGNMENT: u64 = 1 << 20;
 const DEFAULT_ALIGNMENT: u64 = 32;
@@ -298,8 +298,8 @@ fn place(entry: Entry, data_start: u64, alignment: u64, file_bytes: u64) -> Resu
     })
 }
 
-/// Tensors must follow each other from the start of the data to the end of the file, with only padding up to the next
-/// aligned byte. Unclaimed bytes mean that a tensor is declared smaller than it is.
+/// Tensors must follow each other from the start of the data to the end of the file. Only padding up to the next
+/// aligned byte may lie between them. Unclaimed bytes mean that a tensor is declared smaller than it is.
 fn check_layout(tensors: &[StoredTensor], data_start: u64, alignment: u64, file_bytes: u64) -> Result<(), String> {
     let mut order: Vec<&StoredTensor> = tensors.iter().collect();
     order.sort_by_key(|tensor| tensor.range.start);

@@ -1,7 +1,7 @@
 //! Metadata keys of GGUF files: read, without effect on text, or refused.
 //!
-//! Every key of the model's architecture has a row in [`SETTINGS`]; a key without a row may change the computation
-//! and is refused, as is a value that its row does not allow.
+//! Every key of the model's architecture has a row in [`SETTINGS`]. A key without a row may change the computation, so
+//! it is refused. A value that its row does not allow is refused too.
 
 use super::architecture::Architecture;
 use super::header::{Header, Metadata};
@@ -106,8 +106,8 @@ const EXPERTS: &[Architecture] = &[
 /// Architectures with recurrent layers.
 const HYBRID: &[Architecture] = &[Qwen35, Qwen35Moe, Qwen3Next, Qwen4Exp];
 
-/// A key below the architecture's name, its kind, the architectures that use it or ignore it, and the values without
-/// effect in others.
+/// A key below the architecture's name, with its kind and the architectures that use or ignore it. For other
+/// architectures, the values without effect.
 const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     // Sizes.
     ("vocab_size", Size, All, &[]),

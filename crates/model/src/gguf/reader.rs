@@ -7,7 +7,7 @@ use crate::weights::check_name;
 /// Largest header, so that a forged one cannot request unlimited memory. The largest vocabularies with their merges
 /// take a tenth.
 const LARGEST_HEADER_BYTES: usize = 256 << 20;
-/// Most values of all metadata arrays together. The largest vocabularies with their merges have a third.
+/// Maximum number of values of all metadata arrays together. The largest vocabularies with their merges have a third.
 const LARGEST_METADATA: u64 = 1 << 22;
 /// The value type of texts and of lists.
 pub(super) const TEXT: u32 = 8;

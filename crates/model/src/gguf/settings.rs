@@ -150,7 +150,7 @@ fn of_architecture(
             if let Some(types) = weights.info("model.embeddings.token_type_embeddings.weight") {
                 settings.insert("type_vocab_size".into(), types.shape[0].into());
             }
-            // Encoders are no decoders.
+            // Without the key the model is an encoder, which reads in both directions.
             let is_causal = keys.json("attention.causal")?.and_then(|value| value.as_bool());
             settings.insert("is_decoder".into(), is_causal.unwrap_or(false).into());
         }
@@ -193,7 +193,7 @@ fn rotations(
         own => Ok(own),
     };
     Ok(match architecture {
-        // A window distinguishes the third generation from the second.
+        // Files of OLMo 3 have a window, and files of OLMo 2 have none.
         Architecture::Olmo2 if settings.get("sliding_window").is_some_and(|window| !window.is_null()) => {
             settings.insert("architectures".into(), json!(["Olmo3ForCausalLM"]));
             json!({"full_attention": rotation, "sliding_attention": {"rope_theta": of_window("rope.freq_base")?}})

@@ -22,7 +22,7 @@ use super::unigram::Unigram;
 use super::vocabulary::Vocabulary;
 use super::words::WordPieces;
 
-/// Most bytes of a token in models that try every length, and most characters of a word.
+/// Maximum number of bytes of a token in models that try every length, and of characters of a word.
 const LONGEST_PIECE: usize = 4096;
 
 /// The contents of tokenizer.json. Truncation and padding are ignored: both would silently change the text.

@@ -7,14 +7,14 @@ use super::{Model, Tokenizer};
 const BEHIND_BYTES: u32 = 0x180;
 
 impl Tokenizer {
-    /// The fewest tokens of a text of `bytes` bytes. Returns 0 for a tokenizer that may drop parts of a text or make
-    /// one token of a word of any length, as WordPiece does. Reads the whole vocabulary.
+    /// The fewest tokens of a text of `bytes` bytes. Returns 0 for a tokenizer that may drop parts of a text. Also for
+    /// one that may make one token of a word of any length, as WordPiece does. Reads the whole vocabulary.
     pub fn fewest_tokens(&self, bytes: usize) -> usize {
         let longest = self.longest_token().filter(|longest| *longest > 0);
         longest.map_or(0, |longest| bytes.div_ceil(longest))
     }
 
-    /// Most bytes of text that become one token.
+    /// Maximum number of bytes of text that become one token.
     fn longest_token(&self) -> Option<usize> {
         let pipeline = &self.pipeline;
         let shrinking = pipeline.normalizer.most_shrinking()?;

@@ -62,7 +62,7 @@ pub(crate) use surroundings::Surroundings;
 pub(crate) use vocabulary::Vocabulary;
 pub(crate) use words::WordPieces;
 
-/// Most characters of a problem in an error.
+/// Maximum number of characters of a problem in an error.
 const LONGEST_PROBLEM: usize = 240;
 
 /// The tokenizer of a model. Copies share their tables.
@@ -158,8 +158,8 @@ impl Tokenizer {
     /// Special tokens spelt in the text are always recognised. Time and memory are nearly linear in the text.
     ///
     /// # Errors
-    /// [`ModelError::Tokenize`] if the tokenizer's settings cannot handle the text: a pattern that takes too many
-    /// steps, replacements that make the text too long, characters outside the vocabulary with no token for them.
+    /// [`ModelError::Tokenize`] if the tokenizer's settings cannot handle the text: a pattern takes too many steps,
+    /// replacements make the text too long, or a character has no token.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, ModelError> {
         self.encode_around(text, &[], add_special, &mut |_| ControlFlow::Continue(()))
     }
@@ -193,8 +193,8 @@ impl Tokenizer {
         self.pipeline.surroundings.joins_texts()
     }
 
-    /// Token ids of two texts in one sequence, with the tokens that the model expects around them. Control tokens that the
-    /// texts spell stay text. `poll` is as in [`encode_conversation_until`](Self::encode_conversation_until).
+    /// Token ids of two texts in one sequence, with the tokens that the model expects around them. Control tokens that
+    /// the texts spell stay text. `poll` is as in [`encode_conversation_until`](Self::encode_conversation_until).
     ///
     /// # Errors
     /// As there, and for a tokenizer that does not join texts.

@@ -87,7 +87,7 @@ enum NormalizerText {
 }
 
 impl Normalizer {
-    /// Most bytes of a text that become one byte; `None` if a step may drop text.
+    /// Maximum number of bytes of a text that become one byte; `None` if a step may drop text.
     pub(crate) fn most_shrinking(&self) -> Option<usize> {
         // Composition joins a letter and its marks: 9 bytes of Hangul become 3.
         const BY_COMPOSING: usize = 4;

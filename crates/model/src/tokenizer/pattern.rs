@@ -6,11 +6,11 @@ use fancy_regex::{Regex, RegexBuilder};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Most backtracking steps of a regular expression per match: a thousand times the need of known tokenizers' patterns
-/// for a word, and few enough to refuse a hostile one quickly.
+/// Maximum number of backtracking steps of a regular expression per match: a thousand times the need of known
+/// tokenizers' patterns for a word, and few enough to refuse a hostile one quickly.
 const MOST_BACKTRACKS: usize = 1_000_000;
-/// Most bytes of all regular expressions of a tokenizer together, and of the automaton of each part. Patterns of
-/// known tokenizers have at most 700 bytes.
+/// Maximum number of bytes of all regular expressions of a tokenizer together, and of the automaton of each part.
+/// Patterns of known tokenizers have at most 700 bytes.
 const MOST_PATTERN_BYTES: usize = 4096;
 const LARGEST_AUTOMATON: usize = 2 << 20;
 

@@ -31,7 +31,7 @@ mod field {
     }
 }
 
-/// Most pieces: several times the largest known model's.
+/// Maximum number of pieces: several times the largest known model's.
 const MOST_PIECES: usize = 1 << 22;
 const UNIGRAM: u64 = 1;
 const BYTE_PAIRS: u64 = 2;

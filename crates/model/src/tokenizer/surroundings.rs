@@ -130,8 +130,8 @@ impl Surroundings {
         self.pair.is_some()
     }
 
-    /// The tokens of two texts in one sequence, and the number of leading tokens that belong to the first text. `None` if
-    /// the tokenizer does not join texts.
+    /// The tokens of two texts in one sequence, and the number of leading tokens that belong to the first text. `None`
+    /// if the tokenizer does not join texts.
     pub(crate) fn around_pair(&self, first: &[u32], second: &[u32]) -> Option<(Vec<u32>, usize)> {
         let (mut tokens, mut of_first) = (Vec::new(), 0);
         for part in self.pair.as_ref()? {

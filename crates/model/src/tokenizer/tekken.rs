@@ -24,7 +24,7 @@ use super::vocabulary::Vocabulary;
 
 const BOS: &str = "<s>";
 const EOS: &str = "</s>";
-/// Most special tokens; known files have a thousand.
+/// Maximum number of special tokens; known files have a thousand.
 const MOST_SPECIAL: usize = 1 << 12;
 
 /// The special tokens of files without a list, by id.

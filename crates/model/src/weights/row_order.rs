@@ -28,7 +28,8 @@ impl RowOrder {
     }
 }
 
-/// Moves rows 2i and 2i + 1 of the `rotated` rows of each head, from its row `first` on, back to i and i + rotated/2.
+/// Moves rows 2i and 2i + 1 back to i and i + rotated/2. They count among the `rotated` rows of each head, from its row
+/// `first` on.
 fn without_interleaving(bytes: &[u8], rows: usize, heads: usize, (first, rotated): (usize, usize)) -> Vec<u8> {
     let row_bytes = bytes.len() / rows;
     let head_dim = rows / heads;

@@ -78,7 +78,7 @@ impl TensorRows {
             if self.factor != 1.0 {
                 output.iter_mut().for_each(|value| *value *= self.factor);
             }
-            // Detects exponents of ones, without branches.
+            // The fold has no branches, so a row of finite values costs little.
             let is_finite = output.iter().fold(true, |all, value| all & value.is_finite());
             let bad = output
                 .iter()

@@ -206,7 +206,7 @@ fn a_list_or_map_that_holds_itself_is_not_followed_for_ever() {
                 "{source}{reads}: {found:?}"
             );
         }
-        // Without a walk through the value; its own parts can be read.
+        // Reading the direct parts of the value does not walk through it, so it is allowed.
         outcome(&format!("{source}{{{{ a|length }}}}{{% for x in a %}}{{% endfor %}}")).unwrap();
         for broken in [
             "{{ a - a }}",

@@ -61,10 +61,10 @@ fn a_stretching_takes_the_place_of_the_one_in_the_file() {
         let model = Arc::new(load_scaled(&file, scaling(text)).unwrap().model);
         (logits_of(&model, &tokens, tokens.len()), model.config.max_position)
     };
-    // The file's own words: it keeps the trained length if none is given.
+    // The same words as the file's. Without a length the trained length of the file stays.
     assert_eq!(with("yarn:factor=4"), (own.clone(), 1024));
     assert_eq!(with("yarn:factor=4,original=256"), (own.clone(), 1024));
-    // The same angles at later positions.
+    // The file's own angles, up to later positions.
     assert_eq!(with("own:factor=8"), (own.clone(), 8192));
     let (linear, positions) = with("linear:factor=3,original=100");
     assert_eq!(positions, 300);

@@ -201,7 +201,7 @@ fn models_give_the_ids_of_the_reference() {
         byte_pairs(json!({"unk_token": "<unk>", "continuing_subword_prefix": "##", "merges": []})),
         json!({"type": "WordPiece", "unk_token": "<unk>", "continuing_subword_prefix": "##", "max_input_chars_per_word": 4, "vocab": vocabulary()}),
     ];
-    // Files from before the kind existed.
+    // Old files do not name the kind.
     let mut untyped = with_unknown();
     untyped.as_object_mut().unwrap().remove("type");
     models.push(untyped);

@@ -10,9 +10,9 @@ use crate::{BudgetParameter, KeyUse, ParameterInfo, ParameterKind, PolicyInfo, R
 /// Skips blocks whose best key is far below the best key before them.
 ///
 /// Each query visits the blocks of keys in order and remembers the largest logit so far. A block is skipped if its
-/// largest logit is more than ln(L / `factor`) below it, for every query of the query block and every head of the
-/// group. All keys are scanned, so only the reading of values is saved. A skipped key has at most `factor` / L of a
-/// query's mass.
+/// largest logit is more than ln(L / `factor`) below it. This must hold for every query of the query block and every
+/// head of the group. All keys are scanned, so only the reading of values is saved. A skipped key has at most `factor`
+/// / L of a query's mass.
 struct Blasst {
     factor: f32,
     block: usize,

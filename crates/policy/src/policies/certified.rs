@@ -9,11 +9,11 @@ use crate::{BudgetParameter, KeyUse, ParameterInfo, ParameterKind, PolicyInfo, R
 
 /// Reads the fewest tokens with 1 − ε of every query's mass, found by a scan of all keys.
 ///
-/// The scan gives the softmax itself, so the dropped mass is known: no query of any head drops more than ε, and an
-/// output changes by at most the dropped mass times the diameter of the values. This bounds the heads of one layer,
-/// not the model's answer. Keys are read once, and values only of the chosen tokens. The queries and heads of a tile
-/// share their tokens. In long sequences each query's threshold comes from a sample, so slightly more tokens than
-/// necessary are read; the dropped mass is counted over all tokens.
+/// The scan gives the softmax itself, so the dropped mass is known. No query of any head drops more than ε. An output
+/// changes by at most the dropped mass times the diameter of the values. This bounds the heads of one layer, not the
+/// model's answer. Keys are read once, and values only of the chosen tokens. The queries and heads of a tile share
+/// their tokens. In long sequences each query's threshold comes from a sample, so slightly more tokens than necessary
+/// are read. The dropped mass is counted over all tokens.
 struct Certified {
     epsilon: f32,
 }

@@ -9,10 +9,10 @@ use crate::{
 
 /// Reads the heavy hitters: a bounded number of tokens with the most votes from queries.
 ///
-/// A token's score is the softmax mass it received, summed over the group and divided by the number of queries that
-/// could see it. Without the division old tokens would win by age. The first tokens, the latest tokens and named
-/// ranges are never evicted, nor are tokens without a possible vote so far. An evicted token is not read again, and
-/// its memory is freed. A rollback removes the tokens after it and the votes of their queries; earlier evictions
+/// A token's score is the softmax mass that it received, summed over the group. It is divided by the number of queries
+/// that could see the token. Without the division old tokens would win by age. The first tokens, the latest tokens and
+/// named ranges are never evicted, nor are tokens without a possible vote so far. An evicted token is not read again,
+/// and its memory is freed. A rollback removes the tokens after it and the votes of their queries; earlier evictions
 /// remain. Votes return to the latest remaining snapshot, taken at the beginning or the end of the latest prompt.
 #[derive(Clone)]
 struct H2o {

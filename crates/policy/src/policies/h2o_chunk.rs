@@ -15,11 +15,11 @@ use crate::{
 /// Lets a chunk read itself and a bounded memory of earlier tokens: the latest ones and the heavy hitters.
 ///
 /// In the first phase every chunk of a logical batch attends to itself. In the second phase, chunk by chunk, a chunk
-/// attends to its memory: the `local` tokens before it, and the `heavy` tokens with most votes in the previous memory
-/// and the previous chunk. A vote is softmax mass over everything that the query read, summed over the group and
-/// divided by the number of queries that could give it. Without the division old tokens would win by age. The first
-/// `sinks` tokens count among the heavy ones. A rollback returns to the votes of the latest remaining chunk, if they
-/// are still stored.
+/// attends to its memory. The memory is the `local` tokens before the chunk, and the `heavy` tokens with most votes in
+/// the previous memory and the previous chunk. A vote is softmax mass over everything that the query read, summed over
+/// the group. It is divided by the number of queries that could give it. Without the division old tokens would win by
+/// age. The first `sinks` tokens count among the heavy ones. A rollback returns to the votes of the latest remaining
+/// chunk, if they are still stored.
 #[derive(Clone)]
 struct H2oChunk {
     local: usize,

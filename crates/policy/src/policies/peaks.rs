@@ -13,7 +13,7 @@ use crate::{
 
 /// Reads the blocks in which some query has a peak.
 ///
-/// All queries are multiplied with all keys in 8 bits, to find the largest logit of every query in every block of
+/// All queries are multiplied with all keys in 8 bits. This gives the largest logit of every query in every block of
 /// keys. A query has a peak in a block with at least `peak` of the softmax over these largest logits. A block of
 /// queries reads the peaks of all its queries and heads, the first block and its own block.
 ///

@@ -11,10 +11,10 @@ use crate::{
 /// Reads a bounded number of prompt tokens, to which the prompt's last queries attended most, and all tokens after
 /// the prompt.
 ///
-/// The mass is summed over the queries and the heads of the group and averaged over neighbours, so that the tokens
-/// around a hit are retained too. An evicted token is never read again, even if a later question needs it; every
-/// method that compresses before it knows the question has this weakness. A rollback removes the tokens after it;
-/// earlier evictions remain.
+/// The mass is summed over the queries and the heads of the group. It is averaged over neighbours, so that the tokens
+/// around a hit are retained too. An evicted token is never read again, even if a later question needs it. Every method
+/// that compresses before it knows the question has this weakness. A rollback removes the tokens after it; earlier
+/// evictions remain.
 #[derive(Clone)]
 struct SnapKv {
     budget: usize,

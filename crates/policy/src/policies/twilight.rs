@@ -17,8 +17,8 @@ use crate::{
 
 /// Reads the fewest tokens with a given share of the mass, estimated from candidates with keys in four bits.
 ///
-/// Candidates are the blocks with the highest bounds, as in Quest. Their tokens are scored with keys in four bits.
-/// The policy reads the fewest of them that reach `p` of every query's estimated mass, and always the first and the
+/// Candidates are the blocks with the highest bounds, as in Quest. Their tokens are scored with keys in four bits. The
+/// policy reads the fewest of them that reach `p` of every query's estimated mass. It always reads the first and the
 /// latest blocks. The queries and heads of a tile share their tokens.
 ///
 /// By default no layer is read completely: a head with spread attention reads more tokens anyway. Reading the first

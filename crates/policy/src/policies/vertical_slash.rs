@@ -178,7 +178,7 @@ impl LineMass {
     }
 }
 
-/// Columns, and for each run of diagonals its keys for any query of the tile.
+/// Reads the columns, and for each run of diagonals the keys that it has for any query of the tile.
 pub(super) fn line_spans(tile: &QueryTile<'_>, columns: &[usize], distances: &[Span]) -> Selection {
     let last = tile.start + tile.rows;
     let diagonals = distances.iter().filter(|run| run.start < last);

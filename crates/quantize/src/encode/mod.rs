@@ -1,8 +1,8 @@
 //! Encoders: convert rows of weights to blocks of GGUF's formats with a small weighted squared error.
 //!
-//! The formats are ggml's. The search for a scale tries several values for the largest weight; a least-squares fit to
-//! the chosen codes follows, as in ggml's `make_qx_quants` and `make_qkx3_quants`. For scales of scales, each part of
-//! a block then takes the multiple with the least error after the block's own scale is rounded.
+//! The formats are ggml's. The search for a scale tries several values for the largest weight. A least-squares fit to
+//! the chosen codes follows, as in ggml's `make_qx_quants` and `make_qkx3_quants`. With scales of scales, the block's
+//! own scale is rounded first. Each part of the block then takes the multiple with the least error.
 
 mod grid_blocks;
 mod k_blocks;

@@ -6,7 +6,8 @@ const LANES: usize = 8;
 /// The largest number of a binary16.
 const LARGEST_HALF: f32 = 65504.0;
 
-/// Rounds to the nearest whole number, for magnitudes below 2^22. Compilers vectorise it, unlike calls to the system's function.
+/// Rounds to the nearest whole number, for magnitudes below 2^22. Compilers vectorise it, unlike calls to the system's
+/// function.
 #[inline(always)]
 pub(super) fn round(value: f32) -> f32 {
     const SHIFT: f32 = 12_582_912.0;

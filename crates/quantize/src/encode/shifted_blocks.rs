@@ -11,7 +11,7 @@ use super::search::{extreme, inverse, round, to_half};
 const NEAR: usize = 24;
 /// The shift of an entry's values.
 const SHIFT: f32 = 0.125;
-/// Refits of the scale of the scales.
+/// Number of refits of the scale of the scales.
 const ROUNDS: usize = 3;
 /// Trial values of the largest magnitude of a part.
 const TOPS: [f32; 10] = [1.0, 1.1, 1.25, 1.4, 1.6, 1.8, 2.1, 2.5, 3.0, 0.9];

@@ -4,7 +4,7 @@ use super::search::{Line, best_line, best_scale, extreme, inverse, round, scaled
 
 /// Weights of a block.
 pub(super) const BLOCK: usize = 256;
-/// Most parts of a block.
+/// Maximum number of parts of a block.
 const PARTS: usize = 16;
 /// Refits of the scale of the scales.
 const ROUNDS: usize = 3;

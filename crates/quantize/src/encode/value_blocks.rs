@@ -14,7 +14,7 @@ static IQ4_CODES: [u8; 512] = {
     let mut codes = [0; 512];
     let mut index = 0;
     while index < 512 {
-        // The middle of the stretch, in quarters.
+        // The middle between two half numbers, in quarters.
         let middle = 2 * (index as i32 - 256) + 1;
         let mut code = 0;
         while code < 15 && middle > 2 * (IQ4[code] as i32 + IQ4[code + 1] as i32) {

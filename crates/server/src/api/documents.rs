@@ -31,7 +31,7 @@ struct Read {
     /// True if lines of the text are lines of the file.
     has_lines: bool,
     text: String,
-    /// Parts of the text that a person can find, by UTF-16 code units as in JavaScript.
+    /// Pages, chapters and headings of the text. Offsets count UTF-16 code units, as in JavaScript.
     places: Vec<Place>,
     warnings: Vec<String>,
 }

@@ -18,7 +18,7 @@ use crate::asking::whole_texts::{TooLong, WholeTexts};
 use crate::failure::{Failure, Shape};
 use crate::fields::{Fields, unexpected};
 
-/// Most texts of a request, the same as OpenAI's.
+/// Maximum number of texts of a request, the same as OpenAI's.
 const MOST_TEXTS: usize = 2048;
 
 /// A request for vectors.

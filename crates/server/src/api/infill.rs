@@ -16,7 +16,7 @@ use crate::fields::Fields;
 /// Name of a file without a name.
 const UNNAMED: &str = "tmp";
 
-/// Most further files.
+/// Maximum number of further files.
 const MOST_FILES: usize = 1024;
 
 /// Fields of editors that do not change the text: samplers, indentation and time limits.

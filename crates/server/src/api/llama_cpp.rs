@@ -123,7 +123,8 @@ fn stop_of(stop: &StopReason) -> (&'static str, &str) {
     }
 }
 
-/// The values of an answer at `paths`, each under its path, as llama.cpp's server has them. Without paths, the whole answer.
+/// The values of an answer at `paths`, each under its path, as llama.cpp's server has them. Without paths, the whole
+/// answer.
 fn chosen(body: Value, paths: &[String]) -> Value {
     if paths.is_empty() {
         return body;

@@ -15,7 +15,7 @@ use crate::asking::whole_texts::scores;
 use crate::failure::{Failure, Shape};
 use crate::fields::{Fields, text_of};
 
-/// Most documents of a request.
+/// Maximum number of documents of a request.
 const MOST_DOCUMENTS: usize = 1024;
 
 /// Documents to rank.

@@ -1,5 +1,5 @@
-//! The adapters (LoRA) of a request: one by its name as the model, or several by index, `"lora": [{"id": 0, "scale":
-//! 0.5}]`.
+//! The adapters (LoRA) of a request: one by its name as the model, or several by index,
+//! `"lora": [{"id": 0, "scale": 0.5}]`.
 
 use riffle_model::AdapterScales;
 use serde_json::Value;

@@ -66,8 +66,8 @@ impl Gap {
         prompts.collect()
     }
 
-    /// The tokens of the prompt: the further files, the text before the gap, the text after it, and the mark at which
-    /// the model begins to write. Marks in the texts stay text.
+    /// The tokens of the prompt: the further files, the texts before and after the gap, and the mark at which the model
+    /// begins to write. Marks in the texts stay text.
     pub(crate) fn tokens(&self, engine: &Engine, client: &Client) -> Result<Vec<u32>, Failure> {
         let marks = infill_tokens(engine)?;
         let tokenizer = engine.tokenizer().map_err(|error| Failure::from_engine(&error))?;

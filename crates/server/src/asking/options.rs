@@ -13,11 +13,11 @@ use crate::app::App;
 use crate::failure::Failure;
 use crate::fields::{Fields, integer_of};
 
-/// Most stop texts of a request, and bytes of each.
+/// Maximum number of stop texts of a request, and bytes of each.
 const MOST_STOPS: usize = 64;
 const LONGEST_STOP: usize = 1024;
 
-/// Most tokens with a bias.
+/// Maximum number of tokens with a bias.
 const MOST_BIASES: usize = 4096;
 
 /// Options of this server only, from the field `riffle`.

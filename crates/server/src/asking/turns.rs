@@ -2,7 +2,7 @@
 //!
 //! Agents send system messages anywhere, and several messages of one role in a row. Many templates accept one system
 //! message at the beginning, then strict turns. A message without a place becomes text of a user's turn at its
-//! position, so a conversation's text stays the same when messages follow.
+//! position. A conversation's text then stays the same when messages follow.
 
 use serde_json::{Value, json};
 

@@ -10,7 +10,7 @@ use tokio::time::{Instant, timeout_at};
 use super::bounds::STACK_BYTES;
 use crate::failure::Failure;
 
-/// Most forms compiled at a time. A compilation beyond its time keeps its place until it ends.
+/// Maximum number of forms compiled at a time. A compilation beyond its time keeps its place until it ends.
 const COMPILED_AT_ONCE: usize = 4;
 
 /// Runs compilations.

@@ -196,7 +196,7 @@ const OPTIONS: &str = "x-guidance";
 const OPEN_LEVELS: usize = 6;
 const MOST_LEVELS: usize = 16;
 
-/// Most columns of indentation per level.
+/// Maximum number of columns of indentation per level.
 const COLUMNS_PER_LEVEL: usize = 4;
 
 /// A schema with its reading options. A space is allowed only after a colon or a comma. A line break is allowed between

@@ -1,8 +1,8 @@
 //! The models of a server: the listed ones, the loaded ones, and the requests that wait for one.
 //!
 //! A server has one memory plan. A model is loaded when a request names it and its memory fits beside the loaded
-//! models; otherwise the least recently used model is unloaded first, after its answers. Its prompts stay in the prefix
-//! cache. One thread, the *keeper*, decides this ([`Rotation`]) and starts a thread for each load and unload, so that
+//! models. Otherwise the least recently used model is unloaded first, after its answers. Its prompts stay in the prefix
+//! cache. One thread, the *keeper*, decides this ([`Rotation`]). It starts a thread for each load and unload, so that
 //! nobody waits for another's model.
 //!
 //! A server with one engine that its caller has loaded is the simplest case: a model that stays, and no keeper.
@@ -34,7 +34,7 @@ use lease::{Lease, Ticket};
 pub use planned::{ModelSource, ModelsPlan, PlannedModel};
 use rotation::{Rotation, Slot, Stage};
 
-/// Most names in a refusal; the others are counted.
+/// Maximum number of names in a refusal; the others are counted.
 const MOST_NAMED: usize = 20;
 
 /// Tag of an Ollama name without one.
@@ -333,7 +333,7 @@ impl Shelf {
         let slot = &state.rotation.slots[index];
         let (stays, is_open, stage) = (slot.stays, slot.is_open(), slot.stage);
         if let Some(app) = state.apps[index].clone().filter(|_| is_open) {
-            // A model that never leaves refuses requests on its own thread.
+            // A model that never leaves is not loaded again: if it has stopped, its own thread refuses the request.
             if stays || is_alive(&app) {
                 state.rotation.begin_use(index, keep);
                 drop(state);

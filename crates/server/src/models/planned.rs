@@ -33,7 +33,7 @@ pub struct PlannedModel {
 #[derive(Debug, Clone)]
 pub struct ModelsPlan {
     pub(crate) models: Vec<PlannedModel>,
-    /// Most bytes of all loaded models.
+    /// Maximum number of bytes of all loaded models.
     pub(crate) room_bytes: u64,
 }
 
@@ -106,7 +106,7 @@ impl ModelsPlan {
         &self.models
     }
 
-    /// Most bytes of all loaded models.
+    /// Maximum number of bytes of all loaded models.
     pub fn room_bytes(&self) -> u64 {
         self.room_bytes
     }

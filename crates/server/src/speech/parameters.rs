@@ -10,7 +10,7 @@ const DEEPEST: usize = 16;
 struct Types {
     text: bool,
     null: bool,
-    /// Numbers, truth values, lists and objects are written as JSON.
+    /// Numbers, truth values, lists and objects, which are written as JSON.
     other: bool,
 }
 

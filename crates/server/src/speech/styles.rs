@@ -17,8 +17,8 @@ pub(crate) struct CallStyle {
 /// The text between the marks of calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CallSyntax {
-    /// One object `{"name": …, "arguments": {…}}`, or several; or `<function=…>` (Qwen3-Coder, Nemotron 3), or a name with `<arg_key>` and
-    /// `<arg_value>` (GLM).
+    /// One object `{"name": …, "arguments": {…}}`, or several; or `<function=…>` (Qwen3-Coder, Nemotron 3), or a name
+    /// with `<arg_key>` and `<arg_value>` (GLM).
     Object,
     /// A list of such objects.
     List,

@@ -161,7 +161,7 @@ fn an_encoder_gives_vectors_and_writes_no_text() {
         assert!(message(&server, "/v1/chat/completions", &chat).starts_with("this model writes no text"));
         assert!(message(&server, "/v1/completions", &json!({"prompt": "a"})).starts_with("this model writes no text"));
         assert!(message(&server, "/v1/rerank", &json!({"query": "a", "documents": ["b"]})).contains("no scores"));
-        // The position table ends a text.
+        // The table of positions limits the length of a text.
         let refused = message(&server, "/v1/embeddings", &json!({"input": expected["cut"]}));
         assert!(refused.contains("and the model reads 160"), "{name}: {refused}");
         let cut = server.ask("/api/embed", &json!({"model": "made", "input": expected["cut"]}));

@@ -14,7 +14,7 @@ use riffle_kv::StoreError;
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 use ureq::{Agent, Error};
 
-/// Most idle connections to a host.
+/// Maximum number of idle connections to a host.
 const MOST_IDLE: usize = 32;
 
 thread_local! {

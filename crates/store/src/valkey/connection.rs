@@ -1,7 +1,7 @@
 //! One connection: sends commands and reads replies within a time limit.
 //!
-//! No client crate is used, because the time limit must apply to a whole reply, even from a server that sends one
-//! byte per second, and a reply's declared length must be checked before allocation.
+//! No client crate is used, for two reasons. The time limit must apply to a whole reply, even from a server that sends
+//! one byte per second. A reply's declared length must be checked before allocation.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -42,7 +42,7 @@ pub(super) enum Reply {
 const BUFFER_BYTES: usize = 64 << 10;
 /// The longest line of a reply.
 const LINE_BYTES: usize = 64 << 10;
-/// Deepest nesting of lists, and most entries of one.
+/// Deepest nesting of lists, and the maximum number of entries of one list.
 const MOST_DEPTH: usize = 4;
 const MOST_ENTRIES: usize = 1 << 16;
 

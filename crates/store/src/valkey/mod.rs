@@ -14,9 +14,9 @@ use connection::{Connection, Reply, Server};
 const PORT: u16 = 6379;
 /// Default prefix of names.
 const DEFAULT_PREFIX: &str = "riffle";
-/// Most names of one request.
+/// Maximum number of names of one request.
 const NAMES: usize = 512;
-/// Most idle connections.
+/// Maximum number of idle connections.
 const MOST_IDLE: usize = 16;
 /// Largest answer other than a block, in bytes.
 const ANSWER_BYTES: usize = 1 << 20;

@@ -1,12 +1,12 @@
 //! Attention in 16-bit integers: queries times keys, then weights times values, two products to a 32-bit lane.
 //!
-//! A query and a key are rounded relative to the largest element of each, to as many bits as a 32-bit sum of
-//! `head_dim` products has room for: 13 with the sign at head_dim 128. First, the block's first key is subtracted
-//! from all its keys, so that their common part costs no bits; the first key's own product with the query is added in
-//! f32. This is the smoothing of SageAttention (arXiv 2410.02367), with a key in place of a mean: a mean would depend
-//! on keys that a row does not see. Each value is rounded relative to a power of two of its own. The weights of a row
-//! and a block carry these powers and are rounded relative to the largest of them, to 13 bits, as SageAttention2
-//! (arXiv 2411.10958) does with 8.
+//! A query and a key are rounded relative to the largest element of each. They keep as many bits as a 32-bit sum of
+//! `head_dim` products has room for: 13 with the sign at head_dim 128. First, the block's first key is subtracted from
+//! all its keys, so that their common part costs no bits. The first key's own product with the query is added in f32.
+//! This is the smoothing of SageAttention (arXiv 2410.02367), with a key in place of a mean: a mean would depend on
+//! keys that a row does not see. Each value is rounded relative to a power of two of its own. The weights of a row and
+//! a block carry these powers. They are rounded to 13 bits, relative to the largest of them. SageAttention2 (arXiv
+//! 2411.10958) does this with 8 bits.
 
 mod accumulate;
 mod round;

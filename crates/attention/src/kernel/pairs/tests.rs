@@ -206,7 +206,8 @@ fn every_instruction_set_weighs_values_to_the_same_sums() {
     }
 }
 
-/// Weighs one row over 64 keys whose values are all 1.5. Returns the weights as integers, and the fields of the row afterwards.
+/// Weighs one row over 64 keys whose values are all 1.5. Returns the weights as integers, and the fields of the row
+/// afterwards.
 fn weigh(level: Level) -> (Vec<i32>, [f32; 4]) {
     let head_dim = 16;
     let values = values_of(Level::SCALAR, &vec![1.5; 64 * head_dim], head_dim);

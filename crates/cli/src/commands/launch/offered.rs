@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::failure::Failure;
 
-/// Most bytes of a list of models.
+/// Maximum number of bytes of a list of models.
 const LONGEST_LIST: u64 = 4 << 20;
 
 /// Time limit for the server's answer.

@@ -2,7 +2,8 @@
 
 use crate::failure::Failure;
 
-/// Calls `stop` at the first interrupt (Ctrl-C or SIGTERM), ends the process at the second, and calls `hang_up` at each SIGHUP.
+/// Calls `stop` at the first interrupt (Ctrl-C or SIGTERM), ends the process at the second, and calls `hang_up` at each
+/// SIGHUP.
 #[cfg(unix)]
 pub(super) fn handle(stop: impl Fn() + Send + 'static, hang_up: impl Fn() + Send + 'static) -> Result<(), Failure> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};

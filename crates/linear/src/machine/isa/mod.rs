@@ -153,8 +153,8 @@ impl Isa {
         sets
     }
 
-    /// Adds to `sums` the products of `weights`, `[steps, blocks, 16]`, with each token's row of `steps` values, panel by
-    /// panel.
+    /// Adds to `sums` the products of `weights`, `[steps, blocks, 16]`, with each token's row of `steps` values, panel
+    /// by panel.
     pub(crate) fn float_tile<E: Element>(
         self,
         weights: &[[E::Bits; LANES]],
@@ -209,8 +209,8 @@ impl Isa {
     }
 
     /// Stretches per panel of activations; several bands are multiplied with a panel before the next. If many tokens
-    /// share unpacked weights on x86-64, it is the number of stretches unpacked together, so that a panel stays in
-    /// the first-level cache. Otherwise it is all stretches.
+    /// share unpacked weights on x86-64, it is the number of stretches unpacked together: a panel then stays in the
+    /// first-level cache. Otherwise it is all stretches.
     pub(crate) fn panel_stretches(self, format: &BlockFormat, tokens: usize) -> usize {
         #[cfg(target_arch = "x86_64")]
         if self.0 != Set::Scalar && self.band_tokens(format) > TILE_TOKENS && tokens > 2 * TILE_TOKENS {
@@ -220,8 +220,8 @@ impl Isa {
         usize::MAX
     }
 
-    /// Adds to `sums`, `[tokens, 16]`, the products of a band of 16 rows with `activations`, `[tokens, stretches]`, stretch by
-    /// stretch.
+    /// Adds to `sums`, `[tokens, 16]`, the products of a band of 16 rows with `activations`, `[tokens, stretches]`,
+    /// stretch by stretch.
     pub(crate) fn quant_band<Q: Quant>(
         self,
         weights: &[u8],

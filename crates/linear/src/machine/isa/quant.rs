@@ -11,7 +11,7 @@ pub(super) fn share<Q: Quant>(block: &[u8], stretch: usize) -> &[u8] {
     &block[stretch * bytes..(stretch * bytes + bytes).min(LANES * Q::BYTES)]
 }
 
-/// Repeats code for each stretch of a block with its index as a constant, so that shifts and offsets become constants
+/// Repeats code for each stretch of a block, with its index as a constant. Shifts and offsets then become constants
 /// too.
 macro_rules! for_stretches {
     ($quant:ty, $index:ident => $body:block) => {
@@ -151,13 +151,13 @@ macro_rules! quant_kernels {
 
 pub(super) use quant_kernels;
 
-/// Expands to `quant_band` for an instruction set with few registers. `prefetch`, `unpack` and `stretches::<HALVES,
-/// MINIMUMS, WIDE, ROWS>` must be in scope. `WIDE` quants use all 8 bits, others at most 7.
+/// Expands to `quant_band` for an instruction set with few registers. `prefetch`, `unpack` and
+/// `stretches::<HALVES, MINIMUMS, WIDE, ROWS>` must be in scope. `WIDE` quants use all 8 bits, others at most 7.
 #[cfg(target_arch = "aarch64")]
 macro_rules! quant_tiles {
     ($features:literal) => {
-        /// Unpacks a few stretches at a time into the first-level cache, where every token uses them at once, so that
-        /// memory is always busy.
+        /// Unpacks a few stretches at a time into the first-level cache, where every token uses them at once. Memory is
+        /// then always busy.
         #[target_feature(enable = $features)]
         pub(in crate::machine::isa) fn quant_band<Q: Quant>(
             weights: &[u8],

@@ -3,9 +3,9 @@
 use core::arch::x86_64::__cpuid;
 use std::sync::OnceLock;
 
-/// True for AMD processors. Zen 5 reads K-quants at half to three quarters of the memory's rate unless each block is
-/// prefetched into the first-level cache. An Intel Xeon with AMX reads some formats at two thirds of the memory's rate
-/// unless they are prefetched into the second-level cache.
+/// True for AMD processors. Zen 5 reads K-quants at half to three quarters of the memory's rate; a prefetch of each
+/// block into the first-level cache avoids this. An Intel Xeon with AMX reads some formats at two thirds of the
+/// memory's rate; a prefetch into the second-level cache avoids this.
 pub(super) fn is_amd() -> bool {
     static IS_AMD: OnceLock<bool> = OnceLock::new();
     *IS_AMD.get_or_init(|| {

@@ -1,9 +1,9 @@
 //! Mixtures of experts: a router sends each token to a few of many feed-forward blocks.
 //!
-//! Experts compute for all rows of a batch, one group of experts at a time, so that each expert's weights are read
-//! once for all its tokens, from main memory or from the model's files. Threads share the products of several
-//! experts. A row's arithmetic does not depend on other rows, and a token's experts are added in the order of their
-//! numbers. A token therefore has the same bits alone and in any batch, with experts in memory or in files.
+//! Experts compute for all rows of a batch, one group of experts at a time. Each expert's weights are therefore read
+//! once for all its tokens, from main memory or from the model's files. Threads share the products of several experts.
+//! A row's arithmetic does not depend on other rows, and a token's experts are added in the order of their numbers. A
+//! token therefore has the same bits alone and in any batch, with experts in memory or in files.
 
 mod group;
 mod load;

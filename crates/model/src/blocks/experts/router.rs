@@ -90,8 +90,8 @@ pub(crate) struct Choice {
 }
 
 impl Router {
-    /// Chooses the experts of rows of `logits`, `[rows, experts]`, which are overwritten. `choices` is `[rows,
-    /// used]`, for each row in the order of experts.
+    /// Chooses the experts of rows of `logits`, `[rows, experts]`, which are overwritten. `choices` is `[rows, used]`,
+    /// for each row in the order of experts.
     pub(crate) fn choose(&self, logits: &mut [f32], choices: &mut [Choice]) {
         let (experts, used) = (self.projection.weight().out_features(), self.rules.used);
         let row = |(logits, choices): (&mut [f32], &mut [Choice])| {

@@ -111,7 +111,8 @@ impl ExpertSettings {
         self
     }
 
-    /// The router of DeepSeek-V3 and its relatives: sigmoids and a bias for the choice, groups by their two best experts.
+    /// The router of DeepSeek-V3 and its relatives: sigmoids and a bias for the choice, groups by their two best
+    /// experts.
     pub fn with_noaux(mut self) -> ExpertSettings {
         self.rules.scoring = Scoring::Sigmoid;
         if self.rules.sum.is_some() {

@@ -1,5 +1,5 @@
-//! The update rules of layers with a memory matrix per head. For each token a head's memory `S`, `[key_dim,
-//! value_dim]`, decays and receives a write:
+//! The update rules of layers with a memory matrix per head. For each token a head's memory `S`,
+//! `[key_dim, value_dim]`, decays and receives a write:
 //!
 //! ```text
 //! S ← exp(decay) S
@@ -17,9 +17,9 @@
 //! W[i] + Σ_{j<i} strength[i] D[i,j] (key[i]·key[j]) W[j] = strength[i] (value[i] − D[i] Sᵀ key[i])
 //! ```
 //!
-//! and then `read[i] = D[i] Sᵀ query[i] + Σ_{j≤i} D[i,j] (query[i]·key[j]) W[j]` and `S ← D[n] S + Σ_j D[n,j] key[j]
-//! ⊗ W[j]` are matrix products. The additive rule has `W[i] = strength[i] value[i]` and no system to solve. Heads run
-//! in parallel. With a decay per element of a key (`channels`), `D` is a diagonal matrix.
+//! and then `read[i] = D[i] Sᵀ query[i] + Σ_{j≤i} D[i,j] (query[i]·key[j]) W[j]` and
+//! `S ← D[n] S + Σ_j D[n,j] key[j] ⊗ W[j]` are matrix products. The additive rule has `W[i] = strength[i] value[i]` and
+//! no system to solve. Heads run in parallel. With a decay per element of a key (`channels`), `D` is a diagonal matrix.
 
 mod channels;
 

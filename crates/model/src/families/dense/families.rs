@@ -38,8 +38,8 @@ macro_rules! family {
     };
 }
 
-/// A family of encoders with these classes, this `model_type` and this plan. Its tokens of a second text may have a type
-/// of their own.
+/// A family of encoders with these classes, this `model_type` and this plan. Its tokens of a second text may have a
+/// type of their own.
 macro_rules! encoder {
     ($classes:expr, $model_type:literal, $plan:ident, $has_pairs:literal) => {
         Family::new(

@@ -58,7 +58,7 @@ pub(super) fn bamba(fields: &Fields) -> Planned {
         "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "mamba_n_heads": 128, "mamba_n_groups": 1,
         "mamba_d_state": 256, "mamba_d_head": "auto", "mamba_d_conv": 4, "mamba_expand": 2,
     });
-    // transformers reads another share from `rope_parameters` alone.
+    // transformers reads a share other than 0.5 only from `rope_parameters`.
     let fields = &fields.clone().with("partial_rotary_factor", 0.5);
     let mut plan = Plan::new(fields, defaults)
         .attention_bias("attention_bias", false)?

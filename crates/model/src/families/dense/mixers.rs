@@ -75,7 +75,8 @@ pub(super) enum MixerPlan {
     },
 }
 
-/// Layers whose parts are `x ← kept · n + added · f(n)` with `n = norm(x)`: the factors `[kept, added]` of each kind of part.
+/// Layers whose parts are `x ← kept · n + added · f(n)` with `n = norm(x)`: the factors `[kept, added]` of each kind of
+/// part.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct NormedStream {
     pub(super) mixer: [f64; 2],

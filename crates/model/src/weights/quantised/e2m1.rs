@@ -115,9 +115,10 @@ mod tests {
 
     use super::*;
 
-    /// The layout of gpt-oss: `mlp.experts.gate_up_proj_blocks` `[experts, rows, groups, 16]` and `_scales` `[experts, rows, groups]`. The
-    /// expected weights are those of `transformers.integrations.mxfp4.convert_moe_packed_tensors`: value of the low half, then of the high
-    /// half of each byte, times 2^(scale − 127).
+    /// The layout of gpt-oss: `mlp.experts.gate_up_proj_blocks` `[experts, rows, groups, 16]` and `_scales`
+    /// `[experts, rows, groups]`. The expected weights follow
+    /// `transformers.integrations.mxfp4.convert_moe_packed_tensors`: the value of each byte's low half, then of its
+    /// high half, times 2^(scale − 127).
     #[test]
     fn experts_of_gpt_oss_become_blocks_of_mxfp4() {
         let (experts, rows, groups) = (2, 3, 4);

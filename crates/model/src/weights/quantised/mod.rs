@@ -1,9 +1,9 @@
 //! Safetensors weights quantised by other programs: finds the tensors of a matrix and converts them to a format of
 //! `riffle-linear`.
 //!
-//! [`Quantisation`] is read from config.json. [`bind`] finds the tensors of each matrix by name, type and shape, and
-//! replaces them by one tensor of a packed format, so that families, plans and loading see no difference. A
-//! [`Recipe`] computes its bytes when it is taken.
+//! [`Quantisation`] is read from config.json. [`bind`] finds the tensors of each matrix by name, type and shape. It
+//! replaces them by one tensor of a packed format, so families, plans and loading see no difference. A [`Recipe`]
+//! computes its bytes when it is taken.
 
 mod binding;
 mod e2m1;

@@ -35,7 +35,7 @@ struct Body {
     prompt_eval_count: usize,
 }
 
-/// The answer of the older path.
+/// The answer of the older path, `/api/embeddings`: one vector.
 #[derive(Serialize)]
 struct One {
     embedding: Vec<f32>,

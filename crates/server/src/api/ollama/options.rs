@@ -13,7 +13,7 @@ use crate::fields::{Fields, unexpected};
 use crate::forms::Form;
 use crate::models::keep_alive::{self, KeepAlive};
 
-/// Most likeliest tokens per request.
+/// Maximum number of likeliest tokens per request.
 const MOST_LIKELIEST: i64 = 20;
 
 /// Tag of a model name without one.

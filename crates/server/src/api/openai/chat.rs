@@ -29,7 +29,7 @@ use crate::fields::Fields;
 use crate::forms::take_form;
 use crate::speech::Speech;
 
-/// Most likeliest tokens per request.
+/// Maximum number of likeliest tokens per request.
 pub(super) const MOST_LIKELIEST: i64 = 20;
 
 /// A requested chat completion.
@@ -210,7 +210,7 @@ impl Answering for ChatAnswer {
                     DriverEvent::Reading(reading) => {
                         let mut chunk = self.head.chunk(index, &json!({}), None);
                         if self.asked.wishes.generate.probabilities.is_some() {
-                            // Clients that request them expect them in every chunk.
+                            // Clients that request probabilities expect this field in every chunk.
                             chunk["choices"][0]["logprobs"] = json!({"content": [], "refusal": null});
                         }
                         report::put_progress(&mut chunk, &self.asked.wishes, &reading);

@@ -28,7 +28,7 @@ use crate::failure::{Failure, Shape};
 use crate::fields::Fields;
 use crate::forms::{Form, take_form};
 
-/// Most tokens of an answer whose request sets no limit, the same as OpenAI's.
+/// Maximum number of tokens of an answer whose request sets no limit, the same as OpenAI's.
 const DEFAULT_TOKENS: usize = 16;
 
 /// A requested completion.

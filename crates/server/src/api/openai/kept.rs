@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde_json::{Value, json};
 
-/// Most bytes of all responses and items. The least recently used are removed first.
+/// Maximum number of bytes of all responses and items. The least recently used are removed first.
 const MOST_BYTES: usize = 16 << 20;
 
 /// The latest responses and their items by id.

@@ -15,22 +15,23 @@ pub(super) use schema::check as check_schema;
 /// Stack of each thread that compiles forms or computes masks, in bytes. Only used pages take memory.
 pub(crate) const STACK_BYTES: usize = 128 << 20;
 
-/// Most levels of a schema, including the targets of its references. A level takes at most 5 KiB of stack.
+/// Maximum number of levels of a schema, including the targets of its references. A level takes at most 5 KiB of stack.
 pub(super) const SCHEMA_LEVELS: usize = 5000;
 
-/// Most property names in a schema. A name takes at most 3 KiB of stack.
+/// Maximum number of property names in a schema. A name takes at most 3 KiB of stack.
 pub(super) const PROPERTY_NAMES: usize = 10_000;
 
-/// Most values of a schema whose references are expanded because other keywords stand beside them.
+/// Maximum number of values of a schema whose references are expanded because other keywords stand beside them.
 pub(super) const SCHEMA_VALUES: u64 = 200_000;
 
-/// Most entries of `patternProperties`: every pair of an object is compared.
+/// Maximum number of entries of `patternProperties`: every pair of an object is compared.
 pub(super) const NAME_PATTERNS: usize = 100;
 
-/// Most levels of a grammar: its rules and terminals, and the nesting of each. A level takes at most 3.5 KiB of stack.
+/// Maximum number of levels of a grammar: its rules and terminals, and the nesting of each. A level takes at most 3.5
+/// KiB of stack.
 pub(super) const GRAMMAR_LEVELS: usize = 8000;
 
-/// Most characters of a regular expression. Each takes at most 1 KiB of stack.
+/// Maximum number of characters of a regular expression. Each takes at most 1 KiB of stack.
 pub(super) const PATTERN_CHARACTERS: usize = 20_000;
 
 /// Refuses a pattern that is too long.

@@ -86,7 +86,8 @@ struct Sizes<'a> {
 }
 
 impl<'a> Sizes<'a> {
-    /// Counts the values of `value`. `is_beside` is true if other keywords apply to the same value, so references are expanded.
+    /// Counts the values of `value`. `is_beside` is true if other keywords apply to the same value, so references are
+    /// expanded.
     fn count_values(&mut self, value: &'a Value, is_beside: bool) -> u64 {
         match value {
             Value::Array(items) => items.iter().fold(1, |sum: u64, item| {

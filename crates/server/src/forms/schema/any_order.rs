@@ -11,16 +11,16 @@ use serde_json::{Map, Value, json};
 use super::References;
 use crate::forms::OPTIONS;
 
-/// Most names of an object: the bits of a rule's parameter.
+/// Maximum number of names of an object: the bits of a rule's parameter.
 const NAMES: usize = 64;
 
-/// Most rules of a grammar.
+/// Maximum number of rules of a grammar.
 const RULES: usize = 5000;
 
-/// Most bytes of a grammar; parts of a schema contain copies of their references' targets.
+/// Maximum number of bytes of a grammar; parts of a schema contain copies of their references' targets.
 const BYTES: usize = 2 << 20;
 
-/// Most levels of nested schemas; a rule takes more stack per level than a schema.
+/// Maximum number of levels of nested schemas; a rule takes more stack per level than a schema.
 const LEVELS: usize = 200;
 
 /// Keywords without effect on values.
@@ -41,7 +41,7 @@ const ANNOTATIONS: [&str; 13] = [
 ];
 
 /// A grammar for a schema that is [prepared](super::prepare) with its options. `None` if no closed object has two
-/// names, if the grammar would be too large, or if references name other parts than definitions.
+/// names, or if the grammar would be too large. Also if references name other parts than definitions.
 pub(in crate::forms) fn any_order(schema: &Value) -> Option<String> {
     let references = References::new(schema).ok()?;
     if references.has_inner_documents() {

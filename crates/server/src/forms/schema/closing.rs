@@ -1,7 +1,7 @@
 //! Closes objects that declare properties and do not say whether they allow others.
 //!
 //! llguidance takes declared names in their order and then any other name. A model that writes a declared name later
-//! than the schema lists it would have to make it longer, such as `"city "`.
+//! than its place in the schema would have to change the name, such as to `"city "`.
 
 use std::collections::HashSet;
 

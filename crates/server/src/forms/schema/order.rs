@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use crate::forms::bounds::NAME_PATTERNS;
 
-/// Most optional names before the last required one that may have two places. Each of their subsets is an
+/// Maximum number of optional names before the last required one that may have two places. Each of their subsets is an
 /// alternative.
 const MOST_LEADING: usize = 3;
 
@@ -141,7 +141,7 @@ impl Names {
     }
 }
 
-/// A pattern of a text.
+/// The pattern that matches exactly this text.
 fn escaped(text: &str) -> String {
     let mut pattern = String::with_capacity(text.len());
     for character in text.chars() {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use serde_json::Value;
 
-/// Most parts of a schema with an `$id`; each is a document that references may be relative to.
+/// Maximum number of parts of a schema with an `$id`; each is a document that references may be relative to.
 const DOCUMENTS: usize = 100;
 
 /// Possible targets of a schema's references.

@@ -1,6 +1,7 @@
 //! Few tokens: each stretch is unpacked and added to the sums of all tokens without passing through memory.
 
-/// The most tokens. Each token's sums for 16 outputs take two of sixteen registers; a fourth token would spill.
+/// The maximum number of tokens. Each token's sums for 16 outputs take two of sixteen registers; a fourth token would
+/// spill.
 pub(in crate::machine::isa) const FEW: usize = 3;
 
 /// Expands to `few_tokens` and `add_part` for instruction sets with 16 registers of 256 bits. The functions of

@@ -202,7 +202,7 @@ fn entry<Entry: Copy>(grid: &[Entry], number: u32) -> Entry {
 }
 
 /// Makes the compiler store numbers in memory. Otherwise it extracts them from registers or computes several codes
-/// together, which is slower than loads and the same instructions for all 16 rows.
+/// together. Both are slower than loads and the same instructions for all 16 rows.
 #[inline(always)]
 fn stored<T>(numbers: &mut T) {
     // SAFETY: there is no instruction; the memory of the reference may be read and written.

@@ -113,8 +113,8 @@ const fn has_planes<Q: Quant>() -> bool {
     Q::PIECES[0][0].is_some()
 }
 
-/// As [`masked_products`]. Each plane is read once, for its own stretch and for one of the last two; `last` collects
-/// the sums of these.
+/// As [`masked_products`]. Each plane is read once, for its own stretch and for one of the last two stretches. `last`
+/// collects the sums of the last two.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 fn products_in_pieces<Q: Quant, const INDEX: usize>(

@@ -55,7 +55,8 @@ fn on_their_way_bytes(classes: &[ExpertClass]) -> u64 {
     (LOADERS * PartBuffer::memory_bytes(largest as usize)) as u64
 }
 
-/// Experts of each size that fit a budget at a time, in proportion to the bytes of all experts, at least one of each.
+/// Experts of each size that fit a budget at a time. They are in proportion to the bytes of all experts, with at least
+/// one of each size.
 pub fn expert_slots(classes: &[ExpertClass], budget_bytes: u64) -> Vec<usize> {
     let mut left = budget_bytes.saturating_sub(least_expert_cache_bytes(classes));
     let further = |class: &ExpertClass| (class.count().saturating_sub(1)) as u64 * class.expert_bytes;

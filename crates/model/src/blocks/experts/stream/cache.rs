@@ -148,7 +148,7 @@ impl ExpertCache {
         }))
     }
 
-    /// Most bytes of the cache, with all slots used.
+    /// Maximum number of bytes of the cache, with all slots used.
     pub fn bytes(&self) -> u64 {
         let state = self.shared.lock();
         expert_cache_bytes(&state.sizes, state.budget_bytes)
