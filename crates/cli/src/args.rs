@@ -170,7 +170,7 @@ pub(crate) struct RunArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct GenerateArguments {
-    /// Most tokens of an answer
+    /// Maximum tokens of an answer
     ///
     /// -1 sets no limit: the answer continues until its own end or the end of the context.
     #[arg(short = 'n', long = "tokens", aliases = ["predict", "n-predict"], value_name = "N", value_parser = numbers::answer_tokens, default_value = "256")]

@@ -27,10 +27,10 @@ pub(crate) struct EngineArguments {
         hide_short_help = true
     )]
     pub(crate) device: Option<String>,
-    /// Most memory to use, e.g. 12G [default: the free memory]
+    /// Maximum memory to use, e.g. 12G [default: the free memory]
     #[arg(long, value_name = "BYTES", value_parser = numbers::memory, help_heading = "Machine and memory")]
     pub(crate) memory: Option<u64>,
-    /// Most memory for weights, e.g. 6G; other experts of a mixture stay in the file
+    /// Maximum memory for weights, e.g. 6G; other experts of a mixture stay in the file
     ///
     /// Riffle reads them when a token needs them. [default: all weights, or the rest of --memory after the KV cache]
     #[arg(long, value_name = "BYTES", value_parser = numbers::memory, help_heading = "Machine and memory", hide_short_help = true)]
@@ -38,7 +38,7 @@ pub(crate) struct EngineArguments {
     /// Number of threads [default: every core]
     #[arg(short = 't', long, value_name = "N", value_parser = numbers::threads, help_heading = "Machine and memory")]
     pub(crate) threads: Option<usize>,
-    /// Most tokens of prompt and answer together
+    /// Maximum tokens of prompt and answer together
     ///
     /// [default: the model's context, or as much as fits in memory if that is less]
     #[arg(short = 'c', long, alias = "ctx-size", value_name = "N", value_parser = numbers::tokens, help_heading = "Machine and memory")]
@@ -89,13 +89,13 @@ pub(crate) struct EngineArguments {
     /// Tokens in a page of the KV cache, a multiple of 16 [default: 256]
     #[arg(long, value_name = "N", value_parser = numbers::tokens, help_heading = "KV cache", hide_short_help = true)]
     pub(crate) page_tokens: Option<usize>,
-    /// Most bytes of the newest KV pages on the device, e.g. 4G
+    /// Maximum bytes of the newest KV pages on the device, e.g. 4G
     ///
     /// With --device cuda this is the device's memory [default: the rest after weights and scratch]. On a CPU it is
     /// memory besides --kv-ram-budget, which is then required.
     #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, help_heading = "KV cache", hide_short_help = true)]
     pub(crate) kv_device_budget: Option<u64>,
-    /// Most bytes of KV pages in memory, e.g. 500M [default: all, or the free memory if --kv-disk is given]
+    /// Maximum bytes of KV pages in memory, e.g. 500M [default: all, or the free memory if --kv-disk is given]
     #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, help_heading = "KV cache", hide_short_help = true)]
     pub(crate) kv_ram_budget: Option<u64>,
     /// Folder for the oldest KV pages, once --kv-ram-budget is full
@@ -103,10 +103,10 @@ pub(crate) struct EngineArguments {
     /// The files there are removed at the end of the run.
     #[arg(long, value_name = "DIR", help_heading = "KV cache", hide_short_help = true)]
     pub(crate) kv_disk: Option<PathBuf>,
-    /// Most bytes of KV pages on disk, e.g. 20G [default: no limit]
+    /// Maximum bytes of KV pages on disk, e.g. 20G [default: no limit]
     #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, requires = "kv_disk", help_heading = "KV cache", hide_short_help = true)]
     pub(crate) kv_disk_budget: Option<u64>,
-    /// Most KV pages that are loaded from a slower tier at a time
+    /// Maximum number of KV pages that are loaded from a slower tier at a time
     #[arg(long, value_name = "N", value_parser = numbers::slots, default_value_t = riffle_kv::DEFAULT_SLOTS, help_heading = "KV cache", hide_short_help = true)]
     pub(crate) kv_slots: usize,
     /// Policy for reading the prompt

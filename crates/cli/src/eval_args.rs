@@ -253,7 +253,7 @@ pub(crate) struct PerplexityArguments {
     /// Heavy budgets of h2o-chunk to compare, in tokens
     #[arg(long, value_name = "N,N,…", value_delimiter = ',', value_parser = numbers::tokens_or_none, requires = "ablate_local", hide_short_help = true)]
     pub(crate) ablate_heavy: Vec<usize>,
-    /// Most bytes of a temporary file with the dense predictions of one window
+    /// Maximum bytes of a temporary file with the dense predictions of one window
     #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, default_value = "8G", hide_short_help = true)]
     pub(crate) predictions_budget: u64,
     #[command(flatten)]

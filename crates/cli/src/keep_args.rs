@@ -26,7 +26,7 @@ pub(crate) struct KeepArguments {
     /// Keep no pages of documents on disk
     #[arg(long, conflicts_with_all = ["keep", "keep_budget"], help_heading = "Sessions and caches")]
     pub(crate) no_keep: bool,
-    /// Most bytes of --keep; the least recently used go first [default: 8G]
+    /// Maximum bytes of --keep; the least recently used go first [default: 8G]
     #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, help_heading = "Sessions and caches", hide_short_help = true)]
     pub(crate) keep_budget: Option<u64>,
 }

@@ -24,7 +24,7 @@ const PREFIX: &str = "RIFFLE_";
 /// Variables of this form with another meaning: `RIFFLE_PREFILL` selects GPU kernels.
 const TAKEN: [&str; 1] = ["RIFFLE_PREFILL"];
 
-/// Most bytes of a file of options.
+/// Maximum bytes of a file of options.
 const LARGEST_FILE_BYTES: u64 = 1 << 20;
 
 /// Values by long option name.

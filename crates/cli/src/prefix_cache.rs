@@ -25,7 +25,7 @@ pub(crate) struct PrefixCacheArguments {
         hide_short_help = true
     )]
     pub(crate) prefix_cache: Vec<OsString>,
-    /// Most bytes of pages in the folder; the least recently used go first [default: 8G]
+    /// Maximum bytes of pages in the folder; the least recently used go first [default: 8G]
     #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, requires = "prefix_cache", help_heading = "Sessions and caches", hide_short_help = true)]
     pub(crate) prefix_cache_budget: Option<u64>,
     /// Seconds to wait for another machine to store a block of the prompt, before reading it here

@@ -53,7 +53,7 @@ pub(crate) struct QuantizeArguments {
     /// Do not compare the result with the original
     #[arg(long)]
     pub(crate) no_check: bool,
-    /// Most memory for the weights in work, and for each model of the comparison
+    /// Maximum memory for the weights in work, and for each model of the comparison
     #[arg(long, hide_short_help = true, value_name = "BYTES", value_parser = numbers::memory)]
     pub(crate) memory: Option<u64>,
     /// Number of threads [default: every core]

@@ -117,7 +117,7 @@ pub(crate) struct ServeArguments {
     /// Folder of named sessions, which clients may save, restore, copy and delete
     #[arg(long, value_name = "DIR", help_heading = "Sessions and caches")]
     pub(crate) sessions: Option<PathBuf>,
-    /// Most seconds to wait while other models use the memory; then the status is 503
+    /// Maximum seconds to wait while other models use the memory; then the status is 503
     #[arg(
         long,
         value_name = "SECONDS",
@@ -126,10 +126,10 @@ pub(crate) struct ServeArguments {
         hide_short_help = true
     )]
     pub(crate) room_wait: u64,
-    /// Most open connections
+    /// Maximum number of open connections
     #[arg(long, value_name = "N", value_parser = numbers::samples, default_value = "1024", help_heading = "Limits", hide_short_help = true)]
     pub(crate) max_connections: usize,
-    /// Most bytes of a request
+    /// Maximum bytes of a request
     #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, default_value = "32M", help_heading = "Limits", hide_short_help = true)]
     pub(crate) max_body: u64,
     /// Format of the log's lines

@@ -30,7 +30,7 @@ pub struct ServingArguments {
     /// Requests that run at a time; others wait
     #[arg(long, value_name = "N", value_parser = numbers::sequences, default_value = "8")]
     pub(crate) parallel: usize,
-    /// Most tokens of an answer whose request sets no limit
+    /// Maximum tokens of an answer whose request sets no limit
     #[arg(short = 'n', long = "tokens", aliases = ["predict", "n-predict"], value_name = "N", value_parser = numbers::tokens, default_value = "4096")]
     pub(crate) tokens: usize,
     /// Let an answer continue that repeats the same tokens
@@ -57,15 +57,15 @@ pub struct ServingArguments {
     pub(crate) keep_alive: Option<u64>,
     #[command(flatten)]
     pub(crate) engine: EngineArguments,
-    /// Most tokens of all requests together; shared tokens count once
+    /// Maximum tokens of all requests together; shared tokens count once
     ///
     /// [default: as many whole contexts as fit in memory, at most one per request]
     #[arg(long, value_name = "N", value_parser = numbers::tokens, help_heading = "Limits", hide_short_help = true)]
     pub(crate) pool_tokens: Option<usize>,
-    /// Most requests that run or wait; others are refused with status 429
+    /// Maximum number of requests that run or wait; others are refused with status 429
     #[arg(long, value_name = "N", value_parser = numbers::samples, default_value = "256", help_heading = "Limits", hide_short_help = true)]
     pub(crate) max_requests: usize,
-    /// Most seconds from the arrival of a request to the end of its answer
+    /// Maximum seconds from the arrival of a request to the end of its answer
     #[arg(
         long,
         value_name = "SECONDS",

@@ -23,7 +23,7 @@ const FRONTEND_FILES: [&str; 2] = ["tokenizer.json", "config.json"];
 pub struct Arguments {
     #[command(flatten)]
     serving: ServingArguments,
-    /// Folder with the tokenizer.json and config.json that Dynamo's frontend reads [default: that of --model]
+    /// Folder with the tokenizer.json and config.json that Dynamo's frontend reads [default: the folder of --model]
     #[arg(long, value_name = "DIR", help_heading = "Dynamo")]
     frontend_files: Option<PathBuf>,
     /// Do not report cached blocks to Dynamo's router, which then knows only the load

@@ -19,7 +19,7 @@ use crate::process::OfProcess;
 use crate::stream::PyStream;
 use crate::watch::{Watch, run};
 
-/// Most bytes of logits per call.
+/// Maximum bytes of logits per call.
 const MOST_LOGIT_BYTES: u64 = 4 << 30;
 
 /// A session, until it is closed; one call at a time uses it.

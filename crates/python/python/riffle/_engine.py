@@ -48,7 +48,7 @@ class EngineOptions(TypedDict, total=False):
     chunk_tokens: int
     """Tokens whose attention is computed together (`-ub`)."""
     context: int
-    """Most tokens of prompt and answer together."""
+    """Maximum tokens of prompt and answer together."""
     decode: str
     """Policy for answers."""
     draft_model: str | os.PathLike[str]
@@ -74,7 +74,7 @@ class EngineOptions(TypedDict, total=False):
     page_tokens: int
     """Tokens in a page of the KV cache, a multiple of 16."""
     pool_tokens: int
-    """Most tokens of all sequences together; shared tokens count once."""
+    """Maximum tokens of all sequences together; shared tokens count once."""
     prefill: str
     """Policy for prompts."""
     profile: str | os.PathLike[str]
@@ -103,7 +103,7 @@ class AnswerOptions(TypedDict, total=False):
     """Continue after the model's end of a text."""
     logit_bias: Mapping[int, float]
     max_tokens: int
-    """Most tokens of the answer [default: 256]."""
+    """Maximum tokens of the answer [default: 256]."""
     min_p: float
     min_tokens: int
     presence_penalty: float
@@ -267,7 +267,7 @@ class Engine:
 
     @property
     def context(self) -> int:
-        """Most tokens of prompt and answer together."""
+        """Maximum tokens of prompt and answer together."""
         return self._native.context
 
     @property
