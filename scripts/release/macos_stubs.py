@@ -16,6 +16,7 @@ import sys
 CRATES = ["core-foundation-sys", "objc2-core-foundation", "objc2-io-kit", "objc2", "security-framework-sys", "sysinfo", "iana-time-zone"]
 LIBRARIES = {
     "CoreFoundation": ("/System/Library/Frameworks/CoreFoundation.framework/Versions/A/CoreFoundation", r"_*k?CF"),
+    "Foundation": ("/System/Library/Frameworks/Foundation.framework/Versions/C/Foundation", r"NS(?!Object$)[A-Z]"),
     "IOKit": ("/System/Library/Frameworks/IOKit.framework/Versions/A/IOKit", r"k?IO[A-Z]"),
     "Security": ("/System/Library/Frameworks/Security.framework/Versions/A/Security", r"k?(Sec|SSL|CMS|Authorization)[A-Z]"),
     "objc": ("/usr/lib/libobjc.A.dylib", r"_*(objc|class|sel|object|method|ivar|protocol|property|imp)_|NSObject$"),

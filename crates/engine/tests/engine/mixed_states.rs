@@ -4,12 +4,13 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use riffle_attention::Format;
-use riffle_cuda::EmulatedOptions;
 use riffle_engine::{Engine, EngineOptions, Session, fill_prefix, prefix_cuts, store_prefix};
 use riffle_kv::{DiskTier, KvTiers, PrefixCache};
 use tempfile::TempDir;
 
-use crate::testing::{bits, device, go_on, made, prompt, read, write};
+#[cfg(unix)]
+use crate::testing::device;
+use crate::testing::{bits, go_on, made, prompt, read, write};
 
 fn options(format: Format) -> EngineOptions {
     EngineOptions::default()
@@ -78,10 +79,11 @@ fn the_plan_counts_states_of_every_kind_beside_pages() {
     assert!(session.sequence().usage().bytes_by_tier.total() <= plan.kv_bytes);
 }
 
+#[cfg(unix)]
 #[test]
 fn a_device_refuses_states_that_it_does_not_compute() {
     let model = model();
-    let gpu = device::gpu(EmulatedOptions::default());
+    let gpu = device::gpu(riffle_cuda::EmulatedOptions::default());
     let options = options(Format::F16).with_page_tokens(64);
     let options = options.with_device(Some(Arc::new(gpu)));
     let refused = Engine::load(model.path(), options).err().unwrap().to_string();
