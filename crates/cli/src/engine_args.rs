@@ -27,7 +27,7 @@ pub(crate) struct EngineArguments {
         hide_short_help = true
     )]
     pub(crate) device: Option<String>,
-    /// Maximum memory to use, e.g. 12G [default: the free memory]
+    /// Maximum memory, e.g. 12G [default: the free memory]
     #[arg(long, value_name = "BYTES", value_parser = numbers::memory, help_heading = "Machine and memory")]
     pub(crate) memory: Option<u64>,
     /// Maximum memory for weights, e.g. 6G; other experts of a mixture stay in the file

@@ -70,7 +70,7 @@ class EngineOptions(TypedDict, total=False):
     kv_type: str
     """`f32`, `f16`, `bf16`, `q8_0` or `q4_0`, or two of them as `KEYS:VALUES`."""
     memory: str | int
-    """Most memory to use."""
+    """Maximum memory to use."""
     page_tokens: int
     """Tokens in a page of the KV cache, a multiple of 16."""
     pool_tokens: int
