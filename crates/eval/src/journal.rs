@@ -38,6 +38,15 @@ pub struct Journal {
     found: HashMap<String, Value>,
 }
 
+impl Drop for Journal {
+    fn drop(&mut self) {
+        // A child process that starts now has the file open too, so closing it would not free the lock.
+        if let Some((_, file)) = &self.file {
+            let _ = file.unlock();
+        }
+    }
+}
+
 impl Journal {
     /// A journal without a file; it forgets its cells at the end of the run.
     pub fn none() -> Self {
@@ -337,7 +346,9 @@ mod tests {
         let held = Journal::open(&path, &json!({})).unwrap();
         let message = Journal::open(&path, &json!({})).unwrap_err().to_string();
         assert!(message.contains("in use by another process"), "{message}");
+        let of_a_child = held.file.as_ref().map(|(_, file)| file.try_clone().unwrap());
         drop(held);
         Journal::open(&path, &json!({})).unwrap();
+        drop(of_a_child);
     }
 }

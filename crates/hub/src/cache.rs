@@ -29,7 +29,14 @@ pub(crate) struct Repository {
 /// A lock that other processes respect, including Python's. Dropping it releases it.
 #[derive(Debug)]
 pub(crate) struct Lock {
-    _file: File,
+    file: File,
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // A child process that starts now has the file open too, so closing it would not free the lock.
+        let _ = self.file.unlock();
+    }
 }
 
 /// Characters of a commit's hash.
@@ -172,7 +179,7 @@ impl Lock {
             }
             // The previous owner may have removed the file; other processes would then lock another one.
             if is_at(&file, path) {
-                return Ok(Some(Self { _file: file }));
+                return Ok(Some(Self { file }));
             }
         }
     }

@@ -14,7 +14,7 @@ use crate::output::{follow, open_regular};
 /// were removed, two processes could hold locks on two files of one name.
 #[derive(Debug)]
 pub struct PathLock {
-    _file: File,
+    file: File,
 }
 
 impl PathLock {
@@ -29,7 +29,7 @@ impl PathLock {
         let file = lock_file(path).and_then(|beside| open_regular(&beside, &mut options));
         let file = file.map_err(|source| failed(path, source))?;
         held(path, file.try_lock())?;
-        Ok(Self { _file: file })
+        Ok(Self { file })
     }
 
     /// Takes a read lock on `path`, shared with other readers, if the lock file exists and is read-only. `None` if it
@@ -44,7 +44,14 @@ impl PathLock {
             file => file.map_err(|source| failed(path, source))?,
         };
         held(path, file.try_lock_shared())?;
-        Ok(Some(Self { _file: file }))
+        Ok(Some(Self { file }))
+    }
+}
+
+impl Drop for PathLock {
+    fn drop(&mut self) {
+        // A child process that starts now has the file open too, so closing it would not free the lock.
+        let _ = self.file.unlock();
     }
 }
 
@@ -87,12 +94,17 @@ mod tests {
         assert!(message.contains("in use by another process"), "{message}");
         assert!(PathLock::take(folder.path().join("other")).is_ok());
         assert!(matches!(PathLock::share(&path), Err(KvError::Busy { .. })));
+        let of_a_child = held.file.try_clone().unwrap();
         drop(held);
         let readers = [PathLock::share(&path).unwrap(), PathLock::share(&path).unwrap()];
         assert!(readers.iter().all(Option::is_some));
         assert!(matches!(PathLock::take(&path), Err(KvError::Busy { .. })));
         drop(readers);
-        assert!(PathLock::take(&path).is_ok());
+        assert!(
+            PathLock::take(&path).is_ok(),
+            "a child that inherited the file holds no lock"
+        );
+        drop(of_a_child);
         assert!(PathLock::share(&folder.path().join("new")).unwrap().is_none());
         assert!(matches!(
             PathLock::take(folder.path().join("no/such/folder")),
