@@ -478,11 +478,11 @@ impl<'r> Frame<'r> {
         let rise = state.rise;
         let (x, y) = (trm[4] + trm[2] * rise, trm[5] + trm[3] * rise);
         let (left, mut base) = (x * cos + y * sin, y * cos - x * sin);
-        let per_unit = along[0].hypot(along[1]);
+        let per_unit = length(along);
         let height = if is_vertical {
-            trm[0].hypot(trm[1])
+            length([trm[0], trm[1]])
         } else {
-            trm[2].hypot(trm[3])
+            length([trm[2], trm[3]])
         };
         let scale = if height > 0.0 { height } else { per_unit };
         let size = (scale * state.size.abs()).clamp(0.1, 1e6);
@@ -503,6 +503,17 @@ impl<'r> Frame<'r> {
             if degrees == -180 { 180 } else { degrees },
         )
     }
+}
+
+/// Length of a vector. `f64::hypot` would need glibc 2.35, and the archives run from 2.34 on.
+fn length(vector: [f64; 2]) -> f64 {
+    let [x, y] = vector.map(f64::abs);
+    let (longer, shorter) = (x.max(y), x.min(y));
+    if longer == 0.0 || longer.is_infinite() {
+        return longer;
+    }
+    let share = shorter / longer;
+    longer * (1.0 + share * share).sqrt()
 }
 
 /// Skips an inline picture.
