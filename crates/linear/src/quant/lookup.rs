@@ -30,7 +30,7 @@ impl Codes {
 pub(crate) enum Mark {
     /// Negates the quant around its center, which is half of this number modulo 256.
     NegatedAround(u8),
-    /// The quant is two less.
+    /// The quant is two less. The eight mark bits of a code are alike.
     TwoLess,
 }
 

@@ -92,14 +92,16 @@ impl Quant for Iq1M {
 
     #[inline(always)]
     fn scales(block: &[u8], stretch: usize, halves: &Halves, expanded: &mut Expanded) {
-        let (a, b, c) = (half_bits(block, 50), half_bits(block, 52), half_bits(block, 54));
-        let bits = |index: usize| rows(|row| arranged_scale(index, [a[row], b[row], c[row]]).into());
-        let (first, second) = (bits(2 * stretch), bits(2 * stretch + 1));
-        for row in 0..LANES {
-            expanded.scales[0][row] = halves[0][row] * odd(first[row] as u16) * 0.125;
-        }
-        for row in 0..LANES {
-            expanded.scales[1][row] = halves[0][row] * odd(second[row] as u16) * 0.125;
+        let words = [50, 52, 54].map(|at| half_bits(block, at));
+        let bits = match stretch / 2 {
+            0 => rows(|row| first_scales(words.map(|word| word[row])).into()),
+            four => rows(|row| words[four - 1][row].into()),
+        };
+        for part in 0..2 {
+            let shift = 3 * (2 * (stretch % 2) + part);
+            for row in 0..LANES {
+                expanded.scales[part][row] = halves[0][row] * odd((bits[row] >> shift) as u16) * 0.125;
+            }
         }
     }
 
@@ -300,9 +302,15 @@ fn write_shifted(scale: f32, entry: usize, is_down: bool, weights: &mut [f32]) {
 #[inline(always)]
 fn arranged_scale(index: usize, words: [u16; 3]) -> u16 {
     match index / 4 {
-        0 => (words[0] >> 12 | words[1] >> 12 << 4 | words[2] >> 12 << 8) >> (3 * index),
+        0 => first_scales(words) >> (3 * index),
         word => words[word - 1] >> (3 * (index % 4)),
     }
+}
+
+/// The first four scales.
+#[inline(always)]
+fn first_scales(words: [u16; 3]) -> u16 {
+    words[0] >> 12 | words[1] >> 12 << 4 | words[2] >> 12 << 8
 }
 
 /// The last four words of a block of IQ1_M.

@@ -6,7 +6,7 @@
 use core::arch::asm;
 use core::arch::x86_64::*;
 
-use super::super::quant::{for_stretches, share};
+use super::super::quant::share;
 use super::super::vendor::is_amd;
 use super::pairs::{add_scaled, chain, parts};
 use super::{AHEAD_BYTES, load, prefetch, prefetch_far, store, widen_halves};
@@ -17,7 +17,32 @@ use crate::quant::{ActivationBlock, Codes, Expanded, Mark, Quant, STRETCH};
 /// Sums of 16 rows.
 type Rows = [__m256i; 2];
 
+/// For each byte of a row's mark bits, its index in 16 bytes of four rows, once for each of four quants.
+const MARKS_OF_FOURS: [[u8; 32]; 4] = mark_places(4);
+/// As [`MARKS_OF_FOURS`], for two rows of eight quants.
+const MARKS_OF_EIGHTS: [[u8; 32]; 4] = mark_places(8);
+
+const fn mark_places(quants: usize) -> [[u8; 32]; 4] {
+    let mut places = [[0; 32]; 4];
+    let mut index = 0;
+    while index < 4 * 32 {
+        let (byte, place) = (index / 32, index % 32);
+        places[byte][place] = (byte + 4 * (place % 16 / quants)) as u8;
+        index += 1;
+    }
+    places
+}
+
+/// Runs code for each pair of codes, with a copy for each index.
+macro_rules! for_pairs {
+    ($index:ident in $($value:literal)* => $body:block) => {
+        $({ const $index: usize = $value; $body })*
+    };
+}
+
 /// Adds the products of a band with one token's `row` to `sums`.
+///
+/// The loop over stretches is not unrolled: the code of eight would not fit the first-level cache of instructions.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(in crate::machine::isa) fn one_token<Q: Quant>(weights: &[u8], row: &[ActivationBlock], sums: &mut [f32; LANES]) {
     let (mut total, first_cache) = (load::<F32>(sums), is_amd());
@@ -25,56 +50,59 @@ pub(in crate::machine::isa) fn one_token<Q: Quant>(weights: &[u8], row: &[Activa
     let blocks = weights.chunks_exact(LANES * Q::BYTES);
     for (block, activations) in blocks.zip(row.chunks_exact(Q::WEIGHTS / STRETCH)) {
         let halves = widen_halves::<Q>(block);
-        for_stretches!(Q, INDEX => {
+        for (index, activations) in activations.iter().enumerate() {
             if first_cache {
-                prefetch(share::<Q>(block, INDEX));
+                prefetch(share::<Q>(block, index));
             } else {
-                prefetch_far(share::<Q>(block, INDEX), AHEAD_BYTES);
+                prefetch_far(share::<Q>(block, index), AHEAD_BYTES);
             }
-            Q::scales(block, INDEX, &halves, &mut expanded);
-            let products = products::<Q, INDEX>(block, &activations[INDEX]);
-            let scale = _mm256_set1_ps(activations[INDEX].scale);
+            Q::scales(block, index, &halves, &mut expanded);
+            let products = products::<Q>(block, index, activations);
+            let scale = _mm256_set1_ps(activations.scale);
             for part in 0..parts::<Q>() {
                 let scales: [__m256; 2] = bytemuck::must_cast(expanded.scales[part]);
                 for side in 0..2 {
                     total[side] = add_scaled(total[side], products[part][side], scales[side], scale);
                 }
             }
-        });
+        }
     }
     *sums = store(total);
 }
 
-/// The products of stretch `INDEX`, for each part.
+/// The products of stretch `index`, for each part.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn products<Q: Quant, const INDEX: usize>(block: &[u8], activations: &ActivationBlock) -> [Rows; 2] {
-    let marks: [__m256i; 2] = bytemuck::must_cast(Q::marks(block, INDEX));
+fn products<Q: Quant>(block: &[u8], index: usize, activations: &ActivationBlock) -> [Rows; 2] {
+    let marks: [__m256i; 2] = bytemuck::must_cast(Q::marks(block, index));
     let mut products = [[_mm256_setzero_si256(); 2]; 2];
     match const { Q::CODES } {
         Codes::Fours(_, mark) => {
-            let mut numbers = [[0; LANES]; STRETCH / 4];
-            for (code, numbers) in numbers.iter_mut().enumerate() {
-                *numbers = Q::entries(block, INDEX, code);
-                stored(numbers);
-            }
-            for side in 0..2 {
-                products[0][side] = products_of_fours::<Q>(mark, &numbers, marks[side], side, activations);
-            }
+            for_pairs!(PAIR in 0 1 2 3 => {
+                let [left, right] = pairs_of_numbers::<Q, PAIR>(block, index);
+                let left = products_of_fours::<Q, PAIR>(mark, left, marks[0], activations);
+                let right = products_of_fours::<Q, PAIR>(mark, right, marks[1], activations);
+                products[0] = [_mm256_add_epi32(products[0][0], left), _mm256_add_epi32(products[0][1], right)];
+            });
         }
         Codes::Eights(_, mark) => {
-            let mut numbers = [[0; LANES]; STRETCH / 8];
-            for (code, numbers) in numbers.iter_mut().enumerate() {
-                *numbers = Q::entries(block, INDEX, code);
-                stored(numbers);
-            }
+            let mut wholes = [[_mm256_setzero_si256(); 4]; 2];
+            for_pairs!(PAIR in 0 1 => {
+                let [left, right] = pairs_of_numbers::<Q, PAIR>(block, index);
+                let [a, b] = products_of_eights::<Q, PAIR>(mark, left, marks[0], activations);
+                let [c, d] = products_of_eights::<Q, PAIR>(mark, right, marks[1], activations);
+                let whole = &mut wholes[PAIR % parts::<Q>()];
+                *whole = [
+                    _mm256_add_epi32(whole[0], a),
+                    _mm256_add_epi32(whole[1], b),
+                    _mm256_add_epi32(whole[2], c),
+                    _mm256_add_epi32(whole[3], d),
+                ];
+            });
             for part in 0..parts::<Q>() {
-                for side in 0..2 {
-                    let [a, b] = [0, 1].map(|four| {
-                        products_of_eights::<Q>(mark, &numbers, marks[side], [part, side, four], activations)
-                    });
-                    products[part][side] = _mm256_permute4x64_epi64::<0xd8>(_mm256_hadd_epi32(a, b));
-                }
+                let [a, b, c, d] = wholes[part];
+                products[part] = [_mm256_hadd_epi32(a, b), _mm256_hadd_epi32(c, d)];
+                products[part] = products[part].map(|sums| _mm256_permute4x64_epi64::<0xd8>(sums));
             }
         }
         Codes::Quants | Codes::Values(_) => {}
@@ -82,14 +110,45 @@ fn products<Q: Quant, const INDEX: usize>(block: &[u8], activations: &Activation
     products
 }
 
-/// Sums of eight rows over the codes of a stretch; each code gives four quants.
+/// The numbers of codes `2 · pair` and `2 · pair + 1`, in the low and high halves of each row's 32 bits, for the first
+/// and last eight rows.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn products_of_fours<Q: Quant>(
+fn pairs_of_numbers<Q: Quant, const PAIR: usize>(block: &[u8], index: usize) -> Rows {
+    let length = match const { Q::CODES } {
+        Codes::Fours(grid, _) => grid.entries.len(),
+        Codes::Eights(grid, _) => grid.entries.len(),
+        Codes::Quants | Codes::Values(_) => 1,
+    };
+    let last = _mm256_set1_epi32(length as i32 - 1);
+    let [first, second] = [0, 1].map(|code| {
+        let numbers: Rows = bytemuck::must_cast(Q::entries(block, index, 2 * PAIR + code));
+        numbers.map(|numbers| in_vector(_mm256_and_si256(numbers, last)))
+    });
+    [0, 1].map(|side| _mm256_or_si256(first[side], _mm256_slli_epi32::<16>(second[side])))
+}
+
+/// The words of a register, each with the numbers of two rows.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn numbers_of_rows(numbers: __m256i) -> [u64; 4] {
+    let (low, high) = (_mm256_castsi256_si128(numbers), _mm256_extracti128_si256::<1>(numbers));
+    [
+        _mm_cvtsi128_si64(low),
+        _mm_extract_epi64::<1>(low),
+        _mm_cvtsi128_si64(high),
+        _mm_extract_epi64::<1>(high),
+    ]
+    .map(|word| in_register(word.cast_unsigned()))
+}
+
+/// Sums of eight rows over a pair of codes; each code gives four quants.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn products_of_fours<Q: Quant, const PAIR: usize>(
     mark: Mark,
-    numbers: &[[u32; LANES]; STRETCH / 4],
+    numbers: __m256i,
     marks: __m256i,
-    side: usize,
     activations: &ActivationBlock,
 ) -> __m256i {
     let grid = const {
@@ -98,91 +157,89 @@ fn products_of_fours<Q: Quant>(
             _ => &[],
         }
     };
-    let mut whole = _mm256_setzero_si256();
-    for link in 0..STRETCH / 4 / chain::<Q>() {
-        let mut pairs = _mm256_setzero_si256();
-        for code in link * chain::<Q>()..(link + 1) * chain::<Q>() {
-            let at = |row: usize| entry(grid, numbers[code][8 * side + row]).cast_signed();
-            let quants = _mm256_setr_epi32(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7));
-            // The byte with a row's mark bits for this code, four times.
-            let byte = (code / 2) as i32 * 0x0101_0101;
-            let bytes = _mm_setr_epi32(byte, byte + 0x0404_0404, byte + 0x0808_0808, byte + 0x0c0c_0c0c);
-            let bits = _mm256_set1_epi32(0x0804_0201 << (4 * (code % 2)));
-            let is_marked = are_set(_mm256_shuffle_epi8(marks, _mm256_broadcastsi128_si256(bytes)), bits);
-            let word = _mm256_set1_epi32(activations.words[code].cast_signed());
-            pairs = _mm256_add_epi16(pairs, marked_products::<Q>(quants, mark, is_marked, word));
-        }
-        whole = _mm256_add_epi32(whole, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-    }
-    whole
+    let words = numbers_of_rows(numbers);
+    let marks = _mm256_shuffle_epi8(marks, bytemuck::must_cast(MARKS_OF_FOURS[PAIR]));
+    let products = [0, 1].map(|code| {
+        // SAFETY: `pairs_of_numbers` makes no larger numbers.
+        let at = |row: usize| unsafe { entry(grid, &words, row, code) }.cast_signed();
+        let quants = _mm256_setr_epi32(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7));
+        let is_marked = are_set(marks, _mm256_set1_epi32(0x0804_0201 << (4 * code)));
+        let word = _mm256_set1_epi32(activations.words[2 * PAIR + code].cast_signed());
+        marked_products::<Q>(quants, mark, is_marked, word)
+    });
+    sums_of_pairs::<Q>(products)
 }
 
-/// Sums of products for four rows, two each, over the codes of a part; each code gives eight quants. `place` gives the
-/// part, the half of the 16 rows, and the four rows in it.
+/// Sums of products for eight rows, two each, over a pair of codes; each code gives eight quants.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn products_of_eights<Q: Quant>(
+fn products_of_eights<Q: Quant, const PAIR: usize>(
     mark: Mark,
-    numbers: &[[u32; LANES]; STRETCH / 8],
+    numbers: __m256i,
     marks: __m256i,
-    [part, side, four]: [usize; 3],
     activations: &ActivationBlock,
-) -> __m256i {
+) -> [__m256i; 2] {
     let grid = const {
         match Q::CODES {
             Codes::Eights(grid, _) => grid.entries,
             _ => &[],
         }
     };
-    let marks = match four {
-        0 => _mm256_permute4x64_epi64::<0x50>(marks),
-        _ => _mm256_permute4x64_epi64::<0xfa>(marks),
-    };
-    let codes = STRETCH / 8 / parts::<Q>();
-    let chain = const {
-        if chain::<Q>() < STRETCH / 8 / parts::<Q>() {
-            chain::<Q>()
-        } else {
-            STRETCH / 8 / parts::<Q>()
-        }
-    };
-    let mut whole = _mm256_setzero_si256();
-    for link in 0..codes / chain {
-        let mut pairs = _mm256_setzero_si256();
-        for code in 0..chain {
-            let code = part * codes + link * chain + code;
-            let at = |row: usize| entry(grid, numbers[code][8 * side + 4 * four + row]).cast_signed();
+    let words = numbers_of_rows(numbers);
+    let marks = [
+        _mm256_permute4x64_epi64::<0x50>(marks),
+        _mm256_permute4x64_epi64::<0xfa>(marks),
+    ];
+    let bits = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64.cast_signed());
+    [0, 1].map(|four| {
+        let products = [0, 1].map(|code| {
+            // SAFETY: `pairs_of_numbers` makes no larger numbers.
+            let at = |row: usize| unsafe { entry(grid, &words, 4 * four + row, code) }.cast_signed();
             let quants = _mm256_setr_epi64x(at(0), at(1), at(2), at(3));
-            // The byte with a row's mark bits for this code, eight times.
-            let byte = code as i64 * 0x0101_0101_0101_0101;
-            let bytes = _mm_set_epi64x(byte + 0x0404_0404_0404_0404, byte);
-            let bits = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64.cast_signed());
-            let is_marked = are_set(_mm256_shuffle_epi8(marks, _mm256_broadcastsi128_si256(bytes)), bits);
+            let code = 2 * PAIR + code;
+            let marks = _mm256_shuffle_epi8(marks[four], bytemuck::must_cast(MARKS_OF_EIGHTS[code]));
+            let is_marked = match mark {
+                Mark::NegatedAround(_) => are_set(marks, bits),
+                // All bits of a byte are alike.
+                Mark::TwoLess => marks,
+            };
             let [low, high] = [activations.words[2 * code], activations.words[2 * code + 1]].map(u64::from);
             let words = _mm256_set1_epi64x((high << 32 | low).cast_signed());
-            pairs = _mm256_add_epi16(pairs, marked_products::<Q>(quants, mark, is_marked, words));
-        }
-        whole = _mm256_add_epi32(whole, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-    }
-    whole
+            marked_products::<Q>(quants, mark, is_marked, words)
+        });
+        sums_of_pairs::<Q>(products)
+    })
 }
 
-/// Products of a grid's quants, added in pairs. Signs are applied to activations, because the instruction takes
-/// unsigned quants.
+/// Adds products in pairs. Where two of them would not fit 16 bits, each is widened before.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn sums_of_pairs<Q: Quant>([first, second]: [__m256i; 2]) -> __m256i {
+    let ones = _mm256_set1_epi16(1);
+    if const { chain::<Q>() > 1 } {
+        _mm256_madd_epi16(_mm256_add_epi16(first, second), ones)
+    } else {
+        _mm256_add_epi32(_mm256_madd_epi16(first, ones), _mm256_madd_epi16(second, ones))
+    }
+}
+
+/// Products of a grid's quants, added in pairs.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn marked_products<Q: Quant>(quants: __m256i, mark: Mark, is_marked: __m256i, activations: __m256i) -> __m256i {
     let center = _mm256_set1_epi8((Q::SHAPE.center as u8).cast_signed());
-    let signed = _mm256_sub_epi8(quants, center);
     match mark {
-        // Quants without a mark are above the center.
+        // Quants without a mark are above the center. The instruction takes unsigned quants, so signs are applied to
+        // activations.
         Mark::NegatedAround(_) => {
             let activations = _mm256_sub_epi8(_mm256_xor_si256(activations, is_marked), is_marked);
-            _mm256_maddubs_epi16(signed, activations)
+            _mm256_maddubs_epi16(_mm256_sub_epi8(quants, center), activations)
         }
         Mark::TwoLess => {
-            let signed = _mm256_add_epi8(signed, _mm256_add_epi8(is_marked, is_marked));
-            _mm256_maddubs_epi16(_mm256_abs_epi8(signed), _mm256_sign_epi8(activations, signed))
+            let quants = _mm256_sub_epi8(quants, _mm256_and_si256(is_marked, _mm256_set1_epi8(2)));
+            // The same for all rows.
+            let centers = _mm256_maddubs_epi16(center, activations);
+            _mm256_sub_epi16(_mm256_maddubs_epi16(quants, activations), centers)
         }
     }
 }
@@ -194,19 +251,36 @@ fn are_set(bytes: __m256i, bits: __m256i) -> __m256i {
     _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bits), bits)
 }
 
-/// Entry `number`; bits beyond the table's length are ignored. The length is a constant power of two, so no bounds
-/// check is needed.
+/// The entry whose number is in 16 bits of `words`.
+///
+/// # Safety
+/// The number is below the table's length.
 #[inline(always)]
-fn entry<Entry: Copy>(grid: &[Entry], number: u32) -> Entry {
-    grid[number as usize & (grid.len() - 1)]
+unsafe fn entry<Entry: Copy>(grid: &[Entry], words: &[u64; 4], row: usize, code: usize) -> Entry {
+    let number = (words[row / 2] >> (32 * (row % 2) + 16 * code)) as u16;
+    debug_assert!(usize::from(number) < grid.len());
+    // SAFETY: by the caller's promise.
+    unsafe { *grid.get_unchecked(usize::from(number)) }
 }
 
-/// Makes the compiler store numbers in memory. Otherwise it extracts them from registers or computes several codes
-/// together. Both are slower than loads and the same instructions for all 16 rows.
-#[inline(always)]
-fn stored<T>(numbers: &mut T) {
-    // SAFETY: there is no instruction; the memory of the reference may be read and written.
+/// Keeps numbers in a vector. Otherwise the compiler computes those of several codes together, with more instructions.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn in_vector(mut numbers: __m256i) -> __m256i {
+    // SAFETY: there is no instruction.
     unsafe {
-        asm!("/* {numbers} */", numbers = in(reg) core::ptr::from_mut(numbers), options(nostack, preserves_flags));
+        asm!("/* {numbers} */", numbers = inout(ymm_reg) numbers, options(pure, nomem, nostack, preserves_flags));
     }
+    numbers
+}
+
+/// Keeps a word in a general register. Otherwise the compiler extracts each number from the vector, or stores the vector
+/// and loads each number, and both take longer.
+#[inline(always)]
+fn in_register(mut word: u64) -> u64 {
+    // SAFETY: there is no instruction.
+    unsafe {
+        asm!("/* {word} */", word = inout(reg) word, options(pure, nomem, nostack, preserves_flags));
+    }
+    word
 }
