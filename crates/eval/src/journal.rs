@@ -1,10 +1,11 @@
 //! Journals: files of a measurement's finished cells, so that an interrupted run can continue.
 
 use std::collections::HashMap;
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use riffle_files::LockedFile;
 use riffle_kv::{FileKind, OutputFile};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -34,17 +35,8 @@ const KIND: FileKind = FileKind {
 #[derive(Debug, Default)]
 pub struct Journal {
     /// The file is locked, because two processes must not write one journal.
-    file: Option<(PathBuf, File)>,
+    file: Option<(PathBuf, LockedFile)>,
     found: HashMap<String, Value>,
-}
-
-impl Drop for Journal {
-    fn drop(&mut self) {
-        // A child process that starts now has the file open too, so closing it would not free the lock.
-        if let Some((_, file)) = &self.file {
-            let _ = file.unlock();
-        }
-    }
 }
 
 impl Journal {
@@ -68,14 +60,12 @@ impl Journal {
         let io = |error: std::io::Error| EvalError::file(path, &error);
         OutputFile::new(path, KIND)?;
         let mut options = OpenOptions::new();
-        let mut file = riffle_files::open_with(path, options.read(true).append(true).create(true))
+        let file = riffle_files::open_with(path, options.read(true).append(true).create(true))
             .map_err(|error| io(error.into()))?;
-        if let Err(TryLockError::WouldBlock) = file.try_lock() {
-            return Err(refused(
-                "in use by another process: wait for it to end, or give --resume another file".to_owned(),
-            ));
-        }
-        let bytes = riffle_files::read_within(&mut file, LARGEST_JOURNAL_BYTES).map_err(|error| io(error.into()))?;
+        let mut file = LockedFile::exclusive_if_supported(file).ok_or_else(|| {
+            refused("in use by another process: wait for it to end, or give --resume another file".to_owned())
+        })?;
+        let bytes = riffle_files::read_within(&mut *file, LARGEST_JOURNAL_BYTES).map_err(|error| io(error.into()))?;
         let whole = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
         let mut lines = bytes[..whole].split_inclusive(|byte| *byte == b'\n');
         let known = lines.next().map(|line| head(line).map_err(refused)).transpose()?;
@@ -346,9 +336,7 @@ mod tests {
         let held = Journal::open(&path, &json!({})).unwrap();
         let message = Journal::open(&path, &json!({})).unwrap_err().to_string();
         assert!(message.contains("in use by another process"), "{message}");
-        let of_a_child = held.file.as_ref().map(|(_, file)| file.try_clone().unwrap());
         drop(held);
         Journal::open(&path, &json!({})).unwrap();
-        drop(of_a_child);
     }
 }

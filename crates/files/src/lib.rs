@@ -19,6 +19,7 @@
 
 mod error;
 mod gguf_name;
+mod locked;
 mod parts;
 mod size;
 mod tokenizer_name;
@@ -29,6 +30,7 @@ use std::path::Path;
 
 pub use error::FileError;
 pub use gguf_name::{GgufShard, gguf_shard, gguf_stem};
+pub use locked::LockedFile;
 pub use parts::{FileParts, PartBuffer};
 use riffle_system::files::{Links, is_pipe, is_socket, without_waiting};
 pub use size::{grouped, human_bytes};

@@ -7,12 +7,13 @@
 //! .locks/models--owner--name/SUM.lock               held while that blob is written
 //! ```
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, OpenOptions, TryLockError};
 use std::io;
 #[cfg(feature = "download")]
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use riffle_files::LockedFile;
 use riffle_system::files::is_at;
 #[cfg(feature = "download")]
 use riffle_system::files::link_file;
@@ -29,14 +30,7 @@ pub(crate) struct Repository {
 /// A lock that other processes respect, including Python's. Dropping it releases it.
 #[derive(Debug)]
 pub(crate) struct Lock {
-    file: File,
-}
-
-impl Drop for Lock {
-    fn drop(&mut self) {
-        // A child process that starts now has the file open too, so closing it would not free the lock.
-        let _ = self.file.unlock();
-    }
+    _file: LockedFile,
 }
 
 /// Characters of a commit's hash.
@@ -172,14 +166,14 @@ impl Lock {
             let mut options = OpenOptions::new();
             let options = options.read(true).write(true).create(true).truncate(false);
             let file = riffle_files::open_no_link(path, options).map_err(HubError::file(path))?;
-            match file.try_lock() {
-                Ok(()) => {}
+            let file = match LockedFile::exclusive(file) {
+                Ok(file) => file,
                 Err(TryLockError::WouldBlock) => return Ok(None),
                 Err(TryLockError::Error(error)) => return Err(HubError::io(path)(error)),
-            }
+            };
             // The previous owner may have removed the file; other processes would then lock another one.
             if is_at(&file, path) {
-                return Ok(Some(Self { file }));
+                return Ok(Some(Self { _file: file }));
             }
         }
     }

@@ -1,9 +1,11 @@
 //! Locks a file for one process while it reads, uses and replaces it.
 
 use std::ffi::OsString;
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{OpenOptions, TryLockError};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
+
+use riffle_files::LockedFile;
 
 use crate::KvError;
 use crate::output::{follow, open_regular};
@@ -14,7 +16,7 @@ use crate::output::{follow, open_regular};
 /// were removed, two processes could hold locks on two files of one name.
 #[derive(Debug)]
 pub struct PathLock {
-    file: File,
+    _file: LockedFile,
 }
 
 impl PathLock {
@@ -28,8 +30,7 @@ impl PathLock {
         options.write(true).create(true).truncate(false);
         let file = lock_file(path).and_then(|beside| open_regular(&beside, &mut options));
         let file = file.map_err(|source| failed(path, source))?;
-        held(path, file.try_lock())?;
-        Ok(Self { file })
+        held(path, LockedFile::exclusive(file))
     }
 
     /// Takes a read lock on `path`, shared with other readers, if the lock file exists and is read-only. `None` if it
@@ -43,15 +44,7 @@ impl PathLock {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             file => file.map_err(|source| failed(path, source))?,
         };
-        held(path, file.try_lock_shared())?;
-        Ok(Some(Self { file }))
-    }
-}
-
-impl Drop for PathLock {
-    fn drop(&mut self) {
-        // A child process that starts now has the file open too, so closing it would not free the lock.
-        let _ = self.file.unlock();
+        held(path, LockedFile::shared(file)).map(Some)
     }
 }
 
@@ -65,9 +58,9 @@ fn lock_file(path: &Path) -> io::Result<PathBuf> {
     Ok(target.with_file_name(beside))
 }
 
-fn held(path: &Path, lock: Result<(), TryLockError>) -> Result<(), KvError> {
+fn held(path: &Path, lock: Result<LockedFile, TryLockError>) -> Result<PathLock, KvError> {
     match lock {
-        Ok(()) => Ok(()),
+        Ok(file) => Ok(PathLock { _file: file }),
         Err(TryLockError::WouldBlock) => Err(KvError::Busy { path: path.to_owned() }),
         Err(TryLockError::Error(source)) => Err(failed(path, source)),
     }
@@ -94,17 +87,12 @@ mod tests {
         assert!(message.contains("in use by another process"), "{message}");
         assert!(PathLock::take(folder.path().join("other")).is_ok());
         assert!(matches!(PathLock::share(&path), Err(KvError::Busy { .. })));
-        let of_a_child = held.file.try_clone().unwrap();
         drop(held);
         let readers = [PathLock::share(&path).unwrap(), PathLock::share(&path).unwrap()];
         assert!(readers.iter().all(Option::is_some));
         assert!(matches!(PathLock::take(&path), Err(KvError::Busy { .. })));
         drop(readers);
-        assert!(
-            PathLock::take(&path).is_ok(),
-            "a child that inherited the file holds no lock"
-        );
-        drop(of_a_child);
+        assert!(PathLock::take(&path).is_ok());
         assert!(PathLock::share(&folder.path().join("new")).unwrap().is_none());
         assert!(matches!(
             PathLock::take(folder.path().join("no/such/folder")),

@@ -4,11 +4,12 @@
 //! finished tensor, the run adds a hash to `.NAME.FINGERPRINT.progress`; tensors with another hash are written again.
 
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions};
 use std::hash::Hasher;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use riffle_files::LockedFile;
 use riffle_kv::OutputError;
 use riffle_system::files::sync_folder;
 use twox_hash::XxHash3_64;
@@ -32,7 +33,7 @@ pub(crate) struct Partial {
     target: PathBuf,
     path: PathBuf,
     progress_path: PathBuf,
-    file: File,
+    file: LockedFile,
     progress: File,
     /// Finished tensors.
     pub(crate) done: usize,
@@ -58,16 +59,12 @@ impl Partial {
         let open =
             |path: &Path| riffle_files::open_no_link(path, OpenOptions::new().read(true).write(true).create(true));
         let file = open(&path).map_err(|error| failed(error.into()))?;
-        match file.try_lock() {
-            Err(TryLockError::WouldBlock) => {
-                return Err(failed(io::Error::new(
-                    io::ErrorKind::ResourceBusy,
-                    "another run writes the same file now",
-                )));
-            }
-            // This run holds the lock now, or the file system has no locks.
-            Err(TryLockError::Error(_)) | Ok(()) => {}
-        }
+        let file = LockedFile::exclusive_if_supported(file).ok_or_else(|| {
+            failed(io::Error::new(
+                io::ErrorKind::ResourceBusy,
+                "another run writes the same file now",
+            ))
+        })?;
         let progress = open(&progress_path).map_err(|error| failed(error.into()))?;
         let mut partial = Partial {
             target: target.to_owned(),
@@ -85,7 +82,7 @@ impl Partial {
     /// Counts the complete tensors, and truncates the file after them.
     fn resume(&mut self, header: &[u8], tensors: impl Iterator<Item = Stretch>) -> io::Result<()> {
         let mut begin = Vec::new();
-        Read::by_ref(&mut self.file)
+        Read::by_ref(&mut *self.file)
             .take(header.len() as u64)
             .read_to_end(&mut begin)?;
         let mut hashes = Vec::new();
