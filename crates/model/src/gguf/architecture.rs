@@ -46,6 +46,7 @@ pub(super) enum Architecture {
     Dots1,
     Glm4Moe,
     MiniMaxM2,
+    MiniCpm,
     MiniCpm3,
     Deepseek2,
     Deepseek32,
@@ -128,6 +129,7 @@ const ARCHITECTURES: &[(&str, Architecture, &str)] = &[
     ("dots1", Architecture::Dots1, "Dots1ForCausalLM"),
     ("glm4moe", Architecture::Glm4Moe, "Glm4MoeForCausalLM"),
     ("minimax-m2", Architecture::MiniMaxM2, "MiniMaxM2ForCausalLM"),
+    ("minicpm", Architecture::MiniCpm, "MiniCPMForCausalLM"),
     ("minicpm3", Architecture::MiniCpm3, "MiniCPM3ForCausalLM"),
     ("deepseek2", Architecture::Deepseek2, "DeepseekV2ForCausalLM"),
     ("deepseek32", Architecture::Deepseek32, "DeepseekV32ForCausalLM"),
@@ -246,6 +248,7 @@ impl Architecture {
                 | Architecture::GraniteSwa
                 | Architecture::Arcee
                 | Architecture::GraniteMoe
+                | Architecture::MiniCpm
                 | Architecture::MuseGlimmer
                 | Architecture::Olmo
         )

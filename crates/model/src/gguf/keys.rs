@@ -41,8 +41,9 @@ use Architecture::{
     Afmoe, Bert, Cohere2, Cohere2Moe, CommandR, Deepseek2, Deepseek32, Dots1, Ernie45Moe, Exaone4, ExaoneMoe, FalconH1,
     Gemma2, Gemma3, Gemma3n, Gemma4, GemmaEmbedding, Glm4Moe, GlmDsa, GptNeoX, GptOss, Granite, GraniteHybrid,
     GraniteMoe, GraniteSwa, HunyuanMoe, HunyuanVl, HyV3, KimiLinear, Laguna, Lfm2, Lfm2Moe, Llama, Llama4, Mamba2,
-    Mellum, MiniCpm3, MiniMaxM2, Mistral3, Mistral4, MuseGlimmer, NemotronH, NemotronHMoe, Olmo2, Olmoe, PaddleOcr,
-    Phi2, PhiMoe, Qwen2Moe, Qwen2Vl, Qwen3Moe, Qwen3Next, Qwen3Vl, Qwen3VlMoe, Qwen4Exp, Qwen35, Qwen35Moe, StableLm,
+    Mellum, MiniCpm, MiniCpm3, MiniMaxM2, Mistral3, Mistral4, MuseGlimmer, NemotronH, NemotronHMoe, Olmo2, Olmoe,
+    PaddleOcr, Phi2, PhiMoe, Qwen2Moe, Qwen2Vl, Qwen3Moe, Qwen3Next, Qwen3Vl, Qwen3VlMoe, Qwen4Exp, Qwen35, Qwen35Moe,
+    StableLm,
 };
 use For::{All, None as NoOne, Only};
 use KeyKind::{Any, Count, Counts, Flag, List, NotNegative, Number, Positive, Size, Text};
@@ -241,6 +242,7 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
             CommandR,
             Cohere2,
             Cohere2Moe,
+            MiniCpm,
             MuseGlimmer,
         ]),
         &[0.0, 1.0],
@@ -248,13 +250,13 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     (
         "residual_scale",
         Number,
-        Only(&[Granite, GraniteHybrid, GraniteMoe, GraniteSwa]),
+        Only(&[Granite, GraniteHybrid, GraniteMoe, GraniteSwa, MiniCpm]),
         &[0.0, 1.0],
     ),
     (
         "embedding_scale",
         Number,
-        Only(&[Granite, GraniteHybrid, GraniteMoe, GraniteSwa]),
+        Only(&[Granite, GraniteHybrid, GraniteMoe, GraniteSwa, MiniCpm]),
         &[0.0, 1.0],
     ),
     // Experts: `mixed` refuses layers with experts in families without. `experts` takes widths, and the layers with

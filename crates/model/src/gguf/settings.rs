@@ -112,6 +112,9 @@ pub(super) fn fields(
     } else {
         check_scale(&keys, score_width)?;
     }
+    if architecture == Architecture::MiniCpm {
+        scales_of_width_and_depth(&keys, &known, &mut settings)?;
+    }
     let rotation = rotations(architecture, &keys, rotation(&keys, weights)?, &mut settings)?;
     settings.insert("rope_parameters".into(), rotation);
     read(header, &keys, &settings)
@@ -376,6 +379,25 @@ fn multipliers(keys: &OwnKeys<'_>, settings: &mut Map<String, Value>) -> Result<
             settings.insert(setting.into(), json!(factor));
         }
     }
+    Ok(())
+}
+
+/// The factors of MiniCPM. Older files lack them and hold its first models.
+fn scales_of_width_and_depth(
+    keys: &OwnKeys<'_>,
+    known: &Fields,
+    settings: &mut Map<String, Value>,
+) -> Result<(), ModelError> {
+    let factor = |key: &str| Ok::<_, ModelError>(keys.number(key)?.filter(|factor| *factor != 0.0));
+    let (hidden, layers) = (
+        known.size("hidden_size")? as f64,
+        known.size("num_hidden_layers")? as f64,
+    );
+    let depth = factor("residual_scale")?.map_or(1.4, |residual| residual * layers.sqrt());
+    let base = factor("logit_scale")?.map_or(256.0, |divisor| hidden / divisor);
+    settings.insert("scale_emb".into(), json!(factor("embedding_scale")?.unwrap_or(12.0)));
+    settings.insert("scale_depth".into(), json!(depth));
+    settings.insert("dim_model_base".into(), json!(base));
     Ok(())
 }
 

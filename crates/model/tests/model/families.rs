@@ -24,6 +24,51 @@ fn logits_of_every_family_with_experts_equal_the_reference_for_every_batch_size(
     cases.iter().for_each(|case| check(case));
 }
 
+/// transformers defines no MiniCPM. Granite has the same factors under other names.
+#[test]
+fn a_folder_of_minicpm_has_the_logits_of_granite_with_its_factors() {
+    let case = vectors().join("dense/granite");
+    let changed = |changes: Value| {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::copy(
+            case.join("model.safetensors"),
+            directory.path().join("model.safetensors"),
+        )
+        .unwrap();
+        let mut settings = settings_of(&case);
+        let fields = settings.as_object_mut().unwrap();
+        fields.retain(|name, _| !name.contains("multiplier") && name != "logits_scaling");
+        fields.extend(changes.as_object().unwrap().clone());
+        std::fs::write(directory.path().join("config.json"), settings.to_string()).unwrap();
+        directory
+    };
+    // Hidden size 32, four layers, heads of 8.
+    let granite = changed(json!({
+        "embedding_multiplier": 12, "residual_multiplier": 0.7, "logits_scaling": 4,
+        "attention_multiplier": 8f64.sqrt().recip(),
+    }));
+    let own = json!({
+        "architectures": ["MiniCPMForCausalLM"], "model_type": "minicpm", "scale_emb": 12, "scale_depth": 1.4,
+        "dim_model_base": 8, "sparse_config": null,
+    });
+    let minicpm = changed(own.clone());
+    let tokens: Vec<u32> = (0..31).rev().collect();
+    let [granite, minicpm] =
+        [granite, minicpm].map(|directory| logits_of(&load_model(directory.path()), &tokens, tokens.len()));
+    assert_eq!(granite, minicpm);
+
+    let mut sparse = own;
+    sparse["sparse_config"] = json!({"topk": 64});
+    let refused = riffle_model::load(changed(sparse).path())
+        .err()
+        .expect("InfLLM-v2 is refused");
+    let message = refused.to_string();
+    assert!(
+        message.contains("sparse_config") && message.contains("InfLLM-v2"),
+        "{message}"
+    );
+}
+
 /// A model directory of `class` around the text model of `case`, whose tensor names begin with `beginning`.
 fn wrap(case: &Path, class: &str, text_type: &str, beginning: &str) -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();

@@ -18,8 +18,8 @@ use super::mixer_families::{bamba, falcon_h1, granite_hybrid, mamba2, nemotron_h
 use super::position_families::{biogpt, gpt_bigcode, gpt2, opt};
 use super::rms_families::{
     apertus, apertus1p5, arcee, cwm, emu3, ernie4_5, exaone, exaone4, gemma, glm, glm_ocr, glm4, glm4v, granite,
-    granite_swa, helium, hunyuan, hyperclovax, ministral, ministral3, nanochat, olmo2, olmo3, paddle_ocr, seed_oss,
-    smollm3, vaultgemma,
+    granite_swa, helium, hunyuan, hyperclovax, minicpm, ministral, ministral3, nanochat, olmo2, olmo3, paddle_ocr,
+    seed_oss, smollm3, vaultgemma,
 };
 use super::routed_families::{
     aria_text, exaone_moe, flex_olmo, flint, glm4_moe_or_sarvam, granite_moe_swa, hy_v3, kolibri1, mellum, solar_open,
@@ -91,6 +91,7 @@ pub(in crate::families) const FAMILIES: &[Family] = &[
     family!("VaultGemmaForCausalLM", "vaultgemma", vaultgemma)
         .with_settings(&["attn_logit_softcapping", "final_logit_softcapping"]),
     family!("SeedOssForCausalLM", "seed_oss", seed_oss),
+    family!("MiniCPMForCausalLM", "minicpm", minicpm),
     family!("GraniteForCausalLM", "granite", granite).with_settings(MULTIPLIERS),
     family!("GraniteSWAForCausalLM", "granite_swa", granite_swa).with_settings(MULTIPLIERS),
     family!("HyperCLOVAXForCausalLM", "hyperclovax", hyperclovax).with_settings(MULTIPLIERS),

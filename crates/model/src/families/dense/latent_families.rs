@@ -21,16 +21,8 @@ pub(super) fn minicpm3(fields: &Fields) -> Planned {
     if plan.fields.get("v_head_dim").is_none() {
         plan.fields = plan.fields.with("v_head_dim", hidden / heads);
     }
-    let fields = &plan.fields;
-    let layers = fields.size("num_hidden_layers")? as f64;
-    plan.embedding_scale = fields.optional_positive("scale_emb")?.unwrap_or(1.0);
-    plan.residual_scale = fields
-        .optional_positive("scale_depth")?
-        .map_or(1.0, |depth| depth / layers.sqrt());
-    plan.logit_scale = fields
-        .optional_positive("dim_model_base")?
-        .map_or(1.0, |base| base / hidden as f64);
-    plan.latent = Some(LatentAttention::read(fields, false)?);
+    plan = plan.scales_of_width_and_depth()?;
+    plan.latent = Some(LatentAttention::read(&plan.fields, false)?);
     Ok(plan)
 }
 

@@ -323,6 +323,16 @@ impl Plan {
         Ok(self)
     }
 
+    /// The factors of MiniCPM, which follow from the width and the number of layers.
+    pub(super) fn scales_of_width_and_depth(mut self) -> Result<Plan, ModelError> {
+        let factor = |name: &str| self.fields.optional_positive(name);
+        let (hidden, layers) = (self.fields.size("hidden_size")?, self.fields.size("num_hidden_layers")?);
+        self.embedding_scale = factor("scale_emb")?.unwrap_or(1.0);
+        self.residual_scale = factor("scale_depth")?.map_or(1.0, |depth| depth / (layers as f64).sqrt());
+        self.logit_scale = factor("dim_model_base")?.map_or(1.0, |base| base / hidden as f64);
+        Ok(self)
+    }
+
     /// Dimensions of a head that a rotation reads.
     pub(super) fn rotated_width(&self, config: &ModelConfig) -> usize {
         self.latent.map_or(config.head_dim, |latent| latent.rotated)

@@ -96,6 +96,20 @@ pub(super) fn granite(fields: &Fields) -> Planned {
         .multipliers()
 }
 
+/// MiniCPM 1, 2 and 4, whose released folders bring their own code.
+pub(super) fn minicpm(fields: &Fields) -> Planned {
+    if fields.get("sparse_config").is_some_and(|config| !config.is_null()) {
+        let problem = "asks for InfLLM-v2, which is not supported; without this setting the model reads every token";
+        return Err(fields.error("sparse_config", problem));
+    }
+    let defaults = json!({
+        "tie_word_embeddings": true, "rms_norm_eps": 1e-6, "scale_emb": 1, "scale_depth": 1, "dim_model_base": 1,
+    });
+    Plan::new(fields, defaults)
+        .attention_bias("attention_bias", false)?
+        .scales_of_width_and_depth()
+}
+
 pub(super) fn hyperclovax(fields: &Fields) -> Planned {
     let mut plan = Plan::new(fields, json!({"rms_norm_eps": 1e-6}))
         .attention_bias("attention_bias", false)?
