@@ -173,9 +173,7 @@ pub enum EngineError {
         advice: String,
     },
     /// The model has no tokenizer, so it cannot read or write text.
-    #[error(
-        "{0} has no tokenizer.json, tokenizer.model or tekken.json, so it can read and write no text: put the model's own there, or give token ids to riffle eval logits"
-    )]
+    #[error("{0} has no {missing}, or give token ids to riffle eval logits", missing = missing_tokenizer(.0))]
     NoTokenizer(String),
     /// An answer cannot have the requested form.
     #[error("the answer cannot be given the form that was asked for: {0}")]
@@ -261,6 +259,15 @@ pub struct Failure {
     pub again: Vec<u32>,
 }
 
+/// The tokenizer that a model of this path lacks, and the remedy.
+fn missing_tokenizer(path: &str) -> &'static str {
+    if path.ends_with(".gguf") {
+        "tokenizer in its metadata, so it can read and write no text: use a file with one"
+    } else {
+        "tokenizer.json, tokenizer.model or tekken.json, so it can read and write no text: put the model's own there"
+    }
+}
+
 impl EngineError {
     pub(crate) fn option(name: &'static str, value: impl ToString, requirement: impl Into<String>) -> Self {
         Self::Option {
@@ -299,5 +306,18 @@ impl From<ModelError> for EngineError {
             ModelError::Device(source) => Self::Device(DeviceError::new(source)),
             error => Self::Model(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_without_a_tokenizer_is_told_where_one_belongs() {
+        let folder = EngineError::NoTokenizer("models/small".to_owned()).to_string();
+        assert!(folder.contains("models/small has no tokenizer.json"), "{folder}");
+        let file = EngineError::NoTokenizer("small.gguf".to_owned()).to_string();
+        assert!(file.contains("small.gguf has no tokenizer in its metadata"), "{file}");
     }
 }
