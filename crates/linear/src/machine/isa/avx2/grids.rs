@@ -33,22 +33,28 @@ const fn mark_places(quants: usize) -> [[u8; 32]; 4] {
     places
 }
 
-/// Runs code for each pair of codes, with a copy for each index.
-macro_rules! for_pairs {
+/// Runs code for each code of a stretch, with a copy for each index.
+macro_rules! for_codes {
     ($index:ident in $($value:literal)* => $body:block) => {
         $({ const $index: usize = $value; $body })*
     };
 }
 
+/// The numbers of a block's entries: `[stretch, code, row]`.
+type Numbers = [[[u32; LANES]; STRETCH / 4]; 8];
+
 /// Adds the products of a band with one token's `row` to `sums`.
 ///
-/// The loop over stretches is not unrolled: the code of eight would not fit the first-level cache of instructions.
+/// The numbers of a whole block are written before any is read: a processor that has just written a vector reads its
+/// parts slowly. The loops over stretches are not unrolled, so that their code fits the first-level cache.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(in crate::machine::isa) fn one_token<Q: Quant>(weights: &[u8], row: &[ActivationBlock], sums: &mut [f32; LANES]) {
     let (mut total, first_cache) = (load::<F32>(sums), is_amd());
     let mut expanded = Expanded::default();
+    let mut numbers: Numbers = [[[0; LANES]; STRETCH / 4]; 8];
     let blocks = weights.chunks_exact(LANES * Q::BYTES);
     for (block, activations) in blocks.zip(row.chunks_exact(Q::WEIGHTS / STRETCH)) {
+        write_numbers::<Q>(block, &mut numbers);
         let halves = widen_halves::<Q>(block);
         for (index, activations) in activations.iter().enumerate() {
             if first_cache {
@@ -57,7 +63,8 @@ pub(in crate::machine::isa) fn one_token<Q: Quant>(weights: &[u8], row: &[Activa
                 prefetch_far(share::<Q>(block, index), AHEAD_BYTES);
             }
             Q::scales(block, index, &halves, &mut expanded);
-            let products = products::<Q>(block, index, activations);
+            let marks: Rows = bytemuck::must_cast(Q::marks(block, index));
+            let products = products::<Q>(&numbers[index], marks, activations);
             let scale = _mm256_set1_ps(activations.scale);
             for part in 0..parts::<Q>() {
                 let scales: [__m256; 2] = bytemuck::must_cast(expanded.scales[part]);
@@ -70,39 +77,54 @@ pub(in crate::machine::isa) fn one_token<Q: Quant>(weights: &[u8], row: &[Activa
     *sums = store(total);
 }
 
-/// The products of stretch `index`, for each part.
+/// Writes a block's numbers, each below the length of the grid.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn products<Q: Quant>(block: &[u8], index: usize, activations: &ActivationBlock) -> [Rows; 2] {
-    let marks: [__m256i; 2] = bytemuck::must_cast(Q::marks(block, index));
-    let mut products = [[_mm256_setzero_si256(); 2]; 2];
+fn write_numbers<Q: Quant>(block: &[u8], numbers: &mut Numbers) {
+    let (codes, length) = match const { Q::CODES } {
+        Codes::Fours(grid, _) => (STRETCH / 4, grid.entries.len()),
+        Codes::Eights(grid, _) => (STRETCH / 8, grid.entries.len()),
+        Codes::Quants | Codes::Values(_) => (0, 1),
+    };
+    for (index, numbers) in numbers.iter_mut().enumerate() {
+        for_codes!(CODE in 0 1 2 3 4 5 6 7 => {
+            if CODE < codes {
+                let entries = Q::entries(block, index, CODE);
+                for row in 0..LANES {
+                    numbers[CODE][row] = entries[row] & (length as u32 - 1);
+                }
+                stored(&mut numbers[CODE]);
+            }
+        });
+    }
+}
+
+/// The products of a stretch, for each part.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn products<Q: Quant>(numbers: &[[u32; LANES]; STRETCH / 4], marks: Rows, activations: &ActivationBlock) -> [Rows; 2] {
+    let zero = _mm256_setzero_si256();
+    let mut products = [[zero; 2]; 2];
     match const { Q::CODES } {
         Codes::Fours(_, mark) => {
-            for_pairs!(PAIR in 0 1 2 3 => {
-                let [left, right] = pairs_of_numbers::<Q, PAIR>(block, index);
-                let left = products_of_fours::<Q, PAIR>(mark, left, marks[0], activations);
-                let right = products_of_fours::<Q, PAIR>(mark, right, marks[1], activations);
-                products[0] = [_mm256_add_epi32(products[0][0], left), _mm256_add_epi32(products[0][1], right)];
-            });
+            for pair in 0..STRETCH / 8 {
+                for side in 0..2 {
+                    let sums = products_of_fours::<Q>(mark, numbers, marks[side], [pair, side], activations);
+                    products[0][side] = _mm256_add_epi32(products[0][side], sums);
+                }
+            }
         }
         Codes::Eights(_, mark) => {
-            let mut wholes = [[_mm256_setzero_si256(); 4]; 2];
-            for_pairs!(PAIR in 0 1 => {
-                let [left, right] = pairs_of_numbers::<Q, PAIR>(block, index);
-                let [a, b] = products_of_eights::<Q, PAIR>(mark, left, marks[0], activations);
-                let [c, d] = products_of_eights::<Q, PAIR>(mark, right, marks[1], activations);
-                let whole = &mut wholes[PAIR % parts::<Q>()];
-                *whole = [
-                    _mm256_add_epi32(whole[0], a),
-                    _mm256_add_epi32(whole[1], b),
-                    _mm256_add_epi32(whole[2], c),
-                    _mm256_add_epi32(whole[3], d),
-                ];
-            });
+            let mut wholes = [[[zero; 2]; 2]; 2];
+            for pair in 0..STRETCH / 16 {
+                for side in 0..2 {
+                    let sums = products_of_eights::<Q>(mark, numbers, marks[side], [pair, side], activations);
+                    let whole = &mut wholes[pair % parts::<Q>()][side];
+                    *whole = [_mm256_add_epi32(whole[0], sums[0]), _mm256_add_epi32(whole[1], sums[1])];
+                }
+            }
             for part in 0..parts::<Q>() {
-                let [a, b, c, d] = wholes[part];
-                products[part] = [_mm256_hadd_epi32(a, b), _mm256_hadd_epi32(c, d)];
-                products[part] = products[part].map(|sums| _mm256_permute4x64_epi64::<0xd8>(sums));
+                products[part] = wholes[part].map(|[a, b]| _mm256_permute4x64_epi64::<0xd8>(_mm256_hadd_epi32(a, b)));
             }
         }
         Codes::Quants | Codes::Values(_) => {}
@@ -110,45 +132,14 @@ fn products<Q: Quant>(block: &[u8], index: usize, activations: &ActivationBlock)
     products
 }
 
-/// The numbers of codes `2 · pair` and `2 · pair + 1`, in the low and high halves of each row's 32 bits, for the first
-/// and last eight rows.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn pairs_of_numbers<Q: Quant, const PAIR: usize>(block: &[u8], index: usize) -> Rows {
-    let length = match const { Q::CODES } {
-        Codes::Fours(grid, _) => grid.entries.len(),
-        Codes::Eights(grid, _) => grid.entries.len(),
-        Codes::Quants | Codes::Values(_) => 1,
-    };
-    let last = _mm256_set1_epi32(length as i32 - 1);
-    let [first, second] = [0, 1].map(|code| {
-        let numbers: Rows = bytemuck::must_cast(Q::entries(block, index, 2 * PAIR + code));
-        numbers.map(|numbers| in_vector(_mm256_and_si256(numbers, last)))
-    });
-    [0, 1].map(|side| _mm256_or_si256(first[side], _mm256_slli_epi32::<16>(second[side])))
-}
-
-/// The words of a register, each with the numbers of two rows.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn numbers_of_rows(numbers: __m256i) -> [u64; 4] {
-    let (low, high) = (_mm256_castsi256_si128(numbers), _mm256_extracti128_si256::<1>(numbers));
-    [
-        _mm_cvtsi128_si64(low),
-        _mm_extract_epi64::<1>(low),
-        _mm_cvtsi128_si64(high),
-        _mm_extract_epi64::<1>(high),
-    ]
-    .map(|word| in_register(word.cast_unsigned()))
-}
-
 /// Sums of eight rows over a pair of codes; each code gives four quants.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn products_of_fours<Q: Quant, const PAIR: usize>(
+fn products_of_fours<Q: Quant>(
     mark: Mark,
-    numbers: __m256i,
+    numbers: &[[u32; LANES]; STRETCH / 4],
     marks: __m256i,
+    [pair, side]: [usize; 2],
     activations: &ActivationBlock,
 ) -> __m256i {
     let grid = const {
@@ -157,14 +148,14 @@ fn products_of_fours<Q: Quant, const PAIR: usize>(
             _ => &[],
         }
     };
-    let words = numbers_of_rows(numbers);
-    let marks = _mm256_shuffle_epi8(marks, bytemuck::must_cast(MARKS_OF_FOURS[PAIR]));
+    let marks = _mm256_shuffle_epi8(marks, bytemuck::must_cast(MARKS_OF_FOURS[pair]));
     let products = [0, 1].map(|code| {
-        // SAFETY: `pairs_of_numbers` makes no larger numbers.
-        let at = |row: usize| unsafe { entry(grid, &words, row, code) }.cast_signed();
+        let numbers = &numbers[2 * pair + code];
+        // SAFETY: `write_numbers` writes no larger numbers.
+        let at = |row: usize| unsafe { entry(grid, numbers[8 * side + row]) }.cast_signed();
         let quants = _mm256_setr_epi32(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7));
         let is_marked = are_set(marks, _mm256_set1_epi32(0x0804_0201 << (4 * code)));
-        let word = _mm256_set1_epi32(activations.words[2 * PAIR + code].cast_signed());
+        let word = _mm256_set1_epi32(activations.words[2 * pair + code].cast_signed());
         marked_products::<Q>(quants, mark, is_marked, word)
     });
     sums_of_pairs::<Q>(products)
@@ -173,10 +164,11 @@ fn products_of_fours<Q: Quant, const PAIR: usize>(
 /// Sums of products for eight rows, two each, over a pair of codes; each code gives eight quants.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn products_of_eights<Q: Quant, const PAIR: usize>(
+fn products_of_eights<Q: Quant>(
     mark: Mark,
-    numbers: __m256i,
+    numbers: &[[u32; LANES]; STRETCH / 4],
     marks: __m256i,
+    [pair, side]: [usize; 2],
     activations: &ActivationBlock,
 ) -> [__m256i; 2] {
     let grid = const {
@@ -185,7 +177,6 @@ fn products_of_eights<Q: Quant, const PAIR: usize>(
             _ => &[],
         }
     };
-    let words = numbers_of_rows(numbers);
     let marks = [
         _mm256_permute4x64_epi64::<0x50>(marks),
         _mm256_permute4x64_epi64::<0xfa>(marks),
@@ -193,10 +184,10 @@ fn products_of_eights<Q: Quant, const PAIR: usize>(
     let bits = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64.cast_signed());
     [0, 1].map(|four| {
         let products = [0, 1].map(|code| {
-            // SAFETY: `pairs_of_numbers` makes no larger numbers.
-            let at = |row: usize| unsafe { entry(grid, &words, 4 * four + row, code) }.cast_signed();
+            let code = 2 * pair + code;
+            // SAFETY: `write_numbers` writes no larger numbers.
+            let at = |row: usize| unsafe { entry(grid, numbers[code][8 * side + 4 * four + row]) }.cast_signed();
             let quants = _mm256_setr_epi64x(at(0), at(1), at(2), at(3));
-            let code = 2 * PAIR + code;
             let marks = _mm256_shuffle_epi8(marks[four], bytemuck::must_cast(MARKS_OF_EIGHTS[code]));
             let is_marked = match mark {
                 Mark::NegatedAround(_) => are_set(marks, bits),
@@ -251,36 +242,23 @@ fn are_set(bytes: __m256i, bits: __m256i) -> __m256i {
     _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bits), bits)
 }
 
-/// The entry whose number is in 16 bits of `words`.
+/// An entry of a grid.
 ///
 /// # Safety
 /// The number is below the table's length.
 #[inline(always)]
-unsafe fn entry<Entry: Copy>(grid: &[Entry], words: &[u64; 4], row: usize, code: usize) -> Entry {
-    let number = (words[row / 2] >> (32 * (row % 2) + 16 * code)) as u16;
-    debug_assert!(usize::from(number) < grid.len());
+unsafe fn entry<Entry: Copy>(grid: &[Entry], number: u32) -> Entry {
+    debug_assert!((number as usize) < grid.len());
     // SAFETY: by the caller's promise.
-    unsafe { *grid.get_unchecked(usize::from(number)) }
+    unsafe { *grid.get_unchecked(number as usize) }
 }
 
-/// Keeps numbers in a vector. Otherwise the compiler computes those of several codes together, with more instructions.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn in_vector(mut numbers: __m256i) -> __m256i {
-    // SAFETY: there is no instruction.
-    unsafe {
-        asm!("/* {numbers} */", numbers = inout(ymm_reg) numbers, options(pure, nomem, nostack, preserves_flags));
-    }
-    numbers
-}
-
-/// Keeps a word in a general register. Otherwise the compiler extracts each number from the vector, or stores the vector
-/// and loads each number, and both take longer.
+/// Makes the compiler store a code's numbers in memory. Otherwise it computes several codes together, which takes more
+/// instructions.
 #[inline(always)]
-fn in_register(mut word: u64) -> u64 {
-    // SAFETY: there is no instruction.
+fn stored<T>(numbers: &mut T) {
+    // SAFETY: there is no instruction; the memory of the reference may be read and written.
     unsafe {
-        asm!("/* {word} */", word = inout(reg) word, options(pure, nomem, nostack, preserves_flags));
+        asm!("/* {numbers} */", numbers = in(reg) core::ptr::from_mut(numbers), options(nostack, preserves_flags));
     }
-    word
 }
