@@ -1,4 +1,4 @@
-//! Python sequences as vectors, read item by item, because a sequence may state any length.
+//! Python sequences and arrays as vectors, read item by item, because a sequence may state any length.
 
 use std::path::PathBuf;
 
@@ -105,7 +105,10 @@ impl<'a, 'py, T: Element + FromPyObjectOwned<'py>> FromPyObject<'a, 'py> for Ite
                 "a str is no sequence of items: put it into a list",
             ));
         }
-        given.cast::<PySequence>()?;
+        // An array is no sequence to Python.
+        if !given.hasattr("__array__")? {
+            given.cast::<PySequence>()?;
+        }
         let mut items = Self {
             values: Vec::new(),
             elements: 0,

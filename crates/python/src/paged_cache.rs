@@ -69,6 +69,9 @@ pub(crate) struct PyPagedCache {
 
 impl GivenCache {
     fn shape(&self) -> Result<CacheShape, Failure> {
+        if self.head_dim == 0 {
+            return Err(Failure::option("`head_dim` is 0, but it must be at least 1"));
+        }
         let (key_format, value_format) = parse_kv_type(&self.kv_type)?;
         Ok(CacheShape {
             layers: LayerShapes::alike(

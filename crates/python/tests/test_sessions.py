@@ -31,7 +31,7 @@ def test_a_session_is_saved_restored_and_forked(engine, text, tmp_path):
     np.testing.assert_array_equal(restored.logits, session.logits)
     assert restored.generate(max_tokens=12).tokens == expected
     other = riffle.Engine(MODEL, context=4096, kv_type="q8_0")
-    with pytest.raises(errors.SessionError, match="kv-type"):
+    with pytest.raises(errors.SessionError, match="kv_type"):
         other.restore(path)
     (tmp_path / "cut").write_bytes(path.read_bytes()[:1000])
     with pytest.raises(errors.RiffleError):

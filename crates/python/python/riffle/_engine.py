@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import operator
 import os
@@ -133,6 +134,9 @@ _BYTES = ("kv_device", "kv_disk_bytes", "kv_ram", "memory", "weights_ram")
 _LARGEST = 2**64 - 1
 """Largest value of an option or a token."""
 
+_MOST_ELEMENTS = 1 << 24
+"""Maximum number of elements of a sequence."""
+
 
 def _whole(value: Any) -> int | None:
     """A whole number of Python or numpy that is not a Boolean."""
@@ -191,11 +195,19 @@ def _answer_options(given: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
+def _listed(elements: Iterable[Any], name: str) -> list[Any]:
+    """The elements of a sequence, which may be endless."""
+    listed = list(itertools.islice(elements, _MOST_ELEMENTS + 1))
+    if len(listed) > _MOST_ELEMENTS:
+        raise OptionError(f"{name} is too long: a sequence has at most {_MOST_ELEMENTS} elements")
+    return listed
+
+
 def _prompt(prompt: Prompt) -> Prompt:
     """Tokens of any kind as a list."""
     if isinstance(prompt, str):
         return prompt
-    tokens = [_whole(token) for token in prompt] if isinstance(prompt, Iterable) else [None]
+    tokens = [_whole(token) for token in _listed(prompt, "the prompt")] if isinstance(prompt, Iterable) else [None]
     if None in tokens:
         raise TypeError(f"the prompt is {prompt!r:.80}, but it must be a text, or its tokens as whole numbers")
     wrong = next((token for token in tokens if not 0 <= token < 2**32), None)
@@ -296,7 +308,7 @@ class Engine:
 
     def decode(self, tokens: Iterable[int], *, special: bool = False) -> str:
         """The text of tokens; `special` includes special tokens."""
-        return self._native.decode([int(token) for token in tokens], special)
+        return self._native.decode([int(token) for token in _listed(tokens, "tokens")], special)
 
     def session(self) -> Session:
         """An empty session."""
@@ -371,7 +383,7 @@ class Engine:
 
     def log_probabilities(self, prompt: Prompt, *, progress: Progress | None = None) -> np.ndarray:
         """Natural logarithms of the probabilities of the prompt's tokens from the second on, each given those before it."""
-        tokens = self.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+        tokens = self.encode(prompt) if isinstance(prompt, str) else [int(token) for token in _listed(prompt, "the prompt")]
         return self.session().log_probabilities(tokens, first=1, progress=progress)[0]
 
 
@@ -451,7 +463,7 @@ class Session:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Natural logarithms of the probabilities of `tokens[first:]`, each given all tokens before it, and whether each was the
         likeliest. The session then holds `tokens`; what it shares with them is not read again."""
-        listed = [int(token) for token in tokens]
+        listed = [int(token) for token in _listed(tokens, "tokens")]
         return self._native.log_probabilities(listed, _count("first", first), progress)
 
     def generate(
