@@ -141,9 +141,9 @@ def test_wrong_rows_leave_the_cache_as_it_was():
         ({"layers": 0}, "layers"),
         ({"heads": 3}, "`heads` is 3"),
         ({"head_dim": 0}, "head_dim"),
-        ({"kv_type": "f8"}, "kv-type"),
+        ({"kv_type": "f8"}, "kv_type"),
         ({"prefill": "quest"}, "prefill"),
-        ({"chunk_tokens": 0}, "-ub"),
+        ({"chunk_tokens": 0}, "chunk_tokens"),
         ({"page_tokens": 5}, "page_tokens"),
         ({"attention": "x"}, "exact or rounded"),
     ]:

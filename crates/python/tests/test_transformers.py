@@ -296,7 +296,7 @@ def test_models_that_do_not_fit_are_refused_by_name():
             model(tokens_of(5), cache=cache)
     with pytest.raises(errors.PolicyError, match="nothing"):
         riffle.transformers.Cache(model, decode="nothing")
-    with pytest.raises(errors.OptionError, match="kv-type"):
+    with pytest.raises(errors.OptionError, match="kv_type"):
         riffle.transformers.Cache(model, kv_type="f8")
     model.set_attn_implementation("riffle")
     used = riffle.transformers.Cache(model)
