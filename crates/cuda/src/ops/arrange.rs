@@ -98,6 +98,7 @@ mod tests {
     use crate::{EmulatedOptions, Gpu, KernelCache};
 
     #[test]
+    #[cfg_attr(not(unix), ignore = "an emulated device compiles its kernels with g++")]
     fn planes_are_arranged_as_on_the_cpu_whole_and_in_parts() {
         let gpu = Gpu::emulated(EmulatedOptions::default(), KernelCache::of_user()).expect("g++ compiles the kernels");
         let stream = gpu.stream().unwrap();

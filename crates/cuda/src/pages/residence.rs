@@ -321,6 +321,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(not(unix), ignore = "an emulated device compiles its kernels with g++")]
     fn the_first_and_the_newest_pages_of_every_sequence_stay_within_the_slots() {
         let mut residence = residence(18);
         let pages: Vec<Vec<PageVersion>> = (0..8).map(|_| versions(8)).collect();
@@ -343,6 +344,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(not(unix), ignore = "an emulated device compiles its kernels with g++")]
     fn what_is_cut_off_or_replaced_frees_its_slots_unless_another_sequence_holds_it() {
         let mut residence = residence(16);
         let mut pages = versions(3);
