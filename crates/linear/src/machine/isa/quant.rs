@@ -12,7 +12,7 @@ pub(super) fn share<Q: Quant>(block: &[u8], stretch: usize) -> &[u8] {
 }
 
 /// Repeats code for each stretch of a block, with its index as a constant. Shifts and offsets then become constants
-/// too.
+/// too. After `@` it repeats code for the indices that are given.
 macro_rules! for_stretches {
     ($quant:ty, $index:ident => $body:block) => {
         for_stretches!(@ $index $body 0);

@@ -6,7 +6,7 @@
 use core::arch::asm;
 use core::arch::x86_64::*;
 
-use super::super::quant::share;
+use super::super::quant::{for_stretches, share};
 use super::super::vendor::is_amd;
 use super::pairs::{add_scaled, chain, parts};
 use super::{AHEAD_BYTES, load, prefetch, prefetch_far, store, widen_halves};
@@ -31,13 +31,6 @@ const fn mark_places(quants: usize) -> [[u8; 32]; 4] {
         index += 1;
     }
     places
-}
-
-/// Runs code for each code of a stretch, with a copy for each index.
-macro_rules! for_codes {
-    ($index:ident in $($value:literal)* => $body:block) => {
-        $({ const $index: usize = $value; $body })*
-    };
 }
 
 /// The numbers of a block's entries: `[stretch, code, row]`.
@@ -77,25 +70,22 @@ pub(in crate::machine::isa) fn one_token<Q: Quant>(weights: &[u8], row: &[Activa
     *sums = store(total);
 }
 
-/// Writes a block's numbers, each below the length of the grid.
+/// Writes a block's numbers.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn write_numbers<Q: Quant>(block: &[u8], numbers: &mut Numbers) {
-    let (codes, length) = match const { Q::CODES } {
-        Codes::Fours(grid, _) => (STRETCH / 4, grid.entries.len()),
-        Codes::Eights(grid, _) => (STRETCH / 8, grid.entries.len()),
-        Codes::Quants | Codes::Values(_) => (0, 1),
+    let codes = match const { Q::CODES } {
+        Codes::Fours(..) => STRETCH / 4,
+        Codes::Eights(..) => STRETCH / 8,
+        Codes::Quants | Codes::Values(_) => 0,
     };
     for (index, numbers) in numbers.iter_mut().enumerate() {
-        for_codes!(CODE in 0 1 2 3 4 5 6 7 => {
+        for_stretches!(@ CODE {
             if CODE < codes {
-                let entries = Q::entries(block, index, CODE);
-                for row in 0..LANES {
-                    numbers[CODE][row] = entries[row] & (length as u32 - 1);
-                }
+                numbers[CODE] = Q::entries(block, index, CODE);
                 stored(&mut numbers[CODE]);
             }
-        });
+        } 0 1 2 3 4 5 6 7);
     }
 }
 
@@ -151,8 +141,7 @@ fn products_of_fours<Q: Quant>(
     let marks = _mm256_shuffle_epi8(marks, bytemuck::must_cast(MARKS_OF_FOURS[pair]));
     let products = [0, 1].map(|code| {
         let numbers = &numbers[2 * pair + code];
-        // SAFETY: `write_numbers` writes no larger numbers.
-        let at = |row: usize| unsafe { entry(grid, numbers[8 * side + row]) }.cast_signed();
+        let at = |row: usize| entry(grid, numbers[8 * side + row]).cast_signed();
         let quants = _mm256_setr_epi32(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7));
         let is_marked = are_set(marks, _mm256_set1_epi32(0x0804_0201 << (4 * code)));
         let word = _mm256_set1_epi32(activations.words[2 * pair + code].cast_signed());
@@ -185,8 +174,7 @@ fn products_of_eights<Q: Quant>(
     [0, 1].map(|four| {
         let products = [0, 1].map(|code| {
             let code = 2 * pair + code;
-            // SAFETY: `write_numbers` writes no larger numbers.
-            let at = |row: usize| unsafe { entry(grid, numbers[code][8 * side + 4 * four + row]) }.cast_signed();
+            let at = |row: usize| entry(grid, numbers[code][8 * side + 4 * four + row]).cast_signed();
             let quants = _mm256_setr_epi64x(at(0), at(1), at(2), at(3));
             let marks = _mm256_shuffle_epi8(marks[four], bytemuck::must_cast(MARKS_OF_EIGHTS[code]));
             let is_marked = match mark {
@@ -242,15 +230,11 @@ fn are_set(bytes: __m256i, bits: __m256i) -> __m256i {
     _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bits), bits)
 }
 
-/// An entry of a grid.
-///
-/// # Safety
-/// The number is below the table's length.
+/// Entry `number`; bits beyond the table's length are ignored. The length is a constant power of two, so no bounds
+/// check is needed.
 #[inline(always)]
-unsafe fn entry<Entry: Copy>(grid: &[Entry], number: u32) -> Entry {
-    debug_assert!((number as usize) < grid.len());
-    // SAFETY: by the caller's promise.
-    unsafe { *grid.get_unchecked(number as usize) }
+fn entry<Entry: Copy>(grid: &[Entry], number: u32) -> Entry {
+    grid[number as usize & (grid.len() - 1)]
 }
 
 /// Makes the compiler store a code's numbers in memory. Otherwise it computes several codes together, which takes more
