@@ -262,8 +262,7 @@ fn granite(keys: &OwnKeys<'_>, weights: &Checkpoint, settings: &mut Map<String, 
     if let Some(rows) = inner.and_then(|info| info.shape.first()) {
         settings.insert("shared_intermediate_size".into(), (*rows).into());
     }
-    let scale = keys.number("attention.scale")?.unwrap_or(0.0);
-    if scale == 0.0 {
+    if keys.factor("attention.scale")?.is_none() {
         settings.insert("attention_multiplier".into(), Value::Null);
     }
     Ok(())

@@ -77,6 +77,11 @@ impl OwnKeys<'_> {
         Ok(self.json(key)?.and_then(|value| value.as_f64()))
     }
 
+    /// A factor. Zero means none.
+    pub(super) fn factor(&self, key: &str) -> Result<Option<f64>, ModelError> {
+        Ok(self.number(key)?.filter(|factor| *factor != 0.0))
+    }
+
     pub(super) fn text(&self, key: &str) -> Result<Option<&str>, ModelError> {
         self.header.text(&self.name(key))
     }

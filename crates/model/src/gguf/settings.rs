@@ -112,9 +112,6 @@ pub(super) fn fields(
     } else {
         check_scale(&keys, score_width)?;
     }
-    if architecture == Architecture::MiniCpm {
-        scales_of_width_and_depth(&keys, &known, &mut settings)?;
-    }
     let rotation = rotations(architecture, &keys, rotation(&keys, weights)?, &mut settings)?;
     settings.insert("rope_parameters".into(), rotation);
     read(header, &keys, &settings)
@@ -358,8 +355,8 @@ fn windows(
 /// If a file gives the attention scale, it must equal the computed one.
 fn check_scale(keys: &OwnKeys<'_>, score_width: usize) -> Result<(), ModelError> {
     let expected = (score_width as f64).sqrt().recip();
-    match keys.number("attention.scale")? {
-        Some(scale) if scale != 0.0 && (scale - expected).abs() > 1e-4 * expected => {
+    match keys.factor("attention.scale")? {
+        Some(scale) if (scale - expected).abs() > 1e-4 * expected => {
             let problem = format!("is {scale}; only {expected}, the inverse root of the head's width, is supported");
             Err(keys.error("attention.scale", problem))
         }
@@ -367,7 +364,7 @@ fn check_scale(keys: &OwnKeys<'_>, score_width: usize) -> Result<(), ModelError>
     }
 }
 
-/// The factors of Granite: on scores, embeddings, branches and, as a divisor, logits. Zero means none.
+/// The factors of Granite: on scores, embeddings, branches and, as a divisor, logits.
 fn multipliers(keys: &OwnKeys<'_>, settings: &mut Map<String, Value>) -> Result<(), ModelError> {
     for (key, setting) in [
         ("attention.scale", "attention_multiplier"),
@@ -375,29 +372,10 @@ fn multipliers(keys: &OwnKeys<'_>, settings: &mut Map<String, Value>) -> Result<
         ("residual_scale", "residual_multiplier"),
         ("logit_scale", "logits_scaling"),
     ] {
-        if let Some(factor) = keys.number(key)?.filter(|factor| *factor != 0.0) {
+        if let Some(factor) = keys.factor(key)? {
             settings.insert(setting.into(), json!(factor));
         }
     }
-    Ok(())
-}
-
-/// The factors of MiniCPM. Older files lack them and hold its first models.
-fn scales_of_width_and_depth(
-    keys: &OwnKeys<'_>,
-    known: &Fields,
-    settings: &mut Map<String, Value>,
-) -> Result<(), ModelError> {
-    let factor = |key: &str| Ok::<_, ModelError>(keys.number(key)?.filter(|factor| *factor != 0.0));
-    let (hidden, layers) = (
-        known.size("hidden_size")? as f64,
-        known.size("num_hidden_layers")? as f64,
-    );
-    let depth = factor("residual_scale")?.map_or(1.4, |residual| residual * layers.sqrt());
-    let base = factor("logit_scale")?.map_or(256.0, |divisor| hidden / divisor);
-    settings.insert("scale_emb".into(), json!(factor("embedding_scale")?.unwrap_or(12.0)));
-    settings.insert("scale_depth".into(), json!(depth));
-    settings.insert("dim_model_base".into(), json!(base));
     Ok(())
 }
 

@@ -59,6 +59,7 @@ pub(super) fn settings(
             );
             settings.insert("stacked_inputs".into(), true.into());
         }
+        Architecture::MiniCpm => scales_of_width_and_depth(keys, known, settings)?,
         Architecture::GptNeoX => {
             let biased = has("model.layers.0.attention.query_key_value.bias");
             settings.insert("attention_bias".into(), biased.into());
@@ -66,6 +67,29 @@ pub(super) fn settings(
         }
         _ => {}
     }
+    Ok(())
+}
+
+/// The factors of MiniCPM. Older files lack them and hold its first models.
+fn scales_of_width_and_depth(
+    keys: &OwnKeys<'_>,
+    known: &Fields,
+    settings: &mut Map<String, Value>,
+) -> Result<(), ModelError> {
+    let (hidden, layers) = (
+        known.size("hidden_size")? as f64,
+        known.size("num_hidden_layers")? as f64,
+    );
+    let depth = keys
+        .factor("residual_scale")?
+        .map_or(1.4, |residual| residual * layers.sqrt());
+    let base = keys.factor("logit_scale")?.map_or(256.0, |divisor| hidden / divisor);
+    settings.insert(
+        "scale_emb".into(),
+        json!(keys.factor("embedding_scale")?.unwrap_or(12.0)),
+    );
+    settings.insert("scale_depth".into(), json!(depth));
+    settings.insert("dim_model_base".into(), json!(base));
     Ok(())
 }
 

@@ -254,3 +254,42 @@ fn a_missing_key_that_no_tensor_replaces_is_refused_by_name() {
         refused(&bytes, &[key, "is missing"]);
     }
 }
+
+#[test]
+fn a_file_of_minicpm_has_the_logits_of_granite_with_its_factors() {
+    let logits = |architecture: &str, factors: &[(&str, f32)]| {
+        let own = metadata().into_iter().map(|(key, kind, value)| match key.as_str() {
+            "general.architecture" => text(&key, architecture),
+            _ => (key.replace("llama.", &format!("{architecture}.")), kind, value),
+        });
+        let factors = factors
+            .iter()
+            .map(|(key, factor)| float(&format!("{architecture}.{key}"), *factor));
+        let (_folder, path) = write(&gguf_file(3, &own.chain(factors).collect::<Vec<_>>(), &tensors()));
+        logits_of(&load_model(path), &[1, 2, 3, 4], 4)
+    };
+    // One layer of hidden size 16, and heads of 4.
+    let attention = ("attention.scale", 0.5);
+    let given = [("embedding_scale", 5.0), ("residual_scale", 0.25), ("logit_scale", 4.0)];
+    assert_eq!(
+        logits("minicpm", &given),
+        logits("granite", &[&given[..], &[attention]].concat())
+    );
+    // The first models' files name no factors.
+    let first = [
+        ("embedding_scale", 12.0),
+        ("residual_scale", 1.4),
+        ("logit_scale", 0.0625),
+    ];
+    let [first, granite] = [
+        logits("minicpm", &[]),
+        logits("granite", &[&first[..], &[attention]].concat()),
+    ];
+    assert!(
+        first
+            .iter()
+            .zip(&granite)
+            .all(|(a, b)| (a - b).abs() <= 1e-5 * b.abs().max(1.0)),
+        "{first:?} {granite:?}"
+    );
+}
