@@ -336,7 +336,9 @@ mod tests {
         let held = Journal::open(&path, &json!({})).unwrap();
         let message = Journal::open(&path, &json!({})).unwrap_err().to_string();
         assert!(message.contains("in use by another process"), "{message}");
+        let of_a_child = held.file.as_ref().map(|(_, file)| file.try_clone().unwrap());
         drop(held);
         Journal::open(&path, &json!({})).unwrap();
+        drop(of_a_child);
     }
 }

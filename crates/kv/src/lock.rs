@@ -87,12 +87,17 @@ mod tests {
         assert!(message.contains("in use by another process"), "{message}");
         assert!(PathLock::take(folder.path().join("other")).is_ok());
         assert!(matches!(PathLock::share(&path), Err(KvError::Busy { .. })));
+        let of_a_child = held._file.try_clone().unwrap();
         drop(held);
         let readers = [PathLock::share(&path).unwrap(), PathLock::share(&path).unwrap()];
         assert!(readers.iter().all(Option::is_some));
         assert!(matches!(PathLock::take(&path), Err(KvError::Busy { .. })));
         drop(readers);
-        assert!(PathLock::take(&path).is_ok());
+        assert!(
+            PathLock::take(&path).is_ok(),
+            "a child that inherited the file holds no lock"
+        );
+        drop(of_a_child);
         assert!(PathLock::share(&folder.path().join("new")).unwrap().is_none());
         assert!(matches!(
             PathLock::take(folder.path().join("no/such/folder")),
