@@ -10,7 +10,7 @@ use crate::failure::Failure;
 
 /// Maximum number of elements of a sequence, including nested ones: more than the tokens of any text, and little
 /// memory.
-const MOST_ELEMENTS: usize = 1 << 24;
+pub(crate) const MOST_ELEMENTS: usize = 1 << 24;
 
 /// A bounded Python sequence: nothing is allocated for its stated length. [`Items::list`] refuses a longer one, with
 /// the name of the option.

@@ -68,6 +68,7 @@ fn parse_policy(text: &str) -> Result<String, failure::Failure> {
 #[pymodule(gil_used = true)]
 fn _riffle(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("_MOST_ELEMENTS", items::MOST_ELEMENTS)?;
     module.add_class::<engine::PyEngine>()?;
     module.add_class::<session::PySession>()?;
     module.add_class::<stream::PyStream>()?;

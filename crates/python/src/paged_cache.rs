@@ -9,7 +9,7 @@ use riffle_engine::{
     AttentionPrecision, CachedAttention, CachedAttentionOptions, EngineOptions, LayerCall, ProjectedRows, parse_bytes,
     parse_kv_type,
 };
-use riffle_kv::{CacheShape, DiskTier, KvCache, KvTiers, LayerShape, LayerShapes};
+use riffle_kv::{CacheShape, DiskTier, KvCache, KvError, KvTiers, LayerShape, LayerShapes};
 use riffle_policy::{CostModel, Phase, PolicyRules};
 use serde_json::{Value, json};
 
@@ -69,9 +69,6 @@ pub(crate) struct PyPagedCache {
 
 impl GivenCache {
     fn shape(&self) -> Result<CacheShape, Failure> {
-        if self.head_dim == 0 {
-            return Err(Failure::option("`head_dim` is 0, but it must be at least 1"));
-        }
         let (key_format, value_format) = parse_kv_type(&self.kv_type)?;
         Ok(CacheShape {
             layers: LayerShapes::alike(
@@ -170,7 +167,15 @@ impl PyPagedCache {
     #[new]
     fn new(options: GivenCache) -> Result<Self, Failure> {
         let shape = options.shape()?;
-        shape.validate()?;
+        shape.validate().map_err(|error| match error {
+            // Rows are padded to that width.
+            KvError::Shape { what: "key_width", .. } => KvError::Shape {
+                what: "head_dim",
+                value: options.head_dim,
+                requirement: "from 1 to 16384",
+            },
+            error => error,
+        })?;
         let attention = options.options()?;
         let tiers = options.tiers(&attention)?;
         if tiers.has_farther() && tiers.ram_budget_bytes.unwrap_or(0) < tiers.least_near_bytes(&shape) {

@@ -56,3 +56,5 @@ def test_tokens_of_a_stated_length_are_refused_by_name(engine):
     for call in (engine.generate, engine.decode, engine.log_probabilities, lambda tokens: engine.generate("a", stop_tokens=tokens)):
         with pytest.raises(ValueError, match="too long: a sequence has at most"):
             call(HUGE)
+    with pytest.raises(TypeError):
+        engine.batch(HUGE)

@@ -141,6 +141,7 @@ def test_wrong_rows_leave_the_cache_as_it_was():
         ({"layers": 0}, "layers"),
         ({"heads": 3}, "`heads` is 3"),
         ({"head_dim": 0}, "head_dim"),
+        ({"head_dim": 16385}, "head_dim is 16385"),
         ({"kv_type": "f8"}, "kv_type"),
         ({"prefill": "quest"}, "prefill"),
         ({"chunk_tokens": 0}, "chunk_tokens"),

@@ -134,9 +134,6 @@ _BYTES = ("kv_device", "kv_disk_bytes", "kv_ram", "memory", "weights_ram")
 _LARGEST = 2**64 - 1
 """Largest value of an option or a token."""
 
-_MOST_ELEMENTS = 1 << 24
-"""Maximum number of elements of a sequence."""
-
 
 def _whole(value: Any) -> int | None:
     """A whole number of Python or numpy that is not a Boolean."""
@@ -197,9 +194,9 @@ def _answer_options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _listed(elements: Iterable[Any], name: str) -> list[Any]:
     """The elements of a sequence, which may be endless."""
-    listed = list(itertools.islice(elements, _MOST_ELEMENTS + 1))
-    if len(listed) > _MOST_ELEMENTS:
-        raise OptionError(f"{name} is too long: a sequence has at most {_MOST_ELEMENTS} elements")
+    listed = list(itertools.islice(elements, _riffle._MOST_ELEMENTS + 1))
+    if len(listed) > _riffle._MOST_ELEMENTS:
+        raise OptionError(f"{name} is too long: a sequence has at most {_riffle._MOST_ELEMENTS} elements")
     return listed
 
 
@@ -383,7 +380,7 @@ class Engine:
 
     def log_probabilities(self, prompt: Prompt, *, progress: Progress | None = None) -> np.ndarray:
         """Natural logarithms of the probabilities of the prompt's tokens from the second on, each given those before it."""
-        tokens = self.encode(prompt) if isinstance(prompt, str) else [int(token) for token in _listed(prompt, "the prompt")]
+        tokens = self.encode(prompt) if isinstance(prompt, str) else prompt
         return self.session().log_probabilities(tokens, first=1, progress=progress)[0]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 __version__: str
+_MOST_ELEMENTS: int
 
 _Progress = Callable[[float, int], object] | None
 _Prompt = Any
