@@ -41,7 +41,7 @@ impl Quant for Iq2Xxs {
     fn scales(block: &[u8], stretch: usize, halves: &Halves, expanded: &mut Expanded) {
         let words = row_words(block, 2, 2 * stretch + 1);
         for row in 0..LANES {
-            expanded.scales[0][row] = halves[0][row] * odd(words[row] >> 28) * 0.125;
+            expanded.scales[0][row] = halves[0][row] * 0.125 * odd(words[row] >> 28);
         }
     }
 
@@ -165,7 +165,7 @@ impl Quant for Iq3Xxs {
     fn scales(block: &[u8], stretch: usize, halves: &Halves, expanded: &mut Expanded) {
         let words = row_words(block, 66, stretch);
         for row in 0..LANES {
-            expanded.scales[0][row] = halves[0][row] * odd(words[row] >> 28) * 0.25;
+            expanded.scales[0][row] = halves[0][row] * 0.25 * odd(words[row] >> 28);
         }
     }
 
@@ -272,7 +272,7 @@ fn scales_of_halves(pairs: &[u8; LANES], halves: &Halves, expanded: &mut Expande
     for part in 0..2 {
         for row in 0..LANES {
             let bits = u32::from(pairs[row]) >> (4 * part) & 15;
-            expanded.scales[part][row] = halves[0][row] * odd(bits) * 0.125;
+            expanded.scales[part][row] = halves[0][row] * 0.125 * odd(bits);
         }
     }
 }

@@ -51,7 +51,7 @@ impl Quant for Iq1S {
     fn scales(block: &[u8], stretch: usize, halves: &Halves, expanded: &mut Expanded) {
         let words = half_bits(block, 34 + 2 * stretch);
         for row in 0..LANES {
-            expanded.scales[0][row] = halves[0][row] * odd(words[row] >> 12) * 0.125;
+            expanded.scales[0][row] = halves[0][row] * 0.125 * odd(words[row] >> 12);
         }
     }
 
@@ -92,15 +92,17 @@ impl Quant for Iq1M {
 
     #[inline(always)]
     fn scales(block: &[u8], stretch: usize, halves: &Halves, expanded: &mut Expanded) {
-        let words = [50, 52, 54].map(|at| half_bits(block, at));
+        let [a, b, c] = [50, 52, 54].map(|at| half_bits(block, at));
         let bits = match stretch / 2 {
-            0 => rows(|row| first_scales(words.map(|word| word[row])).into()),
-            four => rows(|row| words[four - 1][row].into()),
+            0 => rows(|row| first_scales([a[row], b[row], c[row]]).into()),
+            1 => rows(|row| a[row].into()),
+            2 => rows(|row| b[row].into()),
+            _ => rows(|row| c[row].into()),
         };
         for part in 0..2 {
             let shift = 3 * (2 * (stretch % 2) + part);
             for row in 0..LANES {
-                expanded.scales[part][row] = halves[0][row] * odd((bits[row] >> shift) as u16) * 0.125;
+                expanded.scales[part][row] = halves[0][row] * 0.125 * odd((bits[row] >> shift) as u16);
             }
         }
     }

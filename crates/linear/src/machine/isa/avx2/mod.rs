@@ -3,6 +3,7 @@
 pub(super) mod few_tokens;
 pub(super) mod grids;
 pub(super) mod lookup;
+mod numbers;
 pub(super) mod pairs;
 pub(super) mod tiles;
 
