@@ -14,6 +14,7 @@ pub mod memory;
 #[cfg(feature = "signals")]
 pub mod signals;
 pub mod terminal;
+pub mod threads;
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
 #[path = "linux.rs"]

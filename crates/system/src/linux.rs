@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use memmap2::{Advice, MmapMut, MmapRaw, UncheckedAdvice};
 use rustix::fs::{OFlags, fadvise, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
+use rustix::process::setpriority_process;
 
 use crate::files::{Found, read_each_at};
 pub(crate) use crate::unix::*;
@@ -84,6 +85,11 @@ pub(crate) fn gather_huge_page(mapping: &MmapRaw, part: Range<usize>) {
     // SAFETY: the caller checks that the part lies in the mapping, which is borrowed. The call moves its bytes to other
     // pages of main memory; no byte changes, and none is missing at any time.
     let _ = unsafe { libc::madvise(mapping.as_mut_ptr().add(part.start).cast(), part.len(), MADV_COLLAPSE) };
+}
+
+/// The lowest priority. Without a process, the call means the calling thread.
+pub(crate) fn give_way() {
+    setpriority_process(None, 19).ok();
 }
 
 pub(crate) fn release(mapping: &mut MmapMut, bytes: Range<usize>) {

@@ -44,6 +44,8 @@ pub(crate) fn prefer_huge_pages_in(_mapping: &MmapRaw, _part: Range<usize>) {}
 
 pub(crate) fn gather_huge_page(_mapping: &MmapRaw, _part: Range<usize>) {}
 
+pub(crate) fn give_way() {}
+
 pub(crate) fn release(mapping: &mut MmapMut, bytes: Range<usize>) {
     // SAFETY: the mapping is private, anonymous and borrowed mutably, so no reference into it lives. Until a page of
     // the range is written, it holds its old bytes or zeros, which are valid values of u8. The caller checks that the

@@ -227,6 +227,8 @@ pub(crate) fn prefer_huge_pages_in(_mapping: &MmapRaw, _part: Range<usize>) {}
 
 pub(crate) fn gather_huge_page(_mapping: &MmapRaw, _part: Range<usize>) {}
 
+pub(crate) fn give_way() {}
+
 pub(crate) fn release(mapping: &mut MmapMut, bytes: Range<usize>) {
     let start = mapping[bytes.clone()].as_mut_ptr().cast();
     // SAFETY: the mapping is anonymous and borrowed mutably, so no reference into it lives. Until a page of the range

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use memmap2::MmapRaw;
 use riffle_system::memory::{gather_huge_page, prefer_huge_pages_in};
+use riffle_system::threads::give_way;
 
 pub(super) const HUGE_PAGE_BYTES: usize = 2 << 20;
 
@@ -88,8 +89,8 @@ fn first_page_time(mapping: &MmapRaw, at: usize) -> Duration {
     began.elapsed()
 }
 
-/// Turns small pages of weights into huge ones. Loading used small pages for speed. A thread does this after a delay
-/// and rests most of the time, so that computing hardly waits for it. Call it after a model is loaded; it does
+/// Turns small pages of weights into huge ones. Loading used small pages for speed. A thread of the lowest priority
+/// does this after a delay and rests most of the time, so that computing hardly waits for it. Call it after a model is loaded; it does
 /// nothing if all weights are in huge pages.
 pub fn gather_pages() {
     const DELAY: Duration = Duration::from_secs(2);
@@ -102,6 +103,7 @@ pub fn gather_pages() {
         return;
     }
     let gather_all = move || {
+        give_way();
         std::thread::sleep(DELAY);
         small.iter().for_each(gather);
     };
