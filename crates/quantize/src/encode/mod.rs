@@ -27,6 +27,8 @@ type EncodeRow = fn(&[f32], &mut [u8]);
 enum Encoder {
     Floats(EncodeRow),
     Blocks(EncodeBlock),
+    /// Blocks that begin with their scale, with so few values that the nearest ones have a bias.
+    CoarseBlocks(EncodeBlock),
     /// Large and small weights count equally.
     EvenBlocks(EncodeBlock),
 }
@@ -48,16 +50,16 @@ const ENCODERS: &[(WeightFormat, Encoder)] = &[
     (WeightFormat::Q6K, Encoder::Blocks(k_blocks::q6_k)),
     (WeightFormat::Iq4Nl, Encoder::Blocks(value_blocks::iq4_nl)),
     (WeightFormat::Iq4Xs, Encoder::Blocks(value_blocks::iq4_xs)),
-    (WeightFormat::Iq3S, Encoder::Blocks(grid_blocks::iq3_s)),
-    (WeightFormat::Iq3Xxs, Encoder::Blocks(grid_blocks::iq3_xxs)),
-    (WeightFormat::Iq2S, Encoder::Blocks(grid_blocks::iq2_s)),
-    (WeightFormat::Iq2Xs, Encoder::Blocks(grid_blocks::iq2_xs)),
-    (WeightFormat::Iq2Xxs, Encoder::Blocks(grid_blocks::iq2_xxs)),
+    (WeightFormat::Iq3S, Encoder::CoarseBlocks(grid_blocks::iq3_s)),
+    (WeightFormat::Iq3Xxs, Encoder::CoarseBlocks(grid_blocks::iq3_xxs)),
+    (WeightFormat::Iq2S, Encoder::CoarseBlocks(grid_blocks::iq2_s)),
+    (WeightFormat::Iq2Xs, Encoder::CoarseBlocks(grid_blocks::iq2_xs)),
+    (WeightFormat::Iq2Xxs, Encoder::CoarseBlocks(grid_blocks::iq2_xxs)),
     (WeightFormat::Tq1_0, Encoder::Blocks(ternary_blocks::tq1_0)),
     (WeightFormat::Tq2_0, Encoder::Blocks(ternary_blocks::tq2_0)),
     (WeightFormat::Mxfp4, Encoder::Blocks(value_blocks::mxfp4)),
     (WeightFormat::Nvfp4, Encoder::Blocks(value_blocks::nvfp4)),
-    (WeightFormat::Iq1S, Encoder::Blocks(shifted_blocks::iq1_s)),
+    (WeightFormat::Iq1S, Encoder::CoarseBlocks(shifted_blocks::iq1_s)),
     (WeightFormat::Iq1M, Encoder::Blocks(shifted_blocks::iq1_m)),
     (WeightFormat::Q1_0, Encoder::EvenBlocks(ternary_blocks::q1_0)),
     (WeightFormat::Q2_0, Encoder::Blocks(ternary_blocks::q2_0)),
@@ -98,6 +100,10 @@ pub fn encode_rows(
         Encoder::Floats(encode) => encode(row, output),
         Encoder::Blocks(encode) => encode_row(format, *encode, error_factors, row, importance, output),
         Encoder::EvenBlocks(encode) => encode_row(format, *encode, even_factors, row, importance, output),
+        Encoder::CoarseBlocks(encode) => {
+            encode_row(format, *encode, error_factors, row, importance, output);
+            remove_bias(format, row, importance, output);
+        }
     });
     Ok(())
 }
@@ -123,6 +129,31 @@ fn encode_row(
         let importance = importance.map(|importance| &importance[index * width..][..width]);
         factors_of(x, importance, &mut factors);
         encode(x, &factors, block);
+    }
+}
+
+/// Multiplies the scale of each block so that its values and the weights have the product that the weights have with
+/// themselves. The values with the least error are shorter than the weights, by 4% in IQ2_XS. The outputs of every
+/// layer would become smaller by as much, which changes a model's answers more than the errors that this adds.
+fn remove_bias(format: WeightFormat, row: &[f32], importance: Option<&[f32]>, output: &mut [u8]) {
+    let width = format.block_weights();
+    let mut values = vec![0.0; width];
+    let blocks = row
+        .chunks_exact(width)
+        .zip(output.chunks_exact_mut(format.block_bytes()));
+    for (index, (x, block)) in blocks.enumerate() {
+        format.decode_row(block, &mut values);
+        let (mut squares, mut products) = (0.0, 0.0);
+        for (place, (x, value)) in x.iter().zip(&values).enumerate() {
+            let factor = importance.map_or(1.0, |importance| importance[index * width + place]);
+            squares += factor * x * x;
+            products += factor * x * value;
+        }
+        let longer = squares / products;
+        if (0.5..2.0).contains(&longer) {
+            let scale = half::f16::from_le_bytes([block[0], block[1]]).to_f32();
+            block[..2].copy_from_slice(&search::to_half(scale * longer).0.to_le_bytes());
+        }
     }
 }
 
