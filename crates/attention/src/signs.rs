@@ -1,12 +1,16 @@
+mod scorer;
+#[cfg(test)]
+mod tests;
+
 use alloc::vec;
 use alloc::vec::Vec;
 
-use crate::attend::check_options;
 use crate::error::expect_equal;
 use crate::half::{f16_to_f32, f32_to_f16};
-use crate::kernel::{LARGEST, MEAN_STRIPE, SEGMENT, STRIPE, ScoreSigns, SignStripes, TABLE_BIAS, Top, UNIT, byte_of};
-use crate::simd::Level;
-use crate::{AttendError, AttendOptions, QueryTile, rotate_heads};
+use crate::kernel::{MEAN_STRIPE, SEGMENT, STRIPE, UNIT, byte_of};
+use crate::{AttendError, rotate_heads};
+
+pub use scorer::SignScorer;
 
 /// An index of keys with one bit per element.
 ///
@@ -45,6 +49,15 @@ pub struct SignIndex {
     means: Vec<[u16; 16]>,
 }
 
+/// The places of a key.
+struct Place {
+    /// Vector and lane of the scale.
+    scale: [usize; 2],
+    /// The vectors that have a byte of signs.
+    signs: core::ops::Range<usize>,
+    byte: usize,
+}
+
 impl SignIndex {
     /// Keys of a segment: they share a mean and enter the index together.
     pub const SEGMENT: usize = SEGMENT;
@@ -76,14 +89,7 @@ impl SignIndex {
         }
         expect_equal("head_dim of keys and of the index", self.head_dim, head_dim)?;
         expect_equal("keys and a segment", SEGMENT * head_dim, keys.len())?;
-        if self.tokens.is_multiple_of(STRIPE) {
-            let stripes = self.tokens / STRIPE + 1;
-            self.signs.resize(stripes * STRIPE / 64 * head_dim / 8, [0; 64]);
-            self.scales.resize(stripes * UNIT, [0; 16]);
-        }
-        if self.tokens.is_multiple_of(MEAN_STRIPE) {
-            self.means.resize((self.tokens / MEAN_STRIPE + 1) * head_dim, [0; 16]);
-        }
+        self.make_room();
         rotate_heads(keys, head_dim);
         let mean = self.push_mean(keys);
         for (n, key) in keys.chunks_exact_mut(head_dim).enumerate() {
@@ -103,6 +109,92 @@ impl SignIndex {
         self.means.truncate(self.tokens.div_ceil(MEAN_STRIPE) * self.head_dim);
     }
 
+    /// The index as bytes for [`from_bytes`](Self::from_bytes): the width of a key, then each segment's means, scales
+    /// and signs, in the order of the keys. They are the same on every machine. An empty index has no bytes.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        if self.tokens == 0 {
+            return Vec::new();
+        }
+        let mut bytes = Vec::with_capacity(8 + self.tokens * self.head_dim / 4);
+        bytes.extend((self.head_dim as u64).to_le_bytes());
+        for first in (0..self.tokens).step_by(SEGMENT) {
+            let means = &self.means[first / MEAN_STRIPE * self.head_dim..][..self.head_dim];
+            let segment = first % MEAN_STRIPE / SEGMENT;
+            bytes.extend(means.iter().flat_map(|means| means[segment].to_le_bytes()));
+            for token in first..first + SEGMENT {
+                let place = self.place(token);
+                bytes.extend(self.scales[place.scale[0]][place.scale[1]].to_le_bytes());
+                bytes.extend(self.signs[place.signs.clone()].iter().map(|signs| signs[place.byte]));
+            }
+        }
+        bytes
+    }
+
+    /// Restores an index from the bytes of [`to_bytes`](Self::to_bytes).
+    ///
+    /// # Errors
+    /// Bytes that are no index, by their number or by the width of a key.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, AttendError> {
+        if bytes.is_empty() {
+            return Ok(Self::default());
+        }
+        let (head_dim, rest) = bytes.split_first_chunk().unwrap_or((&[0; 8], &[]));
+        let head_dim = usize::try_from(u64::from_le_bytes(*head_dim)).unwrap_or(usize::MAX);
+        crate::format::check_head_dim(head_dim)?;
+        // A width beyond the bytes would overflow the sizes below.
+        let whole = head_dim.min(rest.len());
+        expect_equal("the width of a key and its bytes", head_dim, whole)?;
+        let segment_bytes = 2 * head_dim + SEGMENT * (2 + head_dim / 8);
+        let segments = rest.len() / segment_bytes;
+        expect_equal("bytes and segments", segments * segment_bytes, rest.len())?;
+        let mut index = Self {
+            head_dim,
+            ..Self::default()
+        };
+        for bytes in rest.chunks_exact(segment_bytes) {
+            index.make_room();
+            let (means, keys) = bytes.split_at(2 * head_dim);
+            let segment = index.tokens % MEAN_STRIPE / SEGMENT;
+            let stored = &mut index.means[index.tokens / MEAN_STRIPE * head_dim..];
+            for (stored, mean) in stored.iter_mut().zip(means.as_chunks().0) {
+                stored[segment] = u16::from_le_bytes(*mean);
+            }
+            for (n, key) in keys.chunks_exact(2 + head_dim / 8).enumerate() {
+                let place = index.place(index.tokens + n);
+                index.scales[place.scale[0]][place.scale[1]] = u16::from_le_bytes([key[0], key[1]]);
+                for (signs, byte) in index.signs[place.signs].iter_mut().zip(&key[2..]) {
+                    signs[place.byte] = *byte;
+                }
+            }
+            index.tokens += SEGMENT;
+        }
+        Ok(index)
+    }
+
+    /// Makes room for the next segment.
+    fn make_room(&mut self) {
+        if self.tokens.is_multiple_of(STRIPE) {
+            let stripes = self.tokens / STRIPE + 1;
+            self.signs.resize(stripes * STRIPE / 64 * self.head_dim / 8, [0; 64]);
+            self.scales.resize(stripes * UNIT, [0; 16]);
+        }
+        if self.tokens.is_multiple_of(MEAN_STRIPE) {
+            self.means
+                .resize((self.tokens / MEAN_STRIPE + 1) * self.head_dim, [0; 16]);
+        }
+    }
+
+    fn place(&self, token: usize) -> Place {
+        let (stripe, unit, number) = (token / STRIPE, token % STRIPE / UNIT, token % UNIT);
+        let vectors = self.head_dim / 8;
+        let first = (4 * stripe + number / 4) * vectors;
+        Place {
+            scale: [stripe * UNIT + number, unit],
+            signs: first..first + vectors,
+            byte: byte_of(number, unit),
+        }
+    }
+
     /// Stores the mean of the next segment and returns it in its rounded form.
     fn push_mean(&mut self, keys: &[f32]) -> Vec<f32> {
         let mut mean = vec![0.0f32; self.head_dim];
@@ -120,14 +212,12 @@ impl SignIndex {
 
     /// Stores the signs and the scale of a centred key.
     fn write_signs(&mut self, token: usize, key: &[f32]) {
-        let (stripe, unit, number) = (token / STRIPE, token % STRIPE / UNIT, token % UNIT);
+        let place = self.place(token);
         let magnitude: f32 = key.iter().map(|value| value.abs()).sum();
-        self.scales[stripe * UNIT + number][unit] = finite_f16(magnitude / self.head_dim as f32);
-        let vectors = self.head_dim / 8;
-        let signs = &mut self.signs[(4 * stripe + number / 4) * vectors..][..vectors];
-        let byte = byte_of(number, unit);
+        self.scales[place.scale[0]][place.scale[1]] = finite_f16(magnitude / self.head_dim as f32);
+        let signs = &mut self.signs[place.signs];
         for (signs, eight) in signs.iter_mut().zip(key.as_chunks::<8>().0) {
-            signs[byte] = (0..8).fold(0, |bits, n| bits | u8::from(eight[n] >= 0.0) << n);
+            signs[place.byte] = (0..8).fold(0, |bits, n| bits | u8::from(eight[n] >= 0.0) << n);
         }
     }
 }
@@ -136,363 +226,4 @@ impl SignIndex {
 fn finite_f16(value: f32) -> u16 {
     const MOST: f32 = 65504.0;
     f32_to_f16(value.clamp(-MOST, MOST))
-}
-
-/// The largest estimated logit of every query in each unit of a [`SignIndex`].
-///
-/// Queries are rotated and rounded to integers from −7 to 7. Sums of integers with signs are exact, and the rest is
-/// computed in one order. Estimates therefore have the same bits on every machine.
-#[derive(Debug, Default)]
-pub struct SignScorer {
-    /// Number of units before each query.
-    visible: Vec<usize>,
-    width: usize,
-    // Shapes as in `ScoreSigns`.
-    tables: Vec<[u8; 16]>,
-    rotated: Vec<f32>,
-    steps: Vec<f32>,
-    maxima: Vec<f32>,
-}
-
-impl SignScorer {
-    /// Estimates the logits of a tile's queries. Under a causal mask a query sees the segments that end at or before
-    /// its own segment; without one it sees all.
-    ///
-    /// # Errors
-    /// Shapes that disagree, slices that are too short.
-    pub fn run(&mut self, queries: &QueryTile, index: &SignIndex, options: &AttendOptions) -> Result<(), AttendError> {
-        self.run_at(Level::best(), queries, index, options)
-    }
-
-    fn run_at(
-        &mut self,
-        level: Level,
-        queries: &QueryTile,
-        index: &SignIndex,
-        options: &AttendOptions,
-    ) -> Result<(), AttendError> {
-        /// Queries scored together. The longest row determines the number of scored units.
-        const TOGETHER: usize = 16;
-        check_options(queries, options)?;
-        if index.tokens > 0 {
-            expect_equal("head_dim of queries and of the index", index.head_dim, queries.head_dim)?;
-        }
-        self.round(queries, options.scale);
-        let units = |query: usize| {
-            let end = (queries.start + query / queries.group) / SEGMENT * SEGMENT;
-            let end = if options.causal { end } else { index.tokens };
-            end.min(index.tokens) / UNIT
-        };
-        self.visible.clear();
-        self.visible.extend((0..self.steps.len()).map(units));
-        self.width = self.visible.iter().copied().max().unwrap_or(0).next_multiple_of(16);
-        self.maxima.resize(self.steps.len() * self.width, f32::NEG_INFINITY);
-        let keys = SignStripes {
-            signs: &index.signs,
-            scales: &index.scales,
-            means: &index.means,
-        };
-        for first in (0..self.steps.len()).step_by(TOGETHER) {
-            let end = (first + TOGETHER).min(self.steps.len());
-            level.run(ScoreSigns {
-                keys,
-                head_dim: queries.head_dim,
-                tables: &self.tables[first * queries.head_dim / 4..end * queries.head_dim / 4],
-                rotated: &self.rotated[first * queries.head_dim..end * queries.head_dim],
-                steps: &self.steps[first..end],
-                units: self.visible[first..end].iter().copied().max().unwrap_or(0),
-                width: self.width,
-                out: &mut self.maxima[first * self.width..end * self.width],
-            });
-        }
-        if options.soft_cap.is_some() {
-            let (logits, soft_cap) = (&mut self.maxima[..], options.soft_cap);
-            level.run(Top { logits, soft_cap });
-        }
-        Ok(())
-    }
-
-    /// Queries: rows × group.
-    pub fn queries(&self) -> usize {
-        self.steps.len()
-    }
-
-    /// The largest estimates of query `row · group + head`: one for each unit that it sees.
-    ///
-    /// # Panics
-    /// If there is no such query.
-    pub fn row_mut(&mut self, query: usize) -> &mut [f32] {
-        &mut self.maxima[query * self.width..][..self.visible[query]]
-    }
-
-    /// Rotates and rounds the queries.
-    fn round(&mut self, queries: &QueryTile, scale: f32) {
-        self.rotated.clear();
-        self.tables.clear();
-        self.steps.clear();
-        for row in 0..queries.rows {
-            for head in 0..queries.group {
-                let query = queries.query(row, head).iter().map(|value| value * scale);
-                self.rotated.extend(query);
-            }
-        }
-        rotate_heads(&mut self.rotated, queries.head_dim);
-        for query in self.rotated.chunks_exact(queries.head_dim) {
-            let (integers, step) = round_to_integers(query);
-            self.steps.push(step);
-            self.tables.extend(integers.as_chunks::<4>().0.iter().map(table));
-        }
-    }
-}
-
-/// A vector in integers, and the value of one unit of them.
-fn round_to_integers(vector: &[f32]) -> (Vec<i32>, f32) {
-    /// Magnitude below which a query counts as zero: its inverse would overflow.
-    const LEAST: f32 = 1e-30;
-    /// Adding and subtracting this number rounds a small number to an integer, ties to even.
-    const ROUNDING: f32 = 12_582_912.0;
-    let largest = vector.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
-    let inverse = if largest > LEAST { LARGEST as f32 / largest } else { 0.0 };
-    let rounded = vector
-        .iter()
-        .map(|value| (value * inverse + ROUNDING - ROUNDING) as i32);
-    let integers = rounded.map(|integer| integer.clamp(-LARGEST, LARGEST)).collect();
-    (integers, largest / LARGEST as f32)
-}
-
-/// For each pattern of four signs, the sum of the signed integers, with a bias. A set bit is a positive sign.
-fn table(integers: &[i32; 4]) -> [u8; 16] {
-    core::array::from_fn(|pattern| {
-        let signed = integers.iter().enumerate();
-        let signed = signed.map(|(bit, integer)| if pattern >> bit & 1 == 1 { *integer } else { -integer });
-        (signed.sum::<i32>() + TABLE_BIAS) as u8
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use alloc::vec;
-
-    use super::*;
-    use crate::testing::noise;
-
-    /// An index of the keys `[tokens, head_dim]`, without the keys after the last whole segment.
-    fn index_of(keys: &[f32], head_dim: usize) -> SignIndex {
-        let mut index = SignIndex::default();
-        for segment in keys.chunks_exact(SEGMENT * head_dim) {
-            index.push(&mut segment.to_vec(), head_dim).unwrap();
-        }
-        index
-    }
-
-    fn tile(data: &[f32], head_dim: usize, group: usize, start: usize) -> QueryTile<'_> {
-        QueryTile {
-            data,
-            rows: data.len() / head_dim / group,
-            row_stride: group * head_dim,
-            group,
-            head_dim,
-            start,
-        }
-    }
-
-    fn rows_at(level: Level, queries: &QueryTile, index: &SignIndex, options: &AttendOptions) -> Vec<Vec<f32>> {
-        let mut scorer = SignScorer::default();
-        scorer.run_at(level, queries, index, options).unwrap();
-        (0..scorer.queries())
-            .map(|query| scorer.row_mut(query).to_vec())
-            .collect()
-    }
-
-    /// The product of integers with signs, from bit counts in four planes of the integers plus 8.
-    fn product_by_counts(integers: &[i32], key: &[f32]) -> i32 {
-        let count = |bit: i32| {
-            let pairs = integers.iter().zip(key);
-            let set = pairs.filter(|(integer, _)| (**integer + 8) >> bit & 1 == 1);
-            let (all, positive) = set.fold((0, 0), |(all, positive), (_, key)| {
-                (all + 1, positive + i32::from(*key >= 0.0))
-            });
-            2 * positive - all
-        };
-        let planes: i32 = (0..4).map(|bit| count(bit) << bit).sum();
-        let signs: i32 = key.iter().map(|key| if *key >= 0.0 { 1 } else { -1 }).sum();
-        planes - 8 * signs
-    }
-
-    /// The largest estimate in every unit by its definition, for a scaled query.
-    fn estimates_of(query: &[f32], keys: &[f32], head_dim: usize) -> Vec<f64> {
-        let (mut query, mut keys) = (query.to_vec(), keys.to_vec());
-        rotate_heads(&mut query, head_dim);
-        rotate_heads(&mut keys, head_dim);
-        let (integers, step) = round_to_integers(&query);
-        let half = |value: f64| f64::from(f16_to_f32(f32_to_f16(value as f32)));
-        let mut estimates = Vec::new();
-        for segment in keys.chunks_exact(SEGMENT * head_dim) {
-            let mean_of = |n: usize| {
-                segment
-                    .iter()
-                    .skip(n)
-                    .step_by(head_dim)
-                    .map(|key| f64::from(*key))
-                    .sum::<f64>()
-            };
-            let mean: Vec<f64> = (0..head_dim).map(|n| half(mean_of(n) / SEGMENT as f64)).collect();
-            let offset: f64 = query
-                .iter()
-                .zip(&mean)
-                .map(|(query, mean)| f64::from(*query) * mean)
-                .sum();
-            for key in segment.chunks_exact(head_dim) {
-                let rest: Vec<f32> = key.iter().zip(&mean).map(|(key, mean)| key - *mean as f32).collect();
-                let magnitude: f64 = rest.iter().map(|value| f64::from(value.abs())).sum();
-                let product = f64::from(product_by_counts(&integers, &rest)) * half(magnitude / head_dim as f64);
-                estimates.push(product * f64::from(step) + offset);
-            }
-        }
-        let units = estimates.chunks(UNIT);
-        units
-            .map(|unit| unit.iter().copied().fold(f64::NEG_INFINITY, f64::max))
-            .collect()
-    }
-
-    #[test]
-    fn estimates_are_counts_of_bits_times_scales_plus_products_of_means() {
-        for (case, head_dim) in [16, 48, 64, 80, 128, 576].into_iter().enumerate() {
-            for tokens in [64, 200, 1024, 1300] {
-                let keys = noise(case as u64, tokens * head_dim);
-                let queries = noise(case as u64 + 50, 7 * head_dim);
-                let scale = 0.5;
-                let rows = rows_at(
-                    Level::best(),
-                    &tile(&queries, head_dim, 7, tokens),
-                    &index_of(&keys, head_dim),
-                    &AttendOptions::new(scale),
-                );
-                for (row, query) in rows.iter().zip(queries.chunks(head_dim)) {
-                    let query: Vec<f32> = query.iter().map(|value| value * scale).collect();
-                    let expected = estimates_of(&query, &keys, head_dim);
-                    assert_eq!(row.len(), expected.len(), "{head_dim} {tokens}");
-                    for (found, expected) in row.iter().zip(expected) {
-                        assert!((f64::from(*found) - expected).abs() < 2e-3, "{found} for {expected}");
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn every_instruction_set_and_any_queries_beside_give_the_same_bits() {
-        for head_dim in [16, 96, 128] {
-            let (keys, queries) = (noise(5, 1500 * head_dim), noise(6, 18 * head_dim));
-            let index = index_of(&keys, head_dim);
-            let tile = tile(&queries, head_dim, 3, 1400);
-            let bits = |rows: Vec<Vec<f32>>| -> Vec<Vec<u32>> {
-                rows.iter()
-                    .map(|row| row.iter().map(|value| value.to_bits()).collect())
-                    .collect()
-            };
-            let options = AttendOptions::new(0.3);
-            let expected = bits(rows_at(Level::SCALAR, &tile, &index, &options));
-            for level in Level::all() {
-                assert_eq!(
-                    bits(rows_at(level, &tile, &index, &options)),
-                    expected,
-                    "{}",
-                    level.name()
-                );
-                for row in 0..6 {
-                    let alone = QueryTile {
-                        data: &queries[row * 3 * head_dim..],
-                        rows: 1,
-                        start: 1400 + row,
-                        ..tile
-                    };
-                    let found = bits(rows_at(level, &alone, &index, &options));
-                    assert_eq!(found, expected[3 * row..3 * row + 3], "{} row {row}", level.name());
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_query_sees_the_segments_before_its_own() {
-        let keys = noise(7, 640 * 32);
-        let index = index_of(&keys, 32);
-        let queries = noise(8, 130 * 32);
-        let mut scorer = SignScorer::default();
-        scorer
-            .run(&tile(&queries, 32, 1, 60), &index, &AttendOptions::new(1.0))
-            .unwrap();
-        for query in 0..130 {
-            assert_eq!(scorer.row_mut(query).len(), (60 + query) / 64 * 4);
-        }
-        scorer
-            .run(&tile(&queries, 32, 1, 5000), &index, &AttendOptions::new(1.0))
-            .unwrap();
-        assert_eq!(scorer.row_mut(129).len(), 40);
-        scorer
-            .run(
-                &tile(&queries, 32, 1, 60),
-                &SignIndex::default(),
-                &AttendOptions::new(1.0),
-            )
-            .unwrap();
-        assert!(scorer.row_mut(129).is_empty());
-    }
-
-    #[test]
-    fn segments_that_were_cut_off_leave_nothing_behind() {
-        let head_dim = 48;
-        let (keys, other) = (noise(9, 1280 * head_dim), noise(10, 1280 * head_dim));
-        let queries = noise(11, 2 * head_dim);
-        let tile = tile(&queries, head_dim, 2, 2000);
-        let options = AttendOptions::new(0.2);
-        let expected = rows_at(Level::best(), &tile, &index_of(&keys, head_dim), &options);
-        for kept in [0, 63, 64, 250, 256, 1023, 1100] {
-            let whole = kept / SEGMENT * SEGMENT * head_dim;
-            let mut index = index_of(&[&keys[..whole], &other[whole..]].concat(), head_dim);
-            index.truncate(kept);
-            assert_eq!(index.tokens(), kept / SEGMENT * SEGMENT);
-            for segment in keys[whole..].chunks_exact(SEGMENT * head_dim) {
-                index.push(&mut segment.to_vec(), head_dim).unwrap();
-            }
-            assert_eq!(rows_at(Level::best(), &tile, &index, &options), expected, "{kept}");
-        }
-    }
-
-    #[test]
-    fn a_key_like_the_query_has_the_largest_estimate() {
-        let head_dim = 128;
-        let mut keys = noise(12, 2048 * head_dim);
-        let query = noise(13, head_dim);
-        keys[700 * head_dim..701 * head_dim].copy_from_slice(&query);
-        // Without centring, a part that all keys share would hide the signs of the rest.
-        for key in keys.chunks_mut(head_dim) {
-            key.iter_mut()
-                .zip(0..)
-                .for_each(|(value, n)| *value += if n % 3 == 0 { 5.0 } else { -2.0 });
-        }
-        let tile = tile(&query, head_dim, 1, 2048);
-        let rows = rows_at(
-            Level::best(),
-            &tile,
-            &index_of(&keys, head_dim),
-            &AttendOptions::new(1.0),
-        );
-        let best = (0..rows[0].len()).max_by(|a, b| rows[0][*a].total_cmp(&rows[0][*b]));
-        assert_eq!(best, Some(700 / UNIT));
-    }
-
-    #[test]
-    fn wrong_shapes_are_refused() {
-        let mut index = SignIndex::default();
-        assert!(index.push(&mut vec![0.0; 64 * 20], 20).is_err());
-        assert!(index.push(&mut vec![0.0; 63 * 32], 32).is_err());
-        index.push(&mut vec![0.0; 64 * 32], 32).unwrap();
-        assert!(index.push(&mut vec![0.0; 64 * 48], 48).is_err());
-        let queries = [0.0; 48];
-        let mut scorer = SignScorer::default();
-        let refused = scorer.run(&tile(&queries, 48, 1, 99), &index, &AttendOptions::new(1.0));
-        assert!(refused.is_err());
-    }
 }

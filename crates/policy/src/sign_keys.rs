@@ -32,6 +32,20 @@ impl SignKeys {
         self.index.tokens() + self.rest.len() / self.head_dim.max(1)
     }
 
+    /// The index as bytes. The keys after the last whole segment are read again.
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        self.index.to_bytes()
+    }
+
+    /// Restores from the bytes of `to_bytes`; `None` for other bytes.
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let index = SignIndex::from_bytes(bytes).ok()?;
+        Some(Self {
+            index,
+            ..Self::default()
+        })
+    }
+
     pub(crate) fn index(&self) -> &SignIndex {
         &self.index
     }

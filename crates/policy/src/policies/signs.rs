@@ -11,8 +11,8 @@ use crate::prepared::Prepared;
 use crate::scratch::LentSignScorer;
 use crate::sign_keys::SignKeys;
 use crate::{
-    BudgetParameter, Estimated, KeyUse, ParameterInfo, ParameterKind, Phase, PolicyInfo, Recall, SelectContext,
-    SparsePolicy, Summarize, Traits,
+    BudgetParameter, Estimated, KeyUse, ParameterInfo, ParameterKind, Persist, Phase, PolicyError, PolicyInfo, Recall,
+    SelectContext, SparsePolicy, Summarize, Traits,
 };
 
 /// Reads the blocks with a peak of some query, estimated from an index with one bit per element of a key.
@@ -48,6 +48,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
         depends_on_chunks: true,
         recall: Recall::Distinct,
         keys: KeyUse::Summarized,
+        persists: true,
         summary_tokens: |parameters| Some(parameters.count("means")).filter(|tokens| *tokens > 0),
         work: Some(work),
         stored_bytes,
@@ -132,6 +133,10 @@ impl SparsePolicy for Signs {
     fn summarize(&mut self) -> Option<&mut dyn Summarize> {
         Some(self)
     }
+
+    fn persist(&self) -> Option<&dyn Persist> {
+        Some(self)
+    }
 }
 
 impl Summarize for Signs {
@@ -147,6 +152,21 @@ impl Summarize for Signs {
         if let Some(end) = continued_by(self.keys.tokens(), page) {
             self.keys.extend(&[*page], head_dim, end);
         }
+    }
+}
+
+/// A session or a fork keeps the index, so that it reads no keys to make it again.
+impl Persist for Signs {
+    fn save(&self) -> Vec<u8> {
+        self.keys.to_bytes()
+    }
+
+    fn restored(&self, state: &[u8]) -> Result<Box<dyn SparsePolicy>, PolicyError> {
+        Ok(Box::new(Self {
+            keys: SignKeys::from_bytes(state).ok_or(PolicyError::BadState)?,
+            prepared: Prepared::new(),
+            ..*self
+        }))
     }
 }
 

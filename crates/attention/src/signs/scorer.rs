@@ -1,0 +1,139 @@
+use alloc::vec::Vec;
+
+use super::{SEGMENT, SignIndex, UNIT};
+use crate::attend::check_options;
+use crate::error::expect_equal;
+use crate::kernel::{LARGEST, ScoreSigns, SignStripes, TABLE_BIAS, Top};
+use crate::simd::Level;
+use crate::{AttendError, AttendOptions, QueryTile, rotate_heads};
+
+/// The largest estimated logit of every query in each unit of a [`SignIndex`].
+///
+/// Queries are rotated and rounded to integers from −7 to 7. Sums of integers with signs are exact, and the rest is
+/// computed in one order. Estimates therefore have the same bits on every machine.
+#[derive(Debug, Default)]
+pub struct SignScorer {
+    /// Number of units before each query.
+    visible: Vec<usize>,
+    width: usize,
+    // Shapes as in `ScoreSigns`.
+    tables: Vec<[u8; 16]>,
+    rotated: Vec<f32>,
+    steps: Vec<f32>,
+    maxima: Vec<f32>,
+}
+
+impl SignScorer {
+    /// Estimates the logits of a tile's queries. Under a causal mask a query sees the segments that end at or before
+    /// its own segment; without one it sees all.
+    ///
+    /// # Errors
+    /// Shapes that disagree, slices that are too short.
+    pub fn run(&mut self, queries: &QueryTile, index: &SignIndex, options: &AttendOptions) -> Result<(), AttendError> {
+        self.run_at(Level::best(), queries, index, options)
+    }
+
+    pub(super) fn run_at(
+        &mut self,
+        level: Level,
+        queries: &QueryTile,
+        index: &SignIndex,
+        options: &AttendOptions,
+    ) -> Result<(), AttendError> {
+        /// Queries scored together. The longest row determines the number of scored units.
+        const TOGETHER: usize = 16;
+        check_options(queries, options)?;
+        if index.tokens > 0 {
+            expect_equal("head_dim of queries and of the index", index.head_dim, queries.head_dim)?;
+        }
+        self.round(queries, options.scale);
+        let units = |query: usize| {
+            let end = (queries.start + query / queries.group) / SEGMENT * SEGMENT;
+            let end = if options.causal { end } else { index.tokens };
+            end.min(index.tokens) / UNIT
+        };
+        self.visible.clear();
+        self.visible.extend((0..self.steps.len()).map(units));
+        self.width = self.visible.iter().copied().max().unwrap_or(0).next_multiple_of(16);
+        self.maxima.resize(self.steps.len() * self.width, f32::NEG_INFINITY);
+        let keys = SignStripes {
+            signs: &index.signs,
+            scales: &index.scales,
+            means: &index.means,
+        };
+        for first in (0..self.steps.len()).step_by(TOGETHER) {
+            let end = (first + TOGETHER).min(self.steps.len());
+            level.run(ScoreSigns {
+                keys,
+                head_dim: queries.head_dim,
+                tables: &self.tables[first * queries.head_dim / 4..end * queries.head_dim / 4],
+                rotated: &self.rotated[first * queries.head_dim..end * queries.head_dim],
+                steps: &self.steps[first..end],
+                units: self.visible[first..end].iter().copied().max().unwrap_or(0),
+                width: self.width,
+                out: &mut self.maxima[first * self.width..end * self.width],
+            });
+        }
+        if options.soft_cap.is_some() {
+            let (logits, soft_cap) = (&mut self.maxima[..], options.soft_cap);
+            level.run(Top { logits, soft_cap });
+        }
+        Ok(())
+    }
+
+    /// Queries: rows × group.
+    pub fn queries(&self) -> usize {
+        self.steps.len()
+    }
+
+    /// The largest estimates of query `row · group + head`: one for each unit that it sees.
+    ///
+    /// # Panics
+    /// If there is no such query.
+    pub fn row_mut(&mut self, query: usize) -> &mut [f32] {
+        &mut self.maxima[query * self.width..][..self.visible[query]]
+    }
+
+    /// Rotates and rounds the queries.
+    fn round(&mut self, queries: &QueryTile, scale: f32) {
+        self.rotated.clear();
+        self.tables.clear();
+        self.steps.clear();
+        for row in 0..queries.rows {
+            for head in 0..queries.group {
+                let query = queries.query(row, head).iter().map(|value| value * scale);
+                self.rotated.extend(query);
+            }
+        }
+        rotate_heads(&mut self.rotated, queries.head_dim);
+        for query in self.rotated.chunks_exact(queries.head_dim) {
+            let (integers, step) = round_to_integers(query);
+            self.steps.push(step);
+            self.tables.extend(integers.as_chunks::<4>().0.iter().map(table));
+        }
+    }
+}
+
+/// A vector in integers, and the value of one unit of them.
+pub(super) fn round_to_integers(vector: &[f32]) -> (Vec<i32>, f32) {
+    /// Magnitude below which a query counts as zero: its inverse would overflow.
+    const LEAST: f32 = 1e-30;
+    /// Adding and subtracting this number rounds a small number to an integer, ties to even.
+    const ROUNDING: f32 = 12_582_912.0;
+    let largest = vector.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
+    let inverse = if largest > LEAST { LARGEST as f32 / largest } else { 0.0 };
+    let rounded = vector
+        .iter()
+        .map(|value| (value * inverse + ROUNDING - ROUNDING) as i32);
+    let integers = rounded.map(|integer| integer.clamp(-LARGEST, LARGEST)).collect();
+    (integers, largest / LARGEST as f32)
+}
+
+/// For each pattern of four signs, the sum of the signed integers, with a bias. A set bit is a positive sign.
+fn table(integers: &[i32; 4]) -> [u8; 16] {
+    core::array::from_fn(|pattern| {
+        let signed = integers.iter().enumerate();
+        let signed = signed.map(|(bit, integer)| if pattern >> bit & 1 == 1 { *integer } else { -integer });
+        (signed.sum::<i32>() + TABLE_BIAS) as u8
+    })
+}
