@@ -25,23 +25,23 @@ const MARKS_OF_EIGHTS: [[u8; 32]; 4] = mark_places(8);
 /// For a pair of codes of eight quants, whose mark bits are alike, the bytes of four rows as numbers of 16 bits.
 const MARKS_OF_PAIRS: [[u8; 32]; 2] = pair_places();
 
-const fn pair_places() -> [[u8; 32]; 2] {
-    let mut places = [[0; 32]; 2];
-    let mut index = 0;
-    while index < 2 * 32 {
-        let (pair, place) = (index / 32, index % 32);
-        places[pair][place] = (2 * pair + place % 4 / 2 + 4 * (place % 16 / 4)) as u8;
-        index += 1;
-    }
-    places
-}
-
 const fn mark_places(quants: usize) -> [[u8; 32]; 4] {
     let mut places = [[0; 32]; 4];
     let mut index = 0;
     while index < 4 * 32 {
         let (byte, place) = (index / 32, index % 32);
         places[byte][place] = (byte + 4 * (place % 16 / quants)) as u8;
+        index += 1;
+    }
+    places
+}
+
+const fn pair_places() -> [[u8; 32]; 2] {
+    let mut places = [[0; 32]; 2];
+    let mut index = 0;
+    while index < 2 * 32 {
+        let (pair, place) = (index / 32, index % 32);
+        places[pair][place] = (2 * pair + place % 4 / 2 + 4 * (place % 16 / 4)) as u8;
         index += 1;
     }
     places
@@ -88,7 +88,7 @@ fn products<Q: Quant>(numbers: &StretchNumbers<Q>, marks: Rows, activations: &Ac
     let zero = _mm256_setzero_si256();
     let mut products = [[zero; 2]; 2];
     match const { Q::CODES } {
-        Codes::Fours(..) => {
+        Codes::Fours(_, Mark::NegatedAround(_)) => {
             for pair in 0..STRETCH / 8 {
                 for side in 0..2 {
                     let sums = products_of_fours::<Q>(numbers, marks[side], [pair, side], activations);
@@ -102,6 +102,7 @@ fn products<Q: Quant>(numbers: &StretchNumbers<Q>, marks: Rows, activations: &Ac
                 for side in 0..2 {
                     let sums = products_of_eights::<Q>(mark, numbers, marks[side], [pair, side], activations);
                     if const { parts::<Q>() == STRETCH / 16 } {
+                        // Each pair is a part.
                         wholes[pair][side] = sums;
                     } else {
                         let whole = &mut wholes[0][side];
@@ -116,7 +117,8 @@ fn products<Q: Quant>(numbers: &StretchNumbers<Q>, marks: Rows, activations: &Ac
                 add_shifts::<Q>(marks, activations, &mut products);
             }
         }
-        Codes::Quants | Codes::Values(_) => {}
+        // No grid of fours has marks of whole codes.
+        Codes::Fours(_, Mark::TwoLess) | Codes::Quants | Codes::Values(_) => {}
     }
     products
 }
