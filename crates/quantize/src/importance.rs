@@ -77,7 +77,10 @@ impl ImportanceMatrix {
             from_gguf(&WeightSource::open_file(path)?)
         } else {
             let bytes = riffle_files::read(path, LARGEST_FILE_BYTES).map_err(|error| wrong(error.to_string()))?;
-            from_older(&bytes).map_err(Problem::Text)
+            from_older(&bytes).map_err(|problem| {
+                let hint = "give a file of riffle calibrate --imatrix or of llama-imatrix";
+                Problem::Text(format!("it is no importance matrix, or damaged ({problem}): {hint}"))
+            })
         };
         let matrix = matrix.map_err(|problem| match problem {
             Problem::Text(problem) => wrong(problem),

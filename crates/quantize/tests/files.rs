@@ -326,11 +326,10 @@ fn the_older_format_of_importance_matrices_is_read_and_its_damage_told() {
         );
     }
     fs::write(&path, &bytes[..30]).unwrap();
+    let message = ImportanceMatrix::read(&path).unwrap_err().to_string();
     assert!(
-        ImportanceMatrix::read(&path)
-            .unwrap_err()
-            .to_string()
-            .contains("it ends too early")
+        message.contains("it ends too early") && message.contains("riffle calibrate --imatrix"),
+        "{message}"
     );
 }
 
