@@ -11,10 +11,9 @@ use super::grid_codes;
 pub(crate) struct Grid<Entry: 'static, Places> {
     /// The bytes of an entry are its quants, the first in the low bits. The number of entries is a power of two.
     pub(crate) entries: &'static [Entry],
-    /// The entries with `base` subtracted from each quant.
+    /// The entries with the center subtracted from each quant. Where marks do not negate quants, the least quant is
+    /// subtracted, which is the first of `values`.
     pub(crate) distances: &'static [Entry],
-    /// The center, or where marks do not negate quants the least quant.
-    pub(crate) base: u8,
     /// For each quant of an entry, its index in `values`.
     pub(crate) places: Places,
     /// Quants by index; grids of four values hold these twice.
@@ -30,7 +29,6 @@ pub(crate) type EightGrid = Grid<u64, [&'static [u8]; 2]>;
 pub(crate) static IQ3_XXS: FourGrid = Grid {
     entries: &fours(grid_codes::IQ3_XXS, IQ3_XXS_VALUES),
     distances: &fours(grid_codes::IQ3_XXS, above(128, IQ3_XXS_VALUES)),
-    base: 128,
     places: &grid_codes::IQ3_XXS,
     values: IQ3_XXS_VALUES,
 };
@@ -38,7 +36,6 @@ pub(crate) static IQ3_XXS: FourGrid = Grid {
 pub(crate) static IQ3_S: FourGrid = Grid {
     entries: &fours(grid_codes::IQ3_S, IQ3_S_VALUES),
     distances: &fours(grid_codes::IQ3_S, above(IQ3_S_CENTER, IQ3_S_VALUES)),
-    base: IQ3_S_CENTER,
     places: &grid_codes::IQ3_S,
     values: IQ3_S_VALUES,
 };
@@ -46,7 +43,6 @@ pub(crate) static IQ3_S: FourGrid = Grid {
 pub(crate) static IQ2_XXS: EightGrid = Grid {
     entries: &eights(grid_codes::IQ2_XXS, IQ2_VALUES),
     distances: &eights(grid_codes::IQ2_XXS, above(128, IQ2_VALUES)),
-    base: 128,
     places: [&bytes(grid_codes::IQ2_XXS, 0), &bytes(grid_codes::IQ2_XXS, 8)],
     values: IQ2_VALUES,
 };
@@ -54,7 +50,6 @@ pub(crate) static IQ2_XXS: EightGrid = Grid {
 pub(crate) static IQ2_XS: EightGrid = Grid {
     entries: &eights(grid_codes::IQ2_XS, IQ2_VALUES),
     distances: &eights(grid_codes::IQ2_XS, above(128, IQ2_VALUES)),
-    base: 128,
     places: [&bytes(grid_codes::IQ2_XS, 0), &bytes(grid_codes::IQ2_XS, 8)],
     values: IQ2_VALUES,
 };
@@ -62,15 +57,13 @@ pub(crate) static IQ2_XS: EightGrid = Grid {
 pub(crate) static IQ2_S: EightGrid = Grid {
     entries: &eights(grid_codes::IQ2_S, IQ2_VALUES),
     distances: &eights(grid_codes::IQ2_S, above(128, IQ2_VALUES)),
-    base: 128,
     places: [&bytes(grid_codes::IQ2_S, 0), &bytes(grid_codes::IQ2_S, 8)],
     values: IQ2_VALUES,
 };
 /// IQ1_S and IQ1_M. Values are in eighths around [`IQ1_CENTER`], plus one.
 pub(crate) static IQ1: EightGrid = Grid {
     entries: &eights(grid_codes::IQ1_S, IQ1_VALUES),
-    distances: &eights(grid_codes::IQ1_S, above(IQ1_LEAST, IQ1_VALUES)),
-    base: IQ1_LEAST,
+    distances: &eights(grid_codes::IQ1_S, above(IQ1_VALUES[0], IQ1_VALUES)),
     places: [&bytes(grid_codes::IQ1_S, 0), &bytes(grid_codes::IQ1_S, 8)],
     values: IQ1_VALUES,
 };
@@ -83,8 +76,7 @@ pub(crate) const IQ1_CENTER: u8 = 16;
 const IQ3_XXS_VALUES: [u8; 8] = around(128, [4, 12, 20, 28, 36, 44, 52, 62]);
 const IQ3_S_VALUES: [u8; 8] = around(IQ3_S_CENTER, [1, 3, 5, 7, 9, 11, 13, 15]);
 const IQ2_VALUES: [u8; 8] = around(128, [8, 25, 43, 0, 8, 25, 43, 0]);
-const IQ1_LEAST: u8 = IQ1_CENTER - 7;
-const IQ1_VALUES: [u8; 8] = around(IQ1_LEAST, [0, 8, 16, 0, 0, 8, 16, 0]);
+const IQ1_VALUES: [u8; 8] = around(IQ1_CENTER - 7, [0, 8, 16, 0, 0, 8, 16, 0]);
 
 const fn around(center: u8, magnitudes: [u8; 8]) -> [u8; 8] {
     let mut quants = magnitudes;

@@ -178,14 +178,14 @@ fn products_of_eights<Q: Quant>(
     })
 }
 
-/// Adds what marks and the difference between center and base change: a number that all quants of a code share, times
-/// the sum of the code's activations.
+/// Adds what marks and the distance of the least quant from the center change: a number that all quants of a code
+/// share, times the sum of the code's activations.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn add_shifts<Q: Quant>(marks: Rows, activations: &ActivationBlock, products: &mut [Rows; 2]) {
-    let base = const {
+    let least = const {
         match Q::CODES {
-            Codes::Eights(grid, _) => grid.base as i16,
+            Codes::Eights(grid, _) => grid.values[0] as i16,
             _ => 0,
         }
     };
@@ -199,7 +199,7 @@ fn add_shifts<Q: Quant>(marks: Rows, activations: &ActivationBlock, products: &m
         _mm256_permute2x128_si256::<0x11>(codes, codes),
     ];
     for (pair, sums) in pairs.into_iter().enumerate() {
-        let all = _mm256_madd_epi16(sums, _mm256_set1_epi16(base - Q::SHAPE.center as i16));
+        let all = _mm256_madd_epi16(sums, _mm256_set1_epi16(least - Q::SHAPE.center as i16));
         let twice = _mm256_add_epi16(sums, sums);
         let products = &mut products[pair % parts::<Q>()];
         for (products, marks) in products.iter_mut().zip(marks) {

@@ -65,29 +65,29 @@ impl<Q: Quant> Numbers<Q> {
 }
 
 impl<Q: Quant> StretchNumbers<Q> {
-    /// The quants of a code and row in a grid of fours.
+    /// The quants of a code and row in a grid of fours; zero in another format.
     #[inline(always)]
     pub(super) fn four(&self, code: usize, row: usize) -> u32 {
-        let grid = const {
-            match Q::CODES {
-                Codes::Fours(grid, _) => grid.distances,
-                _ => &[0],
-            }
-        };
-        // SAFETY: `write` keeps numbers below the length of the format's grid, and the first ones are 0.
-        unsafe { *grid.get_unchecked(usize::from(self.codes[code][row])) }
+        match const { Q::CODES } {
+            Codes::Fours(grid, _) => self.entry(grid.distances, code, row),
+            _ => 0,
+        }
     }
 
-    /// The quants of a code and row in a grid of eights.
+    /// The quants of a code and row in a grid of eights; zero in another format.
     #[inline(always)]
     pub(super) fn eight(&self, code: usize, row: usize) -> u64 {
-        let grid = const {
-            match Q::CODES {
-                Codes::Eights(grid, _) => grid.distances,
-                _ => &[0],
-            }
-        };
-        // SAFETY: as in `four`.
+        match const { Q::CODES } {
+            Codes::Eights(grid, _) => self.entry(grid.distances, code, row),
+            _ => 0,
+        }
+    }
+
+    #[inline(always)]
+    fn entry<Entry: Copy>(&self, grid: &'static [Entry], code: usize, row: usize) -> Entry {
+        // Both are constants, so this costs nothing.
+        assert!(usize::from(Numbers::<Q>::LAST) < grid.len());
+        // SAFETY: the first numbers are 0, and `write` keeps all of them at most `LAST`, which the grid has.
         unsafe { *grid.get_unchecked(usize::from(self.codes[code][row])) }
     }
 }
