@@ -4,6 +4,7 @@ mod tests;
 
 use alloc::vec;
 use alloc::vec::Vec;
+use core::ops::Range;
 
 use crate::error::expect_equal;
 use crate::half::{f16_to_f32, f32_to_f16};
@@ -54,7 +55,7 @@ struct Place {
     /// Vector and lane of the scale.
     scale: [usize; 2],
     /// The vectors that have a byte of signs.
-    signs: core::ops::Range<usize>,
+    signs: Range<usize>,
     byte: usize,
 }
 
@@ -115,12 +116,11 @@ impl SignIndex {
         if self.tokens == 0 {
             return Vec::new();
         }
-        let mut bytes = Vec::with_capacity(8 + self.tokens * self.head_dim / 4);
+        let mut bytes = Vec::with_capacity(8 + self.tokens / SEGMENT * segment_bytes(self.head_dim));
         bytes.extend((self.head_dim as u64).to_le_bytes());
         for first in (0..self.tokens).step_by(SEGMENT) {
-            let means = &self.means[first / MEAN_STRIPE * self.head_dim..][..self.head_dim];
-            let segment = first % MEAN_STRIPE / SEGMENT;
-            bytes.extend(means.iter().flat_map(|means| means[segment].to_le_bytes()));
+            let (vectors, lane) = self.place_of_means(first);
+            bytes.extend(self.means[vectors].iter().flat_map(|means| means[lane].to_le_bytes()));
             for token in first..first + SEGMENT {
                 let place = self.place(token);
                 bytes.extend(self.scales[place.scale[0]][place.scale[1]].to_le_bytes());
@@ -144,7 +144,7 @@ impl SignIndex {
         // A width beyond the bytes would overflow the sizes below.
         let whole = head_dim.min(rest.len());
         expect_equal("the width of a key and its bytes", head_dim, whole)?;
-        let segment_bytes = 2 * head_dim + SEGMENT * (2 + head_dim / 8);
+        let segment_bytes = segment_bytes(head_dim);
         let segments = rest.len() / segment_bytes;
         expect_equal("bytes and segments", segments * segment_bytes, rest.len())?;
         let mut index = Self {
@@ -154,10 +154,9 @@ impl SignIndex {
         for bytes in rest.chunks_exact(segment_bytes) {
             index.make_room();
             let (means, keys) = bytes.split_at(2 * head_dim);
-            let segment = index.tokens % MEAN_STRIPE / SEGMENT;
-            let stored = &mut index.means[index.tokens / MEAN_STRIPE * head_dim..];
-            for (stored, mean) in stored.iter_mut().zip(means.as_chunks().0) {
-                stored[segment] = u16::from_le_bytes(*mean);
+            let (vectors, lane) = index.place_of_means(index.tokens);
+            for (stored, mean) in index.means[vectors].iter_mut().zip(means.as_chunks().0) {
+                stored[lane] = u16::from_le_bytes(*mean);
             }
             for (n, key) in keys.chunks_exact(2 + head_dim / 8).enumerate() {
                 let place = index.place(index.tokens + n);
@@ -184,6 +183,12 @@ impl SignIndex {
         }
     }
 
+    /// The vectors and the lane of the means of the segment that begins at `first`.
+    fn place_of_means(&self, first: usize) -> (Range<usize>, usize) {
+        let start = first / MEAN_STRIPE * self.head_dim;
+        (start..start + self.head_dim, first % MEAN_STRIPE / SEGMENT)
+    }
+
     fn place(&self, token: usize) -> Place {
         let (stripe, unit, number) = (token / STRIPE, token % STRIPE / UNIT, token % UNIT);
         let vectors = self.head_dim / 8;
@@ -201,11 +206,10 @@ impl SignIndex {
         for key in keys.chunks_exact(self.head_dim) {
             mean.iter_mut().zip(key).for_each(|(sum, key)| *sum += key);
         }
-        let means = &mut self.means[self.tokens / MEAN_STRIPE * self.head_dim..];
-        let segment = self.tokens % MEAN_STRIPE / SEGMENT;
-        for (mean, stored) in mean.iter_mut().zip(means) {
-            stored[segment] = finite_f16(*mean / SEGMENT as f32);
-            *mean = f16_to_f32(stored[segment]);
+        let (vectors, lane) = self.place_of_means(self.tokens);
+        for (mean, stored) in mean.iter_mut().zip(&mut self.means[vectors]) {
+            stored[lane] = finite_f16(*mean / SEGMENT as f32);
+            *mean = f16_to_f32(stored[lane]);
         }
         mean
     }
@@ -220,6 +224,11 @@ impl SignIndex {
             signs[place.byte] = (0..8).fold(0, |bits, n| bits | u8::from(eight[n] >= 0.0) << n);
         }
     }
+}
+
+/// Bytes of a segment's means, scales and signs.
+fn segment_bytes(head_dim: usize) -> usize {
+    2 * head_dim + SEGMENT * (2 + head_dim / 8)
 }
 
 /// Rounds to f16; larger numbers become the largest f16.
