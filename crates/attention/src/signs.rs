@@ -2,13 +2,14 @@ mod scorer;
 #[cfg(test)]
 mod tests;
 
+use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
 
 use crate::error::expect_equal;
 use crate::half::{f16_to_f32, f32_to_f16};
-use crate::kernel::{MEAN_STRIPE, SEGMENT, STRIPE, UNIT, byte_of};
+use crate::kernel::{GROUP, SEGMENT, STRIPE, SignGroup, UNIT, byte_of};
 use crate::{AttendError, rotate_heads};
 
 pub use scorer::SignScorer;
@@ -19,7 +20,8 @@ pub use scorer::SignScorer;
 /// f16. The index stores the signs of the remainders, and a scale in f16 with the least squared error: the mean
 /// magnitude of the remainder's elements. A key of 128 elements takes 22 bytes, compared with 256 bytes in f16.
 ///
-/// A segment enters the index whole, so the bits of an index follow from the keys alone.
+/// A segment enters the index whole, so the bits of an index follow from the keys alone. A clone shares the memory of
+/// the keys in whole groups of 1,024, and copies the last group when it grows.
 ///
 /// Signs of rotated vectors as in RaBitQ (Gao and Long 2024, arXiv:2405.12497); signs of keys as an index as in
 /// Self-Indexing Attention (arXiv:2609.13205); sums by byte shuffles as in FAISS's fast scan.
@@ -44,13 +46,10 @@ pub use scorer::SignScorer;
 pub struct SignIndex {
     head_dim: usize,
     tokens: usize,
-    // Shapes as in `SignStripes`.
-    signs: Vec<[u8; 64]>,
-    scales: Vec<[u16; 16]>,
-    means: Vec<[u16; 16]>,
+    groups: Vec<Arc<SignGroup>>,
 }
 
-/// The places of a key.
+/// The places of a key in its group.
 struct Place {
     /// Vector and lane of the scale.
     scale: [usize; 2],
@@ -69,6 +68,11 @@ impl SignIndex {
     /// Number of keys in the index, a multiple of [`SEGMENT`](Self::SEGMENT).
     pub fn tokens(&self) -> usize {
         self.tokens
+    }
+
+    /// Elements of a key; 0 for an empty index.
+    pub fn head_dim(&self) -> usize {
+        self.head_dim
     }
 
     /// Bytes of the index per key of `head_dim` elements.
@@ -90,12 +94,12 @@ impl SignIndex {
         }
         expect_equal("head_dim of keys and of the index", self.head_dim, head_dim)?;
         expect_equal("keys and a segment", SEGMENT * head_dim, keys.len())?;
-        self.make_room();
         rotate_heads(keys, head_dim);
-        let mean = self.push_mean(keys);
+        let (group, lane) = self.next_segment();
+        let mean = push_mean(group, lane, keys);
         for (n, key) in keys.chunks_exact_mut(head_dim).enumerate() {
             key.iter_mut().zip(&mean).for_each(|(key, mean)| *key -= mean);
-            self.write_signs(self.tokens + n, key);
+            write_signs(group, &place(lane * SEGMENT + n, head_dim), key);
         }
         self.tokens += SEGMENT;
         Ok(())
@@ -104,10 +108,7 @@ impl SignIndex {
     /// Removes segments with keys at or after `tokens`.
     pub fn truncate(&mut self, tokens: usize) {
         self.tokens = self.tokens.min(tokens / SEGMENT * SEGMENT);
-        let stripes = self.tokens.div_ceil(STRIPE);
-        self.signs.truncate(stripes * STRIPE / 64 * self.head_dim / 8);
-        self.scales.truncate(stripes * UNIT);
-        self.means.truncate(self.tokens.div_ceil(MEAN_STRIPE) * self.head_dim);
+        self.groups.truncate(self.tokens.div_ceil(GROUP));
     }
 
     /// The index as bytes for [`from_bytes`](Self::from_bytes): the width of a key, then each segment's means, scales
@@ -119,12 +120,13 @@ impl SignIndex {
         let mut bytes = Vec::with_capacity(8 + self.tokens / SEGMENT * segment_bytes(self.head_dim));
         bytes.extend((self.head_dim as u64).to_le_bytes());
         for first in (0..self.tokens).step_by(SEGMENT) {
-            let (vectors, lane) = self.place_of_means(first);
-            bytes.extend(self.means[vectors].iter().flat_map(|means| means[lane].to_le_bytes()));
-            for token in first..first + SEGMENT {
-                let place = self.place(token);
-                bytes.extend(self.scales[place.scale[0]][place.scale[1]].to_le_bytes());
-                bytes.extend(self.signs[place.signs.clone()].iter().map(|signs| signs[place.byte]));
+            let (group, in_group) = (&self.groups[first / GROUP], first % GROUP);
+            let means = group.means.iter();
+            bytes.extend(means.flat_map(|means| means[in_group / SEGMENT].to_le_bytes()));
+            for token in in_group..in_group + SEGMENT {
+                let place = place(token, self.head_dim);
+                bytes.extend(group.scales[place.scale[0]][place.scale[1]].to_le_bytes());
+                bytes.extend(group.signs[place.signs].iter().map(|signs| signs[place.byte]));
             }
         }
         bytes
@@ -152,16 +154,15 @@ impl SignIndex {
             ..Self::default()
         };
         for bytes in rest.chunks_exact(segment_bytes) {
-            index.make_room();
+            let (group, lane) = index.next_segment();
             let (means, keys) = bytes.split_at(2 * head_dim);
-            let (vectors, lane) = index.place_of_means(index.tokens);
-            for (stored, mean) in index.means[vectors].iter_mut().zip(means.as_chunks().0) {
+            for (stored, mean) in group.means.iter_mut().zip(means.as_chunks().0) {
                 stored[lane] = u16::from_le_bytes(*mean);
             }
             for (n, key) in keys.chunks_exact(2 + head_dim / 8).enumerate() {
-                let place = index.place(index.tokens + n);
-                index.scales[place.scale[0]][place.scale[1]] = u16::from_le_bytes([key[0], key[1]]);
-                for (signs, byte) in index.signs[place.signs].iter_mut().zip(&key[2..]) {
+                let place = place(lane * SEGMENT + n, head_dim);
+                group.scales[place.scale[0]][place.scale[1]] = u16::from_le_bytes([key[0], key[1]]);
+                for (signs, byte) in group.signs[place.signs].iter_mut().zip(&key[2..]) {
                     signs[place.byte] = *byte;
                 }
             }
@@ -170,59 +171,53 @@ impl SignIndex {
         Ok(index)
     }
 
-    /// Makes room for the next segment.
-    fn make_room(&mut self) {
-        if self.tokens.is_multiple_of(STRIPE) {
-            let stripes = self.tokens / STRIPE + 1;
-            self.signs.resize(stripes * STRIPE / 64 * self.head_dim / 8, [0; 64]);
-            self.scales.resize(stripes * UNIT, [0; 16]);
+    /// The group of the next segment, with room for it, and the segment's number there.
+    fn next_segment(&mut self) -> (&mut SignGroup, usize) {
+        let (number, token) = (self.tokens / GROUP, self.tokens % GROUP);
+        if number == self.groups.len() {
+            self.groups.push(Arc::default());
         }
-        if self.tokens.is_multiple_of(MEAN_STRIPE) {
-            self.means
-                .resize((self.tokens / MEAN_STRIPE + 1) * self.head_dim, [0; 16]);
-        }
+        let group = Arc::make_mut(&mut self.groups[number]);
+        let stripes = token / STRIPE + 1;
+        group.signs.resize(stripes * STRIPE / 64 * self.head_dim / 8, [0; 64]);
+        group.scales.resize(stripes * UNIT, [0; 16]);
+        group.means.resize(self.head_dim, [0; 16]);
+        (group, token / SEGMENT)
     }
+}
 
-    /// The vectors and the lane of the means of the segment that begins at `first`.
-    fn place_of_means(&self, first: usize) -> (Range<usize>, usize) {
-        let start = first / MEAN_STRIPE * self.head_dim;
-        (start..start + self.head_dim, first % MEAN_STRIPE / SEGMENT)
+/// The place of key `token` of a group.
+fn place(token: usize, head_dim: usize) -> Place {
+    let (stripe, unit, number) = (token / STRIPE, token % STRIPE / UNIT, token % UNIT);
+    let vectors = head_dim / 8;
+    let first = (4 * stripe + number / 4) * vectors;
+    Place {
+        scale: [stripe * UNIT + number, unit],
+        signs: first..first + vectors,
+        byte: byte_of(number, unit),
     }
+}
 
-    fn place(&self, token: usize) -> Place {
-        let (stripe, unit, number) = (token / STRIPE, token % STRIPE / UNIT, token % UNIT);
-        let vectors = self.head_dim / 8;
-        let first = (4 * stripe + number / 4) * vectors;
-        Place {
-            scale: [stripe * UNIT + number, unit],
-            signs: first..first + vectors,
-            byte: byte_of(number, unit),
-        }
+/// Stores the mean of a segment and returns it in its rounded form.
+fn push_mean(group: &mut SignGroup, lane: usize, keys: &[f32]) -> Vec<f32> {
+    let mut mean = vec![0.0f32; group.means.len()];
+    for key in keys.chunks_exact(mean.len()) {
+        mean.iter_mut().zip(key).for_each(|(sum, key)| *sum += key);
     }
-
-    /// Stores the mean of the next segment and returns it in its rounded form.
-    fn push_mean(&mut self, keys: &[f32]) -> Vec<f32> {
-        let mut mean = vec![0.0f32; self.head_dim];
-        for key in keys.chunks_exact(self.head_dim) {
-            mean.iter_mut().zip(key).for_each(|(sum, key)| *sum += key);
-        }
-        let (vectors, lane) = self.place_of_means(self.tokens);
-        for (mean, stored) in mean.iter_mut().zip(&mut self.means[vectors]) {
-            stored[lane] = finite_f16(*mean / SEGMENT as f32);
-            *mean = f16_to_f32(stored[lane]);
-        }
-        mean
+    for (mean, stored) in mean.iter_mut().zip(&mut group.means) {
+        stored[lane] = finite_f16(*mean / SEGMENT as f32);
+        *mean = f16_to_f32(stored[lane]);
     }
+    mean
+}
 
-    /// Stores the signs and the scale of a centred key.
-    fn write_signs(&mut self, token: usize, key: &[f32]) {
-        let place = self.place(token);
-        let magnitude: f32 = key.iter().map(|value| value.abs()).sum();
-        self.scales[place.scale[0]][place.scale[1]] = finite_f16(magnitude / self.head_dim as f32);
-        let signs = &mut self.signs[place.signs];
-        for (signs, eight) in signs.iter_mut().zip(key.as_chunks::<8>().0) {
-            signs[place.byte] = (0..8).fold(0, |bits, n| bits | u8::from(eight[n] >= 0.0) << n);
-        }
+/// Stores the signs and the scale of a centred key.
+fn write_signs(group: &mut SignGroup, place: &Place, key: &[f32]) {
+    let magnitude: f32 = key.iter().map(|value| value.abs()).sum();
+    group.scales[place.scale[0]][place.scale[1]] = finite_f16(magnitude / key.len() as f32);
+    let signs = &mut group.signs[place.signs.clone()];
+    for (signs, eight) in signs.iter_mut().zip(key.as_chunks::<8>().0) {
+        signs[place.byte] = (0..8).fold(0, |bits, n| bits | u8::from(eight[n] >= 0.0) << n);
     }
 }
 

@@ -309,6 +309,7 @@ mod tests {
             scale: 1.0,
             soft_cap: None,
             pages: &pages,
+            signs: None,
         };
         let rules = parse_policy(spec).unwrap();
         build(&rules.base, Phase::Prefill).unwrap().select(&queries, &context)

@@ -241,6 +241,7 @@ fn context<'a>(phase: Phase, chunk: Span, total_tokens: usize, pages: &'a [PageV
         scale: 1.0,
         soft_cap: None,
         pages,
+        signs: None,
     }
 }
 

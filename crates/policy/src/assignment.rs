@@ -103,6 +103,11 @@ impl PolicyRules {
         self.specs().any(|spec| spec.info().traits.keys == KeyUse::Scanned)
     }
 
+    /// True if a policy reads the index of signs.
+    pub fn reads_signs(&self) -> bool {
+        self.specs().any(|spec| spec.info().traits.keys == KeyUse::Indexed)
+    }
+
     /// An upper bound of the bytes that the policies of all layers and KV heads store for `tokens` tokens.
     pub fn stored_bytes(&self, layers: &[PolicyShape], tokens: usize) -> u64 {
         let of_layer = |shape: &PolicyShape| {

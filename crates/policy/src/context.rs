@@ -4,6 +4,8 @@ use std::fmt;
 
 use riffle_attention::{Arithmetic, PageView, Span};
 
+use crate::SignKeys;
+
 /// Reading of prompt tokens, or generation of tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Phase {
@@ -58,6 +60,8 @@ pub struct SelectContext<'a> {
     pub soft_cap: Option<f32>,
     /// The pages of this layer and KV head, in order. It may be empty for a policy that never reads keys.
     pub pages: &'a [PageView<'a>],
+    /// The index of signs of this layer and KV head. Without one, policies on it read all keys.
+    pub signs: Option<&'a SignKeys>,
 }
 
 /// Softmax mass that keys received from some queries.

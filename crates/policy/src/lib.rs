@@ -28,6 +28,7 @@
 //!     scale: 0.25,
 //!     soft_cap: None,
 //!     pages: &[],
+//!     signs: None,
 //! };
 //! let selection = policy.select(&tile, &context);
 //! assert_eq!(selection.spans(), [Span::new(0, 4)]);
@@ -124,6 +125,7 @@ pub use policies::DRAFT_POLICIES;
 pub use policy::{Learned, Policy, build};
 pub use scratch::LentScan;
 pub use set::{PolicySet, dense_below};
+pub use sign_keys::SignKeys;
 pub use sparse_policy::{Evict, Learn, Persist, SparsePolicy, Summarize};
 pub use spec::PolicySpec;
 pub use torch_choice::choose_as_torch;

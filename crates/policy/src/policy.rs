@@ -7,7 +7,7 @@ use riffle_attention::{PageView, QueryTile, Selection, Span};
 
 use crate::{
     ColumnMass, Estimate, Estimated, KeyUse, LentScan, Phase, PolicyError, PolicyInfo, PolicySpec, SelectContext,
-    SparsePolicy, Traits,
+    SignKeys, SparsePolicy, Traits,
 };
 
 /// The policy of one KV head of one layer, in one sequence and one phase.
@@ -121,6 +121,7 @@ impl Policy {
             _ if self.reads_all(context) => context.tokens,
             KeyUse::Unread => context.tokens,
             KeyUse::Scanned => 0,
+            KeyUse::Indexed => context.signs.map_or(0, SignKeys::tokens).min(context.tokens),
             KeyUse::Summarized => {
                 let summaries = self.method.summarize();
                 summaries.map_or(0, |summaries| summaries.keys_from(context))

@@ -405,6 +405,7 @@ pub(crate) fn select<'py>(
                 scale: problem.options.scale,
                 soft_cap: problem.options.soft_cap,
                 pages: &pages,
+                signs: None,
             };
             let tile = problem.tile(kv_head);
             policy.prepare(&tile, &context);

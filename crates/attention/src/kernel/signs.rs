@@ -1,6 +1,9 @@
 //! Estimates of logits from the signs of keys. Four signs are an index into a table of 16 sums. One shuffle of bytes
 //! therefore multiplies four elements of a query with 64 keys.
 
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
 use crate::simd::{Kernel, Simd};
 
 /// Keys whose signs lie in one stripe.
@@ -12,8 +15,8 @@ pub(crate) const UNIT: usize = 16;
 /// Keys per segment; the keys of a segment share a mean.
 pub(crate) const SEGMENT: usize = 64;
 
-/// Keys whose means are stored together, one segment per lane.
-pub(crate) const MEAN_STRIPE: usize = 16 * SEGMENT;
+/// Keys of a group. Their means are stored together, one segment per lane.
+pub(crate) const GROUP: usize = 16 * SEGMENT;
 
 /// Largest magnitude of a query's integers. The sum of four tables of four elements then fits a byte.
 pub(crate) const LARGEST: i32 = 7;
@@ -24,16 +27,16 @@ pub(crate) const TABLE_BIAS: i32 = 4 * LARGEST;
 /// Queries that share each load of signs.
 const SHARED: usize = 4;
 
-/// The signs, scales and means of keys.
-#[derive(Clone, Copy)]
-pub(crate) struct SignStripes<'a> {
+/// The signs, scales and means of a group of keys. The last group of an index may have fewer stripes.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct SignGroup {
     /// `[stripes, 4, head_dim / 8, 64]`. A byte holds eight signs of one key. The key with number `n` in the unit of
     /// lane `l` is in part `n / 4`, at the byte that [`byte_of`] gives.
-    pub(crate) signs: &'a [[u8; 64]],
+    pub(crate) signs: Vec<[u8; 64]>,
     /// `[stripes, 16, 16]` in f16: index in the unit, then unit.
-    pub(crate) scales: &'a [[u16; 16]],
-    /// `[mean stripes, head_dim, 16]` in f16: element, then segment.
-    pub(crate) means: &'a [[u16; 16]],
+    pub(crate) scales: Vec<[u16; 16]>,
+    /// `[head_dim, 16]` in f16: element, then segment.
+    pub(crate) means: Vec<[u16; 16]>,
 }
 
 /// The byte of a key in its part of a stripe. Sums of even bytes are the units in order, and so are sums of odd bytes.
@@ -44,7 +47,7 @@ pub(crate) fn byte_of(number: usize, unit: usize) -> usize {
 
 /// The largest estimate of each query in every unit.
 pub(crate) struct ScoreSigns<'a> {
-    pub(crate) keys: SignStripes<'a>,
+    pub(crate) keys: &'a [Arc<SignGroup>],
     pub(crate) head_dim: usize,
     /// `[queries, head_dim / 4, 16]`
     pub(crate) tables: &'a [[u8; 16]],
@@ -83,15 +86,11 @@ fn score<S: Simd, const P: usize>(simd: S, task: &mut ScoreSigns<'_>, first: usi
     let head_dim = task.head_dim;
     let tables = core::array::from_fn(|p| &task.tables[(first + p) * head_dim / 4..][..head_dim / 4]);
     let stripes = task.units.div_ceil(STRIPE / UNIT);
-    for (number, means) in task.keys.means.chunks_exact(head_dim).enumerate() {
-        let stripe = number * (MEAN_STRIPE / STRIPE);
-        if stripe >= stripes {
-            break;
-        }
+    for (keys, stripe) in task.keys.iter().zip((0..stripes).step_by(GROUP / STRIPE)) {
         let queries = &task.rotated[first * head_dim..][..P * head_dim];
-        let offsets = products_of_means::<S, P>(simd, queries, means);
-        for quarter in 0..(stripes - stripe).min(MEAN_STRIPE / STRIPE) {
-            let best = score_stripe::<S, P>(simd, &task.keys, stripe + quarter, &tables);
+        let offsets = products_of_means::<S, P>(simd, queries, &keys.means);
+        for quarter in 0..(stripes - stripe).min(GROUP / STRIPE) {
+            let best = score_stripe::<S, P>(simd, keys, quarter, &tables);
             for p in 0..P {
                 let offset = core::array::from_fn(|unit| offsets[p][4 * quarter + unit / (SEGMENT / UNIT)]);
                 // Multiplication and addition are separate, because some machines have no fused operation.
@@ -127,7 +126,7 @@ fn products_of_means<S: Simd, const P: usize>(simd: S, queries: &[f32], means: &
 #[inline(always)]
 fn score_stripe<S: Simd, const P: usize>(
     simd: S,
-    keys: &SignStripes<'_>,
+    keys: &SignGroup,
     stripe: usize,
     tables: &[&[[u8; 16]]; P],
 ) -> [S::V; P] {

@@ -3,7 +3,7 @@ use alloc::vec::Vec;
 use super::{SEGMENT, SignIndex, UNIT};
 use crate::attend::check_options;
 use crate::error::expect_equal;
-use crate::kernel::{LARGEST, ScoreSigns, SignStripes, TABLE_BIAS, Top};
+use crate::kernel::{LARGEST, ScoreSigns, TABLE_BIAS, Top};
 use crate::simd::Level;
 use crate::{AttendError, AttendOptions, QueryTile, rotate_heads};
 
@@ -56,15 +56,10 @@ impl SignScorer {
         self.visible.extend((0..self.steps.len()).map(units));
         self.width = self.visible.iter().copied().max().unwrap_or(0).next_multiple_of(16);
         self.maxima.resize(self.steps.len() * self.width, f32::NEG_INFINITY);
-        let keys = SignStripes {
-            signs: &index.signs,
-            scales: &index.scales,
-            means: &index.means,
-        };
         for first in (0..self.steps.len()).step_by(TOGETHER) {
             let end = (first + TOGETHER).min(self.steps.len());
             level.run(ScoreSigns {
-                keys,
+                keys: &index.groups,
                 head_dim: queries.head_dim,
                 tables: &self.tables[first * queries.head_dim / 4..end * queries.head_dim / 4],
                 rotated: &self.rotated[first * queries.head_dim..end * queries.head_dim],

@@ -38,6 +38,7 @@ fn context<'a>(phase: Phase, start: usize, tokens: usize, scale: f32, pages: &'a
         scale,
         soft_cap: None,
         pages,
+        signs: None,
     }
 }
 

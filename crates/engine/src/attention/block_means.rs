@@ -1,8 +1,6 @@
 //! Means of blocks of keys and values, which the CPU computes as blocks fill, for policies whose selections name
 //! summaries.
 
-use std::collections::BTreeMap;
-
 use rayon::prelude::*;
 use riffle_attention::{
     AttendError, LANES, PageView, Partial, Plane, PlaneMut, Span, SummaryView, attend_summaries, read_keys, write_keys,
@@ -12,13 +10,11 @@ use riffle_kv::KvCache;
 use riffle_policy::Policy;
 
 use crate::EngineError;
-use crate::attention::{Chosen, Chunk, Heads, reading};
+use crate::attention::by_head::FollowsTokens;
+use crate::attention::{ByHead, Chosen, Chunk, Heads, reading};
 
-/// The means of a sequence, by (layer, KV head, tokens in a block).
-#[derive(Default)]
-pub(crate) struct BlockMeans {
-    heads: BTreeMap<(usize, usize, usize), HeadMeans>,
-}
+/// The means of a sequence, by the number of tokens in a block.
+pub(crate) type BlockMeans = ByHead<HeadMeans>;
 
 /// Means of the complete blocks of one KV head.
 pub(crate) struct HeadMeans {
@@ -36,10 +32,24 @@ pub(crate) struct HeadMeans {
     counted: usize,
 }
 
-impl BlockMeans {
-    /// The means of one KV head, initially empty.
-    pub(crate) fn head_mut(&mut self, layer: usize, kv_head: usize, block: usize, heads: &Heads) -> &mut HeadMeans {
-        self.heads.entry((layer, kv_head, block)).or_insert_with(|| HeadMeans {
+impl FollowsTokens for HeadMeans {
+    fn tokens(&self) -> usize {
+        self.blocks.len() * self.block + self.counted
+    }
+
+    fn truncate(&mut self, tokens: usize) {
+        // A block that is cut in the middle is summed again.
+        self.begin();
+        let blocks = (tokens / self.block).min(self.blocks.len());
+        self.blocks.truncate(blocks);
+        self.keys.truncate(blocks.next_multiple_of(LANES) * self.key_width);
+        self.values.truncate(blocks.next_multiple_of(LANES) * self.value_width);
+    }
+}
+
+impl HeadMeans {
+    fn new(block: usize, heads: &Heads) -> Self {
+        Self {
             block,
             key_width: heads.key_width,
             value_width: heads.value_width,
@@ -48,41 +58,7 @@ impl BlockMeans {
             values: Vec::new(),
             sums: vec![0.0; heads.key_width + heads.value_width],
             counted: 0,
-        })
-    }
-
-    /// The means of one KV head, if there are any.
-    pub(crate) fn get(&self, layer: usize, kv_head: usize, block: usize) -> Option<&HeadMeans> {
-        self.heads.get(&(layer, kv_head, block))
-    }
-
-    /// Removes all means of a KV head.
-    pub(crate) fn forget(&mut self, layer: usize, kv_head: usize) {
-        self.heads
-            .retain(|(of_layer, of_head, _), _| (*of_layer, *of_head) != (layer, kv_head));
-    }
-
-    /// Removes blocks with tokens at or after `tokens(layer, kv_head)`.
-    pub(crate) fn truncate(&mut self, tokens: impl Fn(usize, usize) -> usize) {
-        for ((layer, kv_head, _), head) in &mut self.heads {
-            let tokens = tokens(*layer, *kv_head);
-            if tokens >= head.tokens() {
-                continue;
-            }
-            // A block that is cut in the middle is summed again.
-            head.begin();
-            let blocks = (tokens / head.block).min(head.blocks.len());
-            head.blocks.truncate(blocks);
-            head.keys.truncate(blocks.next_multiple_of(LANES) * head.key_width);
-            head.values.truncate(blocks.next_multiple_of(LANES) * head.value_width);
         }
-    }
-}
-
-impl HeadMeans {
-    /// Number of tokens added.
-    pub(crate) fn tokens(&self) -> usize {
-        self.blocks.len() * self.block + self.counted
     }
 
     /// Adds the tokens below `tokens` of pages in order; a mean is stored when its block is complete. Sums run by
@@ -164,7 +140,8 @@ pub(crate) fn extend_means(
 ) -> Result<(), EngineError> {
     for (context, policy) in chunk.contexts.iter().zip(policies) {
         let Some(block) = policy.summary_tokens() else { continue };
-        let head = means.head_mut(chunk.layer, context.kv_head, block, &chunk.heads);
+        let place = [chunk.layer, context.kv_head, block];
+        let head = means.get_or(place, || HeadMeans::new(block, &chunk.heads));
         let wanted = Span::new(head.tokens(), context.tokens);
         reading::show(cache, context, wanted, |pages| Ok(head.extend(pages, context.tokens)?))?;
     }
@@ -182,7 +159,7 @@ pub(crate) fn attend_means(
     let tiles = chunk.tiles.par_iter().zip(&chosen.selections).zip(partials);
     tiles.try_for_each(|((tile, selection), partial)| {
         let block = policies[tile.kv_head].summary_tokens();
-        match block.and_then(|block| means.get(chunk.layer, tile.kv_head, block)) {
+        match block.and_then(|block| means.get([chunk.layer, tile.kv_head, block])) {
             Some(means) => attend_summaries(&tile.queries, &means.view(), selection, &chunk.options, partial),
             None => Ok(()),
         }

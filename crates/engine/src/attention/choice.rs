@@ -59,10 +59,11 @@ impl AttentionState {
     fn select_near(&mut self, input: &LayerRows<'_>, chunk: &Chunk<'_>) -> Result<Vec<Selection>, EngineError> {
         let policies = self.policies.of_mut(input.step.phase).layer_mut(chunk.layer);
         let both = policies.iter_mut().zip(&chunk.contexts);
-        let from: Vec<usize> = both.map(|(policy, context)| policy.keys_from(context)).collect();
+        let from = both.map(|(policy, context)| policy.keys_from(&self.signs.shown_in(context)));
+        let from: Vec<usize> = from.collect();
         let reader = self.cache.read();
         let pages = pages(&reader, chunk, |kv_head| from[kv_head]);
-        let contexts = chunk.showing(&pages);
+        let contexts = chunk.showing(&pages, &self.signs);
         let queries = |context: &SelectContext<'_>| input.tile(chunk.tokens.clone(), context.kv_head);
         let estimated = match self.reader.estimates() {
             Some(estimates) => {
@@ -109,7 +110,8 @@ impl AttentionState {
                 selections.collect::<Vec<_>>()
             };
             let head_dim = chunk.heads.key_width;
-            selections.extend(reading::with_keys(&mut self.cache, policy, context, head_dim, choose)?);
+            let context = self.signs.shown_in(context);
+            selections.extend(reading::with_keys(&mut self.cache, policy, &context, head_dim, choose)?);
         }
         Ok(selections)
     }

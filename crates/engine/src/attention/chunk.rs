@@ -8,7 +8,7 @@ use riffle_kv::PageReader;
 use riffle_policy::{LentScan, Phase, SelectContext};
 
 use crate::PairCount;
-use crate::attention::{DenseRow, Heads, LayerRows, NewKeys, Rotation, Tile, cut_head};
+use crate::attention::{DenseRow, Heads, LayerRows, NewKeys, Rotation, SignIndexes, Tile, cut_head};
 
 /// Settings of one layer in one pass, the same for all chunks of a sequence.
 #[derive(Debug, Clone)]
@@ -85,23 +85,10 @@ impl<'a> Chunk<'a> {
     /// A chunk of tokens `tokens` of the rows. Its contexts have no pages: [`showing`](Self::showing) adds them.
     pub(crate) fn new(input: &LayerRows<'a>, tokens: Range<usize>) -> Self {
         let step = &input.step;
-        let contexts = (0..step.heads.kv_heads).map(|kv_head| SelectContext {
-            phase: step.phase,
-            layer: input.cache_layer,
-            layers: step.layers,
-            kv_head,
-            chunk_start: input.head_slot(tokens.start, kv_head),
-            tokens: input.head_slot(tokens.end, kv_head),
-            total_tokens: step.total_tokens - step.evicted_tokens[kv_head],
-            page_tokens: step.page_tokens,
-            scale: step.options.scale,
-            soft_cap: step.options.soft_cap,
-            pages: &[],
-        });
         Self {
             layer: input.cache_layer,
             heads: step.heads,
-            contexts: contexts.collect(),
+            contexts: contexts(input, &tokens),
             tiles: input.tiles(&tokens),
             batch_rows: input.batch_rows(&tokens),
             tokens,
@@ -117,12 +104,12 @@ impl<'a> Chunk<'a> {
         self.sinks.as_ref().map(|sinks| &sinks[of_group])
     }
 
-    /// The contexts with the pages of each KV head.
-    pub(crate) fn showing<'p>(&self, pages: &'p [Vec<PageView<'p>>]) -> Vec<SelectContext<'p>> {
+    /// The contexts with the pages and the index of signs of each KV head.
+    pub(crate) fn showing<'p>(&self, pages: &'p [Vec<PageView<'p>>], signs: &'p SignIndexes) -> Vec<SelectContext<'p>> {
         let contexts = self.contexts.iter();
         let shown = contexts.map(|context| SelectContext {
             pages: &pages[context.kv_head],
-            ..*context
+            ..signs.shown_in(context)
         });
         shown.collect()
     }
@@ -139,6 +126,26 @@ impl<'a> Chunk<'a> {
             pages: &pages[kv_head],
         }
     }
+}
+
+/// The selection contexts of tokens of the rows, by KV head, without pages.
+pub(super) fn contexts(input: &LayerRows<'_>, tokens: &Range<usize>) -> Vec<SelectContext<'static>> {
+    let step = &input.step;
+    let contexts = (0..step.heads.kv_heads).map(|kv_head| SelectContext {
+        phase: step.phase,
+        layer: input.cache_layer,
+        layers: step.layers,
+        kv_head,
+        chunk_start: input.head_slot(tokens.start, kv_head),
+        tokens: input.head_slot(tokens.end, kv_head),
+        total_tokens: step.total_tokens - step.evicted_tokens[kv_head],
+        page_tokens: step.page_tokens,
+        scale: step.options.scale,
+        soft_cap: step.options.soft_cap,
+        pages: &[],
+        signs: None,
+    });
+    contexts.collect()
 }
 
 /// The pages of each KV head, from the page with token `from` on, cut at the end of the chunk.

@@ -1,23 +1,20 @@
 //! Keys of the complete blocks of indexers that rank blocks. They follow from the cached keys of tokens, so forks and
 //! stored sequences do not hold them.
 
-use std::collections::BTreeMap;
-
 use riffle_attention::{LANES, PageView, Plane, PlaneMut, read_keys, write_keys};
 use riffle_kv::KvCache;
 use riffle_model::{BlockKeys, IndexerShape};
 
 use crate::EngineError;
+use crate::attention::ByHead;
+use crate::attention::by_head::FollowsTokens;
 
-/// The keys of a sequence's blocks, by cache layer.
-#[derive(Default)]
-pub(crate) struct IndexBlocks {
-    layers: BTreeMap<usize, LayerBlocks>,
-}
+/// The keys of a sequence's blocks, by cache layer. An indexer has one head.
+pub(crate) type IndexBlocks = ByHead<LayerBlocks>;
 
 /// The keys of one layer's complete blocks.
 #[derive(Default)]
-struct LayerBlocks {
+pub(crate) struct LayerBlocks {
     /// Tokens of a block.
     block: usize,
     width: usize,
@@ -27,18 +24,6 @@ struct LayerBlocks {
 }
 
 impl IndexBlocks {
-    /// Removes blocks with tokens at or after slot `tokens`.
-    pub(super) fn truncate(&mut self, tokens: usize) {
-        self.layers.values_mut().for_each(|layer| layer.truncate(tokens));
-    }
-
-    /// As [`truncate`](Self::truncate), in one layer.
-    pub(super) fn truncate_layer(&mut self, cache_layer: usize, tokens: usize) {
-        if let Some(layer) = self.layers.get_mut(&cache_layer) {
-            layer.truncate(tokens);
-        }
-    }
-
     /// Adds the blocks that the cached tokens complete, up to slot `tokens`.
     pub(super) fn extend(
         &mut self,
@@ -47,7 +32,7 @@ impl IndexBlocks {
         rule: &BlockKeys,
         tokens: usize,
     ) -> Result<(), EngineError> {
-        let layer = self.layers.entry(cache_layer).or_insert_with(|| LayerBlocks {
+        let layer = self.get_or([cache_layer, 0, 0], || LayerBlocks {
             block: shape.block,
             width: shape.width,
             ..LayerBlocks::default()
@@ -64,7 +49,7 @@ impl IndexBlocks {
 
     /// The blocks of a layer as pages, whose tokens are blocks.
     pub(super) fn pages(&self, cache_layer: usize) -> Vec<PageView<'_>> {
-        let layer = self.layers.get(&cache_layer);
+        let layer = self.get([cache_layer, 0, 0]);
         layer.map(LayerBlocks::views).unwrap_or_default()
     }
 
@@ -78,12 +63,18 @@ impl IndexBlocks {
     }
 }
 
-impl LayerBlocks {
+impl FollowsTokens for LayerBlocks {
+    fn tokens(&self) -> usize {
+        self.blocks * self.block
+    }
+
     fn truncate(&mut self, tokens: usize) {
         self.blocks = self.blocks.min(tokens / self.block);
         self.pages.truncate(self.blocks.div_ceil(LANES));
     }
+}
 
+impl LayerBlocks {
     /// Adds blocks up to `end` from the pages with their tokens' keys.
     fn add(&mut self, pages: &[PageView<'_>], rule: &BlockKeys, end: usize) {
         const SOUND: &str = "pages hold the tokens they say, of the indexer's width";

@@ -61,8 +61,9 @@ impl AttentionState {
         if tokens.start == 0 {
             self.latest_choice.clear();
         }
-        self.index_blocks
-            .truncate_layer(index.cache_layer, self.cache.tokens(index.cache_layer));
+        let held = self.cache.tokens(index.cache_layer);
+        let in_layer = |layer, _| if layer == index.cache_layer { held } else { usize::MAX };
+        self.index_blocks.truncate(in_layer);
         let width = index.shape.width;
         let keys = &index.rows.keys[tokens.start * width..tokens.end * width];
         Ok(self.cache.append(index.cache_layer, keys, &[])?)

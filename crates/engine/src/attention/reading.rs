@@ -400,7 +400,7 @@ pub(crate) fn pages_read<'a>(
     pages
 }
 
-fn pages_of(tokens: &Span, page_tokens: usize) -> Span {
+pub(crate) fn pages_of(tokens: &Span, page_tokens: usize) -> Span {
     Span::new(tokens.start / page_tokens, tokens.end.div_ceil(page_tokens))
 }
 

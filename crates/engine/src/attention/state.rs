@@ -6,7 +6,7 @@ use riffle_policy::{CostModel, Phase, PolicyRules, PolicySet, PolicyShape};
 use crate::EngineError;
 use crate::attention::{
     Audit, AuditObserver, Auto, BlockMeans, Counters, Evicted, IndexBlocks, LatestChoice, LearnedRows, Observers,
-    Reader, RollingWindow, SlidingLayer, SlidingLayers, Slot, lacks_room, runs_empty,
+    Reader, RollingWindow, SignIndexes, SlidingLayer, SlidingLayers, Slot, lacks_room, runs_empty,
 };
 
 /// Policies of one sequence.
@@ -35,6 +35,7 @@ pub(crate) struct AttentionState {
     pub(crate) reader: Box<dyn Reader>,
     pub(crate) policies: Policies,
     pub(super) means: BlockMeans,
+    pub(crate) signs: SignIndexes,
     /// Tokens evicted from single heads.
     pub(crate) evicted: Evicted,
     /// The window of an endless sequence, outside which tokens were dropped from all heads.
@@ -111,6 +112,7 @@ impl AttentionState {
             reader,
             policies,
             means: BlockMeans::default(),
+            signs: SignIndexes::default(),
             evicted: Evicted::default(),
             rolling: RollingWindow::default(),
             sliding: SlidingLayers::default(),
@@ -169,8 +171,8 @@ impl AttentionState {
     }
 
     /// Keeps only the tokens at `places`, ascending, of a (layer, KV head). They must include every token from
-    /// `since` on, so that the sequence can still return that far. The prefill policy and the block means restart on
-    /// the remaining tokens; the caller must update the decode policy.
+    /// `since` on, so that the sequence can still return that far. The prefill policy, the block means and the index of
+    /// signs restart on the remaining tokens; the caller must update the decode policy.
     ///
     /// # Errors
     /// As [`KvCache::retain`]: if the head is unchanged, nothing has changed.
@@ -186,6 +188,7 @@ impl AttentionState {
         self.reader.truncate_head(layer, kv_head, 0);
         self.policies.prefill.layer_mut(layer)[kv_head].reset();
         self.means.forget(layer, kv_head);
+        self.signs.forget(layer, kv_head);
         self.evicted.add(&shape, layer, kv_head, held - places.len());
         self.evicted.forbid_below(since);
         Ok(())
@@ -246,7 +249,8 @@ impl AttentionState {
             self.policies.prefill.truncate(slot);
             self.policies.decode.truncate(slot);
             self.means.truncate(|_, _| slot);
-            self.index_blocks.truncate(slot);
+            self.signs.truncate(|_, _| slot);
+            self.index_blocks.truncate(|_, _| slot);
             return;
         }
         for layer in 0..self.cache.shape().layers.count() {
@@ -267,17 +271,20 @@ impl AttentionState {
             self.policies.prefill.layer_mut(layer)[kv_head].truncate(held);
             self.policies.decode.layer_mut(layer)[kv_head].truncate(held);
         }
-        self.means.truncate(|of_layer, kv_head| {
+        let kept = |of_layer, kv_head: usize| {
             if of_layer == layer {
                 tokens.saturating_sub(left[kv_head])
             } else {
                 usize::MAX
             }
-        });
+        };
+        self.means.truncate(kept);
+        self.signs.truncate(kept);
     }
 
-    /// Copies the placement of another state, whose pages this cache holds.
+    /// Copies the placement of another state, whose pages this cache holds, and shares its indexes.
     pub(crate) fn copy_placement(&mut self, from: &Self) {
+        self.signs = from.signs.clone();
         self.rolling = from.rolling.clone();
         self.evicted = from.evicted.clone();
         self.sliding = from.sliding.clone();

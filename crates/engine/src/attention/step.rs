@@ -27,7 +27,13 @@ impl AttentionState {
         }
         // The previous chunk has already been waited for.
         self.take_attended_time(step.phase)?;
-        if step.window.is_some() || self.extend_watched_bounds(input, &tokens)? {
+        if step.window.is_some() {
+            return Ok(());
+        }
+        if input.index.is_none() {
+            self.extend_signs(input, &tokens)?;
+        }
+        if self.extend_watched_bounds(input, &tokens)? {
             return Ok(());
         }
         if let Some(policies) = self.policies.beside_mut(step.phase)
@@ -145,7 +151,7 @@ impl AttentionState {
         let shown: Vec<_> = chunks.iter().map(|chunk| pages(&reader, chunk, |_| 0)).collect();
         let policies = self.policies.in_phase(step.phase).layer(input.cache_layer);
         let tiles = chunks.iter().zip(&shown).flat_map(|(chunk, pages)| {
-            let contexts = chunk.showing(pages);
+            let contexts = chunk.showing(pages, &self.signs);
             let tiles = chunk.tiles.iter();
             tiles.map(move |tile| (tile, chunk.kv(tile.kv_head, pages), contexts[tile.kv_head]))
         });

@@ -14,7 +14,7 @@ use riffle_model::{IndexerShape, ModelConfig, ModelInfo, PredictorForward};
 use riffle_policy::PolicyShape;
 use serde::Serialize;
 
-use crate::attention::{Heads, IndexBlocks, SlidingLayers, cached_shape};
+use crate::attention::{Heads, IndexBlocks, SlidingLayers, cached_shape, sign_index_bytes};
 use crate::error::require;
 use crate::options::{check_indexers, has_indexers};
 use crate::parse::typed_bytes;
@@ -395,6 +395,7 @@ fn scratch_bytes(config: &ModelConfig, options: &EngineOptions, context: usize) 
     let kept = (context * size_of::<u32>()) as u64
         + (config.vocab_size * size_of::<f32>()) as u64
         + index_block_bytes(config, context)
+        + sign_index_bytes([&options.sequence.prefill, &options.sequence.decode], &shapes, context)
         + options.sequence.prefill.stored_bytes(&shapes, context)
         + options.sequence.decode.stored_bytes(&shapes, context);
     // Memory for answers that pass the layers beside a prompt.

@@ -9,14 +9,14 @@ use riffle_model::RecurrentState;
 use riffle_policy::PolicySet;
 use serde::{Deserialize, Serialize};
 
-use crate::attention::{Auto, AutoState, Evicted, HeadSums, RollingWindow};
+use crate::attention::{Auto, AutoState, Evicted, HeadSums, RollingWindow, SignIndexes};
 use crate::origin::Origin;
 use crate::sampler::SamplerState;
 use crate::sequence::LatestDraw;
 use crate::{Engine, EngineError, PairCount, Sequence};
 
 /// Changes with the record below.
-const VERSION: &str = "7";
+const VERSION: &str = "8";
 
 /// The part of a sequence besides its pages.
 #[derive(Serialize, Deserialize)]
@@ -32,6 +32,8 @@ struct Record {
     prefill: Vec<Vec<u8>>,
     /// `[layers, kv_heads]`
     decode: Vec<Vec<u8>>,
+    /// Indexes of signs by layer and KV head.
+    signs: Vec<([usize; 2], Vec<u8>)>,
     rolling: RollingWindow,
     evicted: Evicted,
     /// True for the rotation of long sequences.
@@ -66,6 +68,7 @@ impl Sequence {
             pairs: attention.counters.pairs,
             prefill: states(&attention.policies.prefill),
             decode: states(&attention.policies.decode),
+            signs: attention.signs.to_records(),
             rolling: attention.rolling.clone(),
             evicted: attention.evicted.clone(),
             turns_long: text.turn.is_long,
@@ -155,6 +158,10 @@ fn take_record(sequence: &mut Sequence, record: Record) -> Result<bool, EngineEr
     if setting.options.window.is_none() && !record.evicted.leaves(tokens, &held) {
         return Ok(false);
     }
+    let Some(signs) = SignIndexes::from_records(record.signs, &attention.cache) else {
+        return Ok(false);
+    };
+    attention.signs = signs;
     recurrence.resume(recurrent)?;
     attention.rolling = record.rolling;
     attention.evicted = record.evicted;

@@ -60,8 +60,9 @@ impl Sequence {
         if let Err(error) = turned.and_then(|()| place_sinks(engine, &mut self.attention)) {
             return Err(failure(error, self.forget_all()));
         }
-        // Keys have moved or were rotated: copies on a device are outdated.
+        // Keys have moved or were rotated: copies on a device and indexes are outdated.
         self.attention.reader.truncate(0);
+        self.attention.signs.truncate(|_, _| 0);
         Ok(())
     }
 }

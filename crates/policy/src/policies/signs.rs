@@ -1,18 +1,17 @@
 use std::borrow::Cow;
 
-use riffle_attention::{AttendOptions, PageView, QueryTile, Selection, SignIndex, Span};
+use riffle_attention::{AttendOptions, QueryTile, Selection, SignIndex, Span};
 
 use crate::blocks::{BlockRows, PeakBlocks};
 use crate::cost::{ChunkSize, ChunkWork};
-use crate::keys::{continued_by, rows_of};
+use crate::keys::rows_of;
 use crate::parameter::Parameters;
 use crate::policies::tri_shape::in_tail;
 use crate::prepared::Prepared;
 use crate::scratch::LentSignScorer;
-use crate::sign_keys::SignKeys;
 use crate::{
-    BudgetParameter, Estimated, KeyUse, ParameterInfo, ParameterKind, Persist, Phase, PolicyError, PolicyInfo, Recall,
-    SelectContext, SparsePolicy, Summarize, Traits,
+    BudgetParameter, Estimated, KeyUse, ParameterInfo, ParameterKind, Phase, PolicyInfo, Recall, SelectContext,
+    SignKeys, SparsePolicy, Traits,
 };
 
 /// Reads the blocks with a peak of some query, estimated from an index with one bit per element of a key.
@@ -33,7 +32,6 @@ struct Signs {
     dense_layers: usize,
     sinks: usize,
     recent: usize,
-    keys: SignKeys,
     prepared: Prepared<BlockRows>,
 }
 
@@ -47,8 +45,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     traits: Traits {
         depends_on_chunks: true,
         recall: Recall::Distinct,
-        keys: KeyUse::Summarized,
-        persists: true,
+        keys: KeyUse::Indexed,
         summary_tokens: |parameters| Some(parameters.count("means")).filter(|tokens| *tokens > 0),
         work: Some(work),
         stored_bytes,
@@ -90,7 +87,6 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
             dense_layers: parameters.count("dense_layers"),
             sinks: parameters.count("sinks"),
             recent: parameters.count("recent"),
-            keys: SignKeys::default(),
             prepared: Prepared::new(),
         })
     },
@@ -101,8 +97,7 @@ impl SparsePolicy for Signs {
         if context.layer < self.dense_layers {
             return;
         }
-        self.keys.extend(context.pages, chunk.head_dim, context.tokens);
-        let rows = self.block_rows(&self.keys, chunk, context);
+        let rows = self.block_rows(chunk, context);
         self.prepared.store(chunk, context, rows);
     }
 
@@ -111,13 +106,7 @@ impl SparsePolicy for Signs {
         if in_tail || context.layer < self.dense_layers {
             return Selection::full(context.tokens);
         }
-        let rows = self.prepared.find_or(tile, context, || {
-            let mut keys = Cow::Borrowed(&self.keys);
-            if keys.tokens() < context.tokens {
-                keys.to_mut().extend(context.pages, tile.head_dim, context.tokens);
-            }
-            self.block_rows(&keys, tile, context)
-        });
+        let rows = self.prepared.find_or(tile, context, || self.block_rows(tile, context));
         let selection = rows.select(tile, context.tokens);
         // A block that ends after the last query is omitted: no query sees all of it.
         let whole = (tile.start + tile.rows).min(context.tokens).checked_div(self.means);
@@ -125,53 +114,14 @@ impl SparsePolicy for Signs {
         selection.with_summaries(means)
     }
 
-    fn truncate(&mut self, tokens: usize) {
-        self.keys.truncate(tokens);
+    fn truncate(&mut self, _: usize) {
         self.prepared.clear();
-    }
-
-    fn summarize(&mut self) -> Option<&mut dyn Summarize> {
-        Some(self)
-    }
-
-    fn persist(&self) -> Option<&dyn Persist> {
-        Some(self)
-    }
-}
-
-impl Summarize for Signs {
-    fn keys_from(&self, context: &SelectContext<'_>) -> usize {
-        if context.layer < self.dense_layers {
-            context.tokens
-        } else {
-            self.keys.tokens().min(context.tokens)
-        }
-    }
-
-    fn summarize(&mut self, page: &PageView<'_>, head_dim: usize) {
-        if let Some(end) = continued_by(self.keys.tokens(), page) {
-            self.keys.extend(&[*page], head_dim, end);
-        }
-    }
-}
-
-/// A session or a fork keeps the index, so that it reads no keys to make it again.
-impl Persist for Signs {
-    fn save(&self) -> Vec<u8> {
-        self.keys.to_bytes()
-    }
-
-    fn restored(&self, state: &[u8]) -> Result<Box<dyn SparsePolicy>, PolicyError> {
-        Ok(Box::new(Self {
-            keys: SignKeys::from_bytes(state).ok_or(PolicyError::BadState)?,
-            prepared: Prepared::new(),
-            ..*self
-        }))
     }
 }
 
 impl Signs {
-    fn block_rows(&self, keys: &SignKeys, chunk: &QueryTile<'_>, context: &SelectContext<'_>) -> BlockRows {
+    fn block_rows(&self, chunk: &QueryTile<'_>, context: &SelectContext<'_>) -> BlockRows {
+        let keys = signs_of(context, chunk.head_dim);
         let mut read = PeakBlocks::new(chunk, self.block, |own, block| self.is_always_read(own, block));
         let options = AttendOptions::new(context.scale).with_soft_cap(context.soft_cap);
         let mut scorer = LentSignScorer::default();
@@ -197,6 +147,15 @@ impl Signs {
     }
 }
 
+/// The index with all keys of the context.
+fn signs_of<'c>(context: &SelectContext<'c>, head_dim: usize) -> Cow<'c, SignKeys> {
+    let mut keys = context.signs.map_or_else(Cow::default, Cow::Borrowed);
+    if keys.tokens() < context.tokens {
+        keys.to_mut().extend(context.pages, head_dim, context.tokens);
+    }
+    keys
+}
+
 /// Replaces every `units` estimates by their largest.
 fn largest_by_block(estimates: &mut [f32], units: usize) -> &mut [f32] {
     let blocks = estimates.len() / units;
@@ -209,13 +168,12 @@ fn largest_by_block(estimates: &mut [f32], units: usize) -> &mut [f32] {
     &mut estimates[..blocks]
 }
 
-/// Bytes per token: of the index, and of the means of keys and values that the caller stores.
+/// Bytes per token of the means of keys and values that the caller stores.
 fn stored_bytes(parameters: &Parameters, head_dim: usize) -> f64 {
-    let means = match parameters.count("means") {
+    match parameters.count("means") {
         0 => 0.0,
         tokens => 8.0 * head_dim as f64 / tokens as f64,
-    };
-    SignIndex::bytes_per_token(head_dim) + means
+    }
 }
 
 fn work(parameters: &Parameters, chunk: &ChunkSize) -> ChunkWork {

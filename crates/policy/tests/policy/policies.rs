@@ -38,6 +38,7 @@ fn select(spec: &str, phase: Phase, start: usize, rows: usize, total: usize) -> 
         scale: 0.2,
         soft_cap: None,
         pages: &[],
+        signs: None,
     };
     policy.select(&queries, &context)
 }
@@ -203,6 +204,7 @@ fn context_of(tokens: usize, layer: usize) -> SelectContext<'static> {
         scale: 0.2,
         soft_cap: None,
         pages: &[],
+        signs: None,
     }
 }
 

@@ -70,6 +70,7 @@ fn the_few_tokens_that_hold_nearly_everything_are_found_wherever_they_stand() {
         scale: 1.0,
         soft_cap: None,
         pages: &pages,
+        signs: None,
     };
     let mut policy = make("certified", Phase::Decode);
     policy.prepare(&tile, &context);

@@ -2,7 +2,7 @@
 
 use crate::testing::{Scene, assert_mask, decode_scenes, dot, make, scenes, softmax};
 use riffle_attention::{Selection, Span, f16_to_f32, f32_to_f16, rotate_heads};
-use riffle_policy::Phase;
+use riffle_policy::{Phase, SelectContext, SignKeys};
 
 /// Tokens whose keys have a common mean.
 const SEGMENT: usize = 64;
@@ -133,45 +133,56 @@ fn an_index_grows_page_by_page_and_follows_a_rollback() {
         whole = whole.paged(page_tokens);
         other = other.paged(page_tokens);
         let (pages, other_pages) = (whole.pages(), other.pages());
-        let mut policy = make(spec, Phase::Decode);
+        let mut keys = SignKeys::default();
         for page in &other_pages {
-            policy.summarize(page, 32);
+            keys.extend(&[*page], 32, page.start + page.tokens);
         }
-        policy.prepare(&other.tile(0, 1), &other.context(&other_pages));
-        policy.truncate(201);
-        assert_eq!(policy.keys_from(&whole.context(&pages)), 192);
-        // Pages before the first wanted key may be missing.
-        let near: Vec<_> = pages
-            .iter()
-            .filter(|page| page.start + page.tokens > 192)
-            .copied()
-            .collect();
-        policy.prepare(&whole.tile(0, 1), &whole.context(&near));
-        assert_eq!(policy.select(&whole.tile(0, 1), &whole.context(&pages)), expected);
-        // Without `prepare`, and after a reset, the answer is the same.
-        policy.reset();
-        assert_eq!(policy.select(&whole.tile(0, 1), &whole.context(&pages)), expected);
+        keys.truncate(201);
+        let mut restored = SignKeys::from_bytes(&keys.to_bytes(), 32).unwrap();
+        assert_eq!((keys.tokens(), restored.tokens()), (192, 192));
+        // Pages before the first missing key may be missing.
+        let near = pages.iter().filter(|page| page.start + page.tokens > 192);
+        let near: Vec<_> = near.copied().collect();
+        for keys in [&mut keys, &mut restored] {
+            keys.extend(&near, 32, whole.tokens);
+            let context = SelectContext {
+                signs: Some(keys),
+                ..whole.context(&[])
+            };
+            let mut policy = make(spec, Phase::Decode);
+            assert_eq!(policy.keys_from(&context), whole.tokens);
+            // With `prepare` or without, the answer is the same.
+            assert_eq!(policy.select(&whole.tile(0, 1), &context), expected);
+            policy.prepare(&whole.tile(0, 1), &context);
+            assert_eq!(policy.select(&whole.tile(0, 1), &context), expected);
+        }
     }
+    assert!(SignKeys::from_bytes(&[1, 2, 3], 32).is_none());
 }
 
 #[test]
-fn a_prompt_in_pieces_gives_the_index_of_the_whole() {
+fn a_prompt_in_pieces_gives_the_selections_of_the_whole_and_clones_go_their_own_way() {
     let whole = Scene::new(12, 330, 40, 2, 64);
     let pages = whole.pages();
-    let context = whole.context(&pages);
     let expected = whole.select("signs:peak=0.02,tail=0", 8);
-    let mut policy = make("signs:peak=0.02,tail=0", Phase::Prefill);
-    for tokens in [1, 63, 64, 100, 129, 300, 331] {
-        let mut piece = context;
-        piece.tokens = tokens;
-        let chunk = riffle_attention::QueryTile {
-            start: tokens - 1,
-            ..whole.tile(0, 1)
-        };
-        policy.prepare(&chunk, &piece);
+    let (mut keys, mut other) = (SignKeys::default(), SignKeys::default());
+    for tokens in [1, 63, 64, 100, 129, 300, 331, whole.tokens] {
+        keys.extend(&pages, 32, tokens);
+        if tokens == 129 {
+            other = keys.clone();
+        }
     }
-    policy.prepare(&whole.tile(0, 40), &context);
-    for (from, to, selection) in expected {
-        assert_eq!(policy.select(&whole.tile(from, to), &context), selection);
+    other.truncate(70);
+    other.extend(&pages, 32, whole.tokens);
+    for keys in [&keys, &other] {
+        let context = SelectContext {
+            signs: Some(keys),
+            ..whole.context(&pages)
+        };
+        let mut policy = make("signs:peak=0.02,tail=0", Phase::Prefill);
+        policy.prepare(&whole.tile(0, 40), &context);
+        for (from, to, selection) in &expected {
+            assert_eq!(policy.select(&whole.tile(*from, *to), &context), *selection);
+        }
     }
 }

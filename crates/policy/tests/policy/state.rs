@@ -34,10 +34,7 @@ fn a_restored_policy_selects_as_the_saved_one() {
 
 #[test]
 fn policies_take_their_summaries_back_without_reading_keys_again() {
-    for spec in [
-        "quest:block=16,topk=3,threshold=0,dense_layers=0",
-        "signs:peak=0.05,tail=0",
-    ] {
+    for spec in ["quest:block=16,topk=3,threshold=0,dense_layers=0"] {
         let scene = decode_scene(320, 32);
         let pages = scene.pages();
         let context = scene.context(&pages);

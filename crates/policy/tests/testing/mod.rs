@@ -104,6 +104,7 @@ impl Scene {
             scale: self.scale,
             soft_cap: None,
             pages,
+            signs: None,
         }
     }
 

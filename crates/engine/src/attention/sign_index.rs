@@ -1,0 +1,114 @@
+//! The indexes of signs of a sequence's keys, for the policies of both phases. They grow as tokens are appended, while
+//! their keys are near. Forks share their memory, and sessions store them.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use rayon::prelude::*;
+use riffle_attention::{PageView, SignIndex, Span};
+use riffle_kv::KvCache;
+use riffle_policy::{KeyUse, PolicyRules, PolicySet, PolicyShape, SelectContext, SignKeys};
+
+use crate::EngineError;
+use crate::attention::by_head::FollowsTokens;
+use crate::attention::chunk::contexts;
+use crate::attention::{AttentionState, ByHead, LayerRows, Policies, cut_head, reading};
+
+/// The indexes of signs of a sequence.
+pub(crate) type SignIndexes = ByHead<SignKeys>;
+
+impl SignIndexes {
+    /// The indexes as bytes, by layer and KV head.
+    pub(crate) fn to_records(&self) -> Vec<([usize; 2], Vec<u8>)> {
+        let records = self.iter();
+        records
+            .map(|([layer, kv_head, _], keys)| ([*layer, *kv_head], keys.to_bytes()))
+            .collect()
+    }
+
+    /// Restores from the result of `to_records`; `None` if the cache does not hold such keys.
+    pub(crate) fn from_records(records: Vec<([usize; 2], Vec<u8>)>, cache: &KvCache) -> Option<Self> {
+        let shape = cache.shape();
+        let of_head = |([layer, kv_head], bytes): ([usize; 2], Vec<u8>)| {
+            let is_there = layer < shape.layers.count() && kv_head < shape.layer(layer).kv_heads;
+            let width = is_there.then(|| shape.layer(layer).key_width)?;
+            let keys = SignKeys::from_bytes(&bytes, width)?;
+            (keys.tokens() <= cache.head_tokens(layer, kv_head)).then_some(([layer, kv_head, 0], keys))
+        };
+        records.into_iter().map(of_head).collect()
+    }
+
+    /// The context with the index of its KV head, without pages.
+    pub(super) fn shown_in<'c>(&'c self, context: &SelectContext<'_>) -> SelectContext<'c> {
+        SelectContext {
+            pages: &[],
+            signs: self.get([context.layer, context.kv_head, 0]),
+            ..*context
+        }
+    }
+}
+
+impl FollowsTokens for SignKeys {
+    fn tokens(&self) -> usize {
+        SignKeys::tokens(self)
+    }
+
+    fn truncate(&mut self, tokens: usize) {
+        SignKeys::truncate(self, tokens);
+    }
+}
+
+impl Policies {
+    /// True if a policy of some phase reads the index of signs of a layer's KV head.
+    fn read_signs(&self, context: &SelectContext<'_>) -> bool {
+        let of_head = |policies: &PolicySet| policies.layer(context.layer)[context.kv_head].traits().keys;
+        let sets = [&self.prefill, &self.decode].into_iter().chain(&self.watchers);
+        sets.map(of_head).any(|keys| keys == KeyUse::Indexed)
+    }
+}
+
+impl AttentionState {
+    /// Adds the keys of a layer, up to the end of some rows, to its indexes of signs. Keys come from any tier.
+    pub(super) fn extend_signs(&mut self, input: &LayerRows<'_>, tokens: &Range<usize>) -> Result<(), EngineError> {
+        let (began, layer, head_dim) = (Instant::now(), input.cache_layer, input.step.heads.key_width);
+        let contexts = contexts(input, tokens);
+        let mut wanted = vec![Vec::new(); contexts.len()];
+        for context in contexts.iter().filter(|context| self.policies.read_signs(context)) {
+            let place = [layer, context.kv_head, 0];
+            let known = self.signs.get_or(place, SignKeys::default).tokens();
+            if known < context.tokens {
+                let missing = Span::new(known, context.tokens);
+                wanted[context.kv_head].push(reading::pages_of(&missing, context.page_tokens));
+            }
+        }
+        if wanted.iter().all(Vec::is_empty) {
+            return Ok(());
+        }
+        let Self { cache, signs, .. } = self;
+        cache.stream::<EngineError>(layer, Some(&wanted), None, &mut |pages| {
+            let heads: Vec<(usize, &mut SignKeys)> = signs.of_layer_mut(layer).collect();
+            heads.into_par_iter().for_each(|(kv_head, keys)| {
+                let pages = cut_head(pages[kv_head].iter().copied(), contexts[kv_head].tokens);
+                extend(keys, &pages, head_dim);
+            });
+            Ok(())
+        })?;
+        self.counters.add_select_time(input.step.phase, began);
+        Ok(())
+    }
+}
+
+/// Adds the keys of consecutive pages that the index lacks.
+fn extend(keys: &mut SignKeys, pages: &[PageView<'_>], head_dim: usize) {
+    let end = pages.last().map_or(0, |page| page.start + page.tokens);
+    keys.extend(pages, head_dim, end.max(keys.tokens()));
+}
+
+/// Bytes of the indexes of signs under some rules of either phase, for `tokens` tokens.
+pub(crate) fn sign_index_bytes(rules: [&PolicyRules; 2], layers: &[PolicyShape], tokens: usize) -> u64 {
+    if !rules.iter().any(|rules| rules.reads_signs()) {
+        return 0;
+    }
+    let of_layer = |shape: &PolicyShape| SignIndex::bytes_per_token(shape.head_dim) * shape.kv_heads as f64;
+    (layers.iter().map(of_layer).sum::<f64>() * tokens as f64) as u64
+}
