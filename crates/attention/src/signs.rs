@@ -213,12 +213,21 @@ fn push_mean(group: &mut SignGroup, lane: usize, keys: &[f32]) -> Vec<f32> {
 
 /// Stores the signs and the scale of a centred key.
 fn write_signs(group: &mut SignGroup, place: &Place, key: &[f32]) {
-    let magnitude: f32 = key.iter().map(|value| value.abs()).sum();
-    group.scales[place.scale[0]][place.scale[1]] = finite_f16(magnitude / key.len() as f32);
+    // Sums in lanes, which the compiler adds together, in an order that is the same on every machine.
+    let mut magnitudes = [0.0f32; 8];
     let signs = &mut group.signs[place.signs.clone()];
     for (signs, eight) in signs.iter_mut().zip(key.as_chunks::<8>().0) {
-        signs[place.byte] = (0..8).fold(0, |bits, n| bits | u8::from(eight[n] >= 0.0) << n);
+        (0..8).for_each(|n| magnitudes[n] += eight[n].abs());
+        signs[place.byte] = pack(&eight.map(|value| u8::from(value >= 0.0)));
     }
+    let magnitude: f32 = magnitudes.iter().sum();
+    group.scales[place.scale[0]][place.scale[1]] = finite_f16(magnitude / key.len() as f32);
+}
+
+/// Eight numbers 0 or 1 as the bits of one byte, the first as the lowest bit.
+fn pack(bits: &[u8; 8]) -> u8 {
+    // The product moves the bit of byte n to place 56 + n, and no sum has a carry.
+    (u64::from_le_bytes(*bits).wrapping_mul(0x0102_0408_1020_4080) >> 56) as u8
 }
 
 /// Bytes of a segment's means, scales and signs.

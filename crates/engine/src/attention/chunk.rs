@@ -85,10 +85,24 @@ impl<'a> Chunk<'a> {
     /// A chunk of tokens `tokens` of the rows. Its contexts have no pages: [`showing`](Self::showing) adds them.
     pub(crate) fn new(input: &LayerRows<'a>, tokens: Range<usize>) -> Self {
         let step = &input.step;
+        let contexts = (0..step.heads.kv_heads).map(|kv_head| SelectContext {
+            phase: step.phase,
+            layer: input.cache_layer,
+            layers: step.layers,
+            kv_head,
+            chunk_start: input.head_slot(tokens.start, kv_head),
+            tokens: input.head_slot(tokens.end, kv_head),
+            total_tokens: step.total_tokens - step.evicted_tokens[kv_head],
+            page_tokens: step.page_tokens,
+            scale: step.options.scale,
+            soft_cap: step.options.soft_cap,
+            pages: &[],
+            signs: None,
+        });
         Self {
             layer: input.cache_layer,
             heads: step.heads,
-            contexts: contexts(input, &tokens),
+            contexts: contexts.collect(),
             tiles: input.tiles(&tokens),
             batch_rows: input.batch_rows(&tokens),
             tokens,
@@ -126,26 +140,6 @@ impl<'a> Chunk<'a> {
             pages: &pages[kv_head],
         }
     }
-}
-
-/// The selection contexts of tokens of the rows, by KV head, without pages.
-pub(super) fn contexts(input: &LayerRows<'_>, tokens: &Range<usize>) -> Vec<SelectContext<'static>> {
-    let step = &input.step;
-    let contexts = (0..step.heads.kv_heads).map(|kv_head| SelectContext {
-        phase: step.phase,
-        layer: input.cache_layer,
-        layers: step.layers,
-        kv_head,
-        chunk_start: input.head_slot(tokens.start, kv_head),
-        tokens: input.head_slot(tokens.end, kv_head),
-        total_tokens: step.total_tokens - step.evicted_tokens[kv_head],
-        page_tokens: step.page_tokens,
-        scale: step.options.scale,
-        soft_cap: step.options.soft_cap,
-        pages: &[],
-        signs: None,
-    });
-    contexts.collect()
 }
 
 /// The pages of each KV head, from the page with token `from` on, cut at the end of the chunk.

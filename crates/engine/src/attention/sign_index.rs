@@ -1,9 +1,6 @@
 //! The indexes of signs of a sequence's keys, for the policies of both phases. They grow as tokens are appended, while
 //! their keys are near. Forks share their memory, and sessions store them.
 
-use std::ops::Range;
-use std::time::Instant;
-
 use rayon::prelude::*;
 use riffle_attention::{PageView, SignIndex, Span};
 use riffle_kv::KvCache;
@@ -11,8 +8,7 @@ use riffle_policy::{KeyUse, PolicyRules, PolicySet, PolicyShape, SelectContext, 
 
 use crate::EngineError;
 use crate::attention::by_head::FollowsTokens;
-use crate::attention::chunk::contexts;
-use crate::attention::{AttentionState, ByHead, LayerRows, Policies, cut_head, reading};
+use crate::attention::{AttentionState, ByHead, Policies, reading};
 
 /// The indexes of signs of a sequence.
 pub(crate) type SignIndexes = ByHead<SignKeys>;
@@ -60,25 +56,27 @@ impl FollowsTokens for SignKeys {
 
 impl Policies {
     /// True if a policy of some phase reads the index of signs of a layer's KV head.
-    fn read_signs(&self, context: &SelectContext<'_>) -> bool {
-        let of_head = |policies: &PolicySet| policies.layer(context.layer)[context.kv_head].traits().keys;
+    fn read_signs(&self, layer: usize, kv_head: usize) -> bool {
+        let of_head = |policies: &PolicySet| policies.layer(layer)[kv_head].traits().keys;
         let sets = [&self.prefill, &self.decode].into_iter().chain(&self.watchers);
         sets.map(of_head).any(|keys| keys == KeyUse::Indexed)
     }
 }
 
 impl AttentionState {
-    /// Adds the keys of a layer, up to the end of some rows, to its indexes of signs. Keys come from any tier.
-    pub(super) fn extend_signs(&mut self, input: &LayerRows<'_>, tokens: &Range<usize>) -> Result<(), EngineError> {
-        let (began, layer, head_dim) = (Instant::now(), input.cache_layer, input.step.heads.key_width);
-        let contexts = contexts(input, tokens);
-        let mut wanted = vec![Vec::new(); contexts.len()];
-        for context in contexts.iter().filter(|context| self.policies.read_signs(context)) {
-            let place = [layer, context.kv_head, 0];
-            let known = self.signs.get_or(place, SignKeys::default).tokens();
-            if known < context.tokens {
-                let missing = Span::new(known, context.tokens);
-                wanted[context.kv_head].push(reading::pages_of(&missing, context.page_tokens));
+    /// Adds the cached keys of a layer that its indexes of signs lack, from any tier.
+    pub(crate) fn extend_signs(&mut self, layer: usize) -> Result<(), EngineError> {
+        let shape = self.cache.shape();
+        let (page_tokens, head_dim) = (shape.page_tokens, shape.layer(layer).key_width);
+        let mut wanted = vec![Vec::new(); shape.layer(layer).kv_heads];
+        for (kv_head, wanted) in wanted.iter_mut().enumerate() {
+            if !self.policies.read_signs(layer, kv_head) {
+                continue;
+            }
+            let known = self.signs.get_or([layer, kv_head, 0], SignKeys::default).tokens();
+            let held = self.cache.head_tokens(layer, kv_head);
+            if known < held {
+                wanted.push(reading::pages_of(&Span::new(known, held), page_tokens));
             }
         }
         if wanted.iter().all(Vec::is_empty) {
@@ -87,14 +85,11 @@ impl AttentionState {
         let Self { cache, signs, .. } = self;
         cache.stream::<EngineError>(layer, Some(&wanted), None, &mut |pages| {
             let heads: Vec<(usize, &mut SignKeys)> = signs.of_layer_mut(layer).collect();
-            heads.into_par_iter().for_each(|(kv_head, keys)| {
-                let pages = cut_head(pages[kv_head].iter().copied(), contexts[kv_head].tokens);
-                extend(keys, &pages, head_dim);
-            });
+            heads
+                .into_par_iter()
+                .for_each(|(kv_head, keys)| extend(keys, &pages[kv_head], head_dim));
             Ok(())
-        })?;
-        self.counters.add_select_time(input.step.phase, began);
-        Ok(())
+        })
     }
 }
 

@@ -31,7 +31,9 @@ impl AttentionState {
             return Ok(());
         }
         if input.index.is_none() {
-            self.extend_signs(input, &tokens)?;
+            let began = Instant::now();
+            self.extend_signs(input.cache_layer)?;
+            self.counters.add_select_time(step.phase, began);
         }
         if self.extend_watched_bounds(input, &tokens)? {
             return Ok(());

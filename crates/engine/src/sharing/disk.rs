@@ -108,6 +108,7 @@ pub(crate) fn fill_next(
         (kept, None) => kept / grid * grid,
     };
     sequence.hold_prompt(held, kept, tokens);
+    sequence.index_filled_pages();
     if kept < to.min(search.tokens) {
         // A page was damaged: only the tokens before it are available.
         if search.state.is_some() {
