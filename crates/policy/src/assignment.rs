@@ -108,12 +108,16 @@ impl PolicyRules {
         self.specs().any(|spec| spec.info().traits.keys == KeyUse::Indexed)
     }
 
-    /// An upper bound of the bytes that the policies of all layers and KV heads store for `tokens` tokens.
+    /// An upper bound of the bytes that the policies of all layers and KV heads store for `tokens` tokens, with the means
+    /// of blocks that they read.
     pub fn stored_bytes(&self, layers: &[PolicyShape], tokens: usize) -> u64 {
         let of_layer = |shape: &PolicyShape| {
-            let of_head = self
-                .specs()
-                .map(|spec| (spec.info().traits.stored_bytes)(spec.parameters(), shape.head_dim));
+            let of_head = self.specs().map(|spec| {
+                let own = (spec.info().traits.stored_bytes)(spec.parameters(), shape.head_dim);
+                // A key and a value in f32.
+                let of_means = |block| 8.0 * shape.head_dim as f64 / block as f64;
+                own + spec.summary_tokens().map_or(0.0, of_means)
+            });
             of_head.fold(0.0, f64::max) * shape.kv_heads as f64
         };
         let most: f64 = layers.iter().map(of_layer).sum();

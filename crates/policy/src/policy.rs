@@ -175,8 +175,18 @@ impl Policy {
         if self.reads_all(context) {
             Selection::full(context.tokens)
         } else {
-            self.method.select(tile, context)
+            self.with_means(self.method.select(tile, context), tile, context)
         }
+    }
+
+    /// The selection with the means of all blocks that end before the tile's last query. A row reads those of blocks of
+    /// which it reads no token.
+    fn with_means(&self, selection: Selection, tile: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
+        let Some(block) = self.summary_tokens else {
+            return selection;
+        };
+        let whole = (tile.start + tile.rows).min(context.tokens) / block;
+        selection.with_summaries((0..whole).map(|number| Span::new(number * block, (number + 1) * block)))
     }
 
     /// Weights of all keys for the chunk prepared last, if the policy computed them.

@@ -11,6 +11,9 @@ const FROM: &str = "from";
 /// The parameter of every sparse policy for prompts.
 const DELTA: &str = "delta";
 
+/// The parameter of every policy that selects by reading, rather than evicting, in one phase.
+const MEANS: &str = "means";
+
 /// A policy with the values of all its parameters, spelled `name` or `name:key=value,key=value`, in lower or upper
 /// case.
 ///
@@ -22,6 +25,10 @@ const DELTA: &str = "delta";
 /// the next such query (Delta Attention, Willette et al. 2025, arXiv:2505.11254). Without it, or with `delta=off`,
 /// nothing is corrected; the paper uses 64.
 ///
+/// Every policy that leaves tokens out in one phase, and evicts none, also takes `means`: blocks of this many tokens
+/// of which a query reads nothing are read as their mean, as in the residual summaries of CEDAR (arXiv:2609.07237) and
+/// CompKV (arXiv:2609.26300). Without it, or with `means=off`, nothing is read of them.
+///
 /// Parsing checks names and values and fills in the defaults. Every spec can therefore be built in all phases of its
 /// policy. It prints with all its parameters.
 #[derive(Clone, PartialEq)]
@@ -32,6 +39,8 @@ pub struct PolicySpec {
     from: Option<usize>,
     /// The distance between the prompt's queries that correct the queries after them; `None` without correction.
     delta: Option<usize>,
+    /// Tokens in a block whose mean stands for it if it is not read; `None` without means.
+    means: Option<usize>,
 }
 
 impl PolicySpec {
@@ -125,7 +134,7 @@ impl PolicySpec {
 
     /// Tokens per block, if the policy reads means of blocks; otherwise `None`.
     pub fn summary_tokens(&self) -> Option<usize> {
-        (self.info.traits.summary_tokens)(&self.parameters)
+        self.means.or((self.info.traits.summary_tokens)(&self.parameters))
     }
 
     /// Refuses a phase that the policy does not support, alone or with these parameters.
@@ -173,29 +182,40 @@ impl PolicySpec {
             ),
         };
         let is_sparse = info.traits.prefill && !info.traits.dense;
-        let delta = match take(DELTA) {
-            None | Some("off") => None,
-            Some(text) if !is_sparse => {
-                return Err(refused(DELTA, text, "off: it corrects sparse attention to prompts"));
-            }
-            Some(text) => {
+        let tokens_or_off = |parameter, text: Option<&str>, refusal: Option<&str>| match (text, refusal) {
+            (None | Some("off"), _) => Ok(None),
+            (Some(text), Some(refusal)) => Err(refused(parameter, text, refusal)),
+            (Some(text), None) => {
                 let value = text.parse().ok().filter(|value| (1..=MAX_TOKENS).contains(value));
-                Some(value.ok_or_else(|| refused(DELTA, text, "a whole number of tokens from 1 on, or off"))?)
+                let problem = || refused(parameter, text, "a whole number of tokens from 1 on, or off");
+                value.map(Some).ok_or_else(problem)
             }
         };
+        let refusal = (!is_sparse).then_some("off: it corrects sparse attention to prompts");
+        let delta = tokens_or_off(DELTA, take(DELTA), refusal)?;
+        let means = take(MEANS);
+        let parameters = Parameters::new(info.name, info.parameters, &given)?;
+        let leaves_out = !info.traits.dense && !info.traits.evicts && !info.traits.two_phases;
+        let refusal = match (info.traits.summary_tokens)(&parameters) {
+            Some(_) => Some("off: the policy already reads means"),
+            None => (!leaves_out).then_some("off: it stands for tokens that a policy leaves out and keeps"),
+        };
+        let means = tokens_or_off(MEANS, means, refusal)?;
         Ok(Self {
             info,
-            parameters: Parameters::new(info.name, info.parameters, &given)?,
+            parameters,
             from,
             delta,
+            means,
         })
     }
 
     /// The given common parameters.
     fn common(&self) -> impl Iterator<Item = (&'static str, usize)> {
         let delta = self.delta.map(|delta| (DELTA, delta));
+        let means = self.means.map(|means| (MEANS, means));
         let from = self.from.map(|from| (FROM, from));
-        delta.into_iter().chain(from)
+        delta.into_iter().chain(means).chain(from)
     }
 
     pub(crate) fn parameters(&self) -> &Parameters {

@@ -51,7 +51,8 @@ pub struct Traits {
     pub automatic: bool,
     /// Required chunk length, if the policy depends on one.
     pub chunk: Option<ChunkNeed>,
-    /// Tokens per block, if the policy reads means of blocks.
+    /// Tokens per block, if the policy reads the means of all blocks of which a query reads nothing. The caller adds
+    /// these blocks to its selections ([`Policy::select`](crate::Policy::select)).
     pub summary_tokens: fn(&Parameters) -> Option<usize>,
     /// The work for a chunk. `None`, or work without an estimate, means that the policy is never slower than reading
     /// everything. Short sequences then need no guard.

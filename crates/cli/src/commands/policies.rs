@@ -24,6 +24,8 @@ pub(crate) fn policies(arguments: &PoliciesArguments) -> Result<(), Failure> {
     text += "every policy\n    from=auto  contexts shorter than this many tokens are read densely; auto is its break-even length\n";
     text += "every sparse policy for prefill\n    Delta Attention, Willette et al. 2025, arXiv:2505.11254\n    delta=off  \
              every delta-th query also reads everything; what this changes in its output corrects the outputs of the queries after it; 64 is usual\n";
+    text += "every policy that leaves out tokens without evicting them, in one phase\n    after CEDAR, 2026, arXiv:2609.07237\n    means=off  \
+             blocks of this many tokens of which a query reads nothing are read as their mean\n";
     print(&text)
 }
 

@@ -1,15 +1,13 @@
 use riffle_attention::{QueryTile, Selection, Span};
 
-use crate::parameter::{MAX_TOKENS, Parameters};
+use crate::parameter::MAX_TOKENS;
 use crate::{BudgetParameter, ParameterInfo, ParameterKind, PolicyInfo, SelectContext, SparsePolicy, Traits};
 
 /// Reads a window, globals, and the tokens 2^k before each query. With `landmarks`, a query also reads the means of all
 /// blocks without a token it reads.
 struct LogStride {
     window: usize,
-    block: usize,
     globals: Vec<usize>,
-    landmarks: bool,
 }
 
 pub(crate) const INFO: PolicyInfo = PolicyInfo {
@@ -18,7 +16,6 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     saves: "compute, traffic",
     traits: Traits {
         summary_tokens: |parameters| (parameters.count("landmarks") == 1).then(|| parameters.count("block")),
-        stored_bytes: mean_bytes,
         budget: Some(BudgetParameter::tokens("window", 1.0)),
         ..Traits::PLAIN
     },
@@ -48,9 +45,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     build: |parameters| {
         Box::new(LogStride {
             window: parameters.count("window"),
-            block: parameters.count("block"),
             globals: parameters.positions("globals"),
-            landmarks: parameters.count("landmarks") == 1,
         })
     },
 };
@@ -59,15 +54,9 @@ impl SparsePolicy for LogStride {
     fn select(&self, tile: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
         let globals = self.globals.iter().filter(|position| **position < context.tokens);
         let globals = globals.map(|position| Span::new(*position, position + 1));
-        let selection = Selection::from_spans(globals)
+        Selection::from_spans(globals)
             .with_row_window(self.window)
-            .with_diagonals(self.strides(tile.start + tile.rows));
-        if !self.landmarks {
-            return selection;
-        }
-        // A block that ends after the last query is left out: no query sees all of it.
-        let whole = (tile.start + tile.rows).min(context.tokens) / self.block;
-        selection.with_summaries((0..whole).map(|number| Span::new(number * self.block, (number + 1) * self.block)))
+            .with_diagonals(self.strides(tile.start + tile.rows))
     }
 }
 
@@ -80,9 +69,4 @@ impl LogStride {
             .take_while(move |distance| *distance < limit)
             .filter(move |distance| *distance >= window)
     }
-}
-
-/// Bytes per token for the means of keys and values. The caller stores these means.
-fn mean_bytes(parameters: &Parameters, head_dim: usize) -> f64 {
-    (parameters.count("landmarks") * 8 * head_dim) as f64 / parameters.count("block") as f64
 }

@@ -1,6 +1,6 @@
 use std::borrow::Cow;
 
-use riffle_attention::{AttendOptions, QueryTile, Selection, SignIndex, Span};
+use riffle_attention::{AttendOptions, QueryTile, Selection, SignIndex};
 
 use crate::blocks::{BlockRows, PeakBlocks};
 use crate::cost::{ChunkSize, ChunkWork};
@@ -23,11 +23,10 @@ use crate::{
 ///
 /// An estimate is the expected logit for the given signs, so errors make blocks more similar. A threshold on the share
 /// of the softmax spends the budget on concentrated mass: heads with a clear peak read little, heads with even
-/// attention almost nothing. With `means`, block means stand for blocks without a read token.
+/// attention almost nothing.
 struct Signs {
     peak: f32,
     block: usize,
-    means: usize,
     tail: usize,
     dense_layers: usize,
     sinks: usize,
@@ -46,9 +45,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
         depends_on_chunks: true,
         recall: Recall::Distinct,
         keys: KeyUse::Indexed,
-        summary_tokens: |parameters| Some(parameters.count("means")).filter(|tokens| *tokens > 0),
         work: Some(work),
-        stored_bytes,
         budget: Some(BudgetParameter::falling("peak", 1e-6, 1.0)),
         ..Traits::PLAIN
     },
@@ -65,11 +62,6 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
             meaning: "tokens in a block",
             kind: ParameterKind::PowerOfTwo { min: 16, max: 64 },
         },
-        ParameterInfo::tokens(
-            "means",
-            "0",
-            "tokens in a block whose mean stands for it if none of them is read; 0 reads no means",
-        ),
         ParameterInfo::tokens("tail", "128", "last queries of the prompt that read everything"),
         ParameterInfo {
             default: "0",
@@ -82,7 +74,6 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
         Box::new(Signs {
             peak: parameters.number("peak"),
             block: parameters.count("block"),
-            means: parameters.count("means"),
             tail: parameters.count("tail"),
             dense_layers: parameters.count("dense_layers"),
             sinks: parameters.count("sinks"),
@@ -107,11 +98,7 @@ impl SparsePolicy for Signs {
             return Selection::full(context.tokens);
         }
         let rows = self.prepared.find_or(tile, context, || self.block_rows(tile, context));
-        let selection = rows.select(tile, context.tokens);
-        // A block that ends after the last query is omitted: no query sees all of it.
-        let whole = (tile.start + tile.rows).min(context.tokens).checked_div(self.means);
-        let means = (0..whole.unwrap_or(0)).map(|number| Span::new(number * self.means, (number + 1) * self.means));
-        selection.with_summaries(means)
+        rows.select(tile, context.tokens)
     }
 
     fn truncate(&mut self, _: usize) {
@@ -166,14 +153,6 @@ fn largest_by_block(estimates: &mut [f32], units: usize) -> &mut [f32] {
         }
     }
     &mut estimates[..blocks]
-}
-
-/// Bytes per token of the means of keys and values that the caller stores.
-fn stored_bytes(parameters: &Parameters, head_dim: usize) -> f64 {
-    match parameters.count("means") {
-        0 => 0.0,
-        tokens => 8.0 * head_dim as f64 / tokens as f64,
-    }
 }
 
 fn work(parameters: &Parameters, chunk: &ChunkSize) -> ChunkWork {

@@ -1,5 +1,6 @@
 //! Every policy of the catalogue: its spelling, its refusals, and its selections.
 
+use crate::testing::Scene;
 use proptest::prelude::*;
 use riffle_attention::{QueryTile, Selection, Span};
 use riffle_policy::{
@@ -147,13 +148,56 @@ fn a_spec_prints_with_all_its_parameters_and_reads_back() {
     assert_eq!(spec.to_string(), "streaming:sinks=64,window=7");
     assert_eq!(spec.to_string().parse::<PolicySpec>().unwrap(), spec);
     assert_eq!(PolicySpec::full().to_string(), "full");
-    let text = "tri-shape:sinks=1,window=2,tail=3,dense_layers=4,delta=64,from=9";
+    let text = "tri-shape:sinks=1,window=2,tail=3,dense_layers=4,delta=64,means=32,from=9";
     let spec: PolicySpec = text.parse().unwrap();
     assert_eq!((spec.delta(), spec.from_tokens()), (Some(64), Some(9)));
+    assert_eq!(spec.summary_tokens(), Some(32));
     assert_eq!(spec.to_string(), text);
     let off = spec.with("delta", "off").unwrap();
     assert_eq!(off.to_string(), text.replace(",delta=64", ""));
     assert_eq!(off.with("delta", "64").unwrap(), spec);
+}
+
+#[test]
+fn means_stand_for_every_whole_block_before_the_end_under_any_policy_that_keeps_what_it_leaves_out() {
+    let mut scene = Scene::new(4, 210, 1, 2, 64);
+    let blocks = |count| -> Vec<Span> {
+        (0..count)
+            .map(|number| Span::new(32 * number, 32 * number + 32))
+            .collect()
+    };
+    for spec in [
+        "signs:peak=1",
+        "quest:topk=1",
+        "twilight",
+        "certified",
+        "streaming",
+        "log-stride:landmarks=0",
+    ] {
+        scene.phase = Phase::Decode;
+        let selected = |means: &str| {
+            scene.select(
+                &format!(
+                    "{}{means}",
+                    spec.to_owned() + if spec.contains(':') { "," } else { ":" }
+                ),
+                1,
+            )
+        };
+        let (with, without) = (&selected("means=32")[0].2, &selected("means=off")[0].2);
+        assert_eq!(with.summaries(), blocks(6), "{spec}");
+        assert_eq!(without.summaries(), [], "{spec}");
+        assert_eq!(with.clone().with_summaries([]), *without, "{spec}");
+    }
+    // Of a prompt, the blocks that end before a tile's last query.
+    let mut prompt = Scene::new(4, 90, 40, 2, 64);
+    prompt.phase = Phase::Prefill;
+    let tiles = prompt.select("xattention:means=32", 20);
+    let named: Vec<usize> = tiles
+        .iter()
+        .map(|(_, _, selection)| selection.summaries().len())
+        .collect();
+    assert_eq!(named, [3, 4]);
 }
 
 #[test]
@@ -176,6 +220,10 @@ fn misspelled_policies_say_what_there_is() {
         ("streaming:delta=0", &["\"0\"", "from 1 on, or off"]),
         ("full:delta=64", &["\"64\"", "sparse attention to prompts"]),
         ("quest:delta=64", &["\"64\"", "sparse attention to prompts"]),
+        ("quest:means=0", &["\"0\"", "from 1 on, or off"]),
+        ("full:means=64", &["\"64\"", "leaves out and keeps"]),
+        ("snapkv:means=64", &["\"64\"", "leaves out and keeps"]),
+        ("log-stride:means=64", &["\"64\"", "already reads means"]),
     ] {
         let message = text.parse::<PolicySpec>().unwrap_err().to_string();
         for part in parts {

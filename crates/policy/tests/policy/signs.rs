@@ -1,7 +1,7 @@
 //! The policy that estimates logits from signs of keys, against its definition in f64.
 
 use crate::testing::{Scene, assert_mask, decode_scenes, dot, make, scenes, softmax};
-use riffle_attention::{Selection, Span, f16_to_f32, f32_to_f16, rotate_heads};
+use riffle_attention::{Selection, f16_to_f32, f32_to_f16, rotate_heads};
 use riffle_policy::{Phase, SelectContext, SignKeys};
 
 /// Tokens whose keys have a common mean.
@@ -104,18 +104,6 @@ fn the_end_of_a_prompt_and_the_first_layers_are_dense() {
     (scene.phase, scene.after) = (Phase::Decode, 0);
     assert_ne!(scene.select("signs:peak=1,tail=20", 64)[0].2, full);
     assert_eq!(scene.select("signs:peak=1,dense_layers=3", 64)[0].2, full);
-}
-
-#[test]
-fn every_whole_block_before_the_end_is_named_for_its_mean() {
-    let mut scene = Scene::new(4, 210, 1, 2, 64);
-    scene.phase = Phase::Decode;
-    let selection = scene.select("signs:peak=1,means=32", 1)[0].2.clone();
-    let expected: Vec<Span> = (0..6).map(|number| Span::new(32 * number, 32 * number + 32)).collect();
-    assert_eq!(selection.summaries(), expected);
-    assert_eq!(scene.select("signs:peak=1", 1)[0].2.summaries(), []);
-    assert_eq!(make("signs:means=32", Phase::Decode).summary_tokens(), Some(32));
-    assert_eq!(make("signs", Phase::Decode).summary_tokens(), None);
 }
 
 #[test]
