@@ -107,3 +107,76 @@ pub(crate) fn sign_index_bytes(rules: [&PolicyRules; 2], layers: &[PolicyShape],
     let of_layer = |shape: &PolicyShape| SignIndex::bytes_per_token(shape.head_dim) * shape.kv_heads as f64;
     (layers.iter().map(of_layer).sum::<f64>() * tokens as f64) as u64
 }
+
+#[cfg(test)]
+mod tests {
+    use riffle_attention::Format;
+    use riffle_kv::{CacheShape, LayerShape, LayerShapes};
+
+    use super::*;
+
+    const HEAD_DIM: usize = 32;
+
+    /// A cache of two layers with two KV heads and `tokens` tokens.
+    fn cache(tokens: usize) -> KvCache {
+        let shape = CacheShape {
+            layers: LayerShapes::alike(2, LayerShape::new(2, HEAD_DIM)),
+            page_tokens: 64,
+            key_format: Format::F32,
+            value_format: Format::F32,
+        };
+        let mut cache = KvCache::new(shape, None).unwrap();
+        let rows = made(tokens * 2 * HEAD_DIM);
+        (0..2).for_each(|layer| cache.append(layer, &rows, &rows).unwrap());
+        cache
+    }
+
+    fn made(count: usize) -> Vec<f32> {
+        (0..count).map(|n| (n * 7919 % 1009) as f32 / 504.5 - 1.0).collect()
+    }
+
+    /// The index of one KV head of the cache.
+    fn index(cache: &KvCache, [layer, kv_head]: [usize; 2]) -> SignKeys {
+        let (reader, mut keys) = (cache.read(), SignKeys::default());
+        let pages: Vec<PageView<'_>> = reader.pages_from(layer, kv_head, 0).collect();
+        extend(&mut keys, &pages, HEAD_DIM);
+        keys
+    }
+
+    #[test]
+    fn records_are_restored_only_into_a_cache_that_holds_their_keys() {
+        let cache = cache(200);
+        let places = [[0, 0], [0, 1], [1, 1]];
+        let of_place = |[layer, kv_head]: [usize; 2]| ([layer, kv_head, 0], index(&cache, [layer, kv_head]));
+        let indexes: SignIndexes = places.into_iter().map(of_place).collect();
+        let records = indexes.to_records();
+        let restored = SignIndexes::from_records(records.clone(), &cache).unwrap();
+        // The keys after the last whole segment are read again.
+        assert!(restored.iter().all(|(_, keys)| keys.tokens() == 192));
+        assert_eq!(restored.to_records(), records);
+        let at = |place: [usize; 2]| vec![(place, records[0].1.clone())];
+        assert!(SignIndexes::from_records(at([1, 0]), &cache).is_some());
+        assert!(SignIndexes::from_records(at([2, 0]), &cache).is_none());
+        assert!(SignIndexes::from_records(at([0, 2]), &cache).is_none());
+        assert!(SignIndexes::from_records(at([0, 0]), &super::tests::cache(191)).is_none());
+        let mut narrow = SignIndex::default();
+        narrow.push(&mut made(SignIndex::SEGMENT * 16), 16).unwrap();
+        assert!(SignIndexes::from_records(vec![([0, 0], narrow.to_bytes())], &cache).is_none());
+        assert!(SignIndexes::from_records(vec![([0, 0], vec![1, 2, 3])], &cache).is_none());
+    }
+
+    #[test]
+    fn states_are_cut_and_forgotten_by_head() {
+        let cache = cache(200);
+        let places = [[0, 0], [0, 1], [1, 0]];
+        let of_place = |[layer, kv_head]: [usize; 2]| ([layer, kv_head, 0], index(&cache, [layer, kv_head]));
+        let mut indexes: SignIndexes = places.into_iter().map(of_place).collect();
+        let tokens = |indexes: &SignIndexes| -> Vec<usize> { indexes.iter().map(|(_, keys)| keys.tokens()).collect() };
+        indexes.truncate(|layer, kv_head| if (layer, kv_head) == (0, 1) { 130 } else { usize::MAX });
+        assert_eq!(tokens(&indexes), [200, 128, 200]);
+        assert_eq!(indexes.of_layer_mut(0).count(), 2);
+        indexes.forget(0, 0);
+        assert_eq!(tokens(&indexes), [128, 200]);
+        assert!(indexes.get([0, 0, 0]).is_none());
+    }
+}

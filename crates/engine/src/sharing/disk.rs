@@ -197,4 +197,30 @@ mod tests {
         assert!(fill_next(session.sequence_mut(), &cache, &tokens, &mut search, 64).is_err());
         assert_eq!((session.tokens().len(), session.sequence().usage().tokens), (0, 0));
     }
+
+    #[test]
+    fn a_beginning_from_disk_is_in_the_index_of_signs_before_it_is_read() {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/model");
+        let options = EngineOptions::default()
+            .with_context_tokens(Some(1024))
+            .with_page_tokens(64)
+            .with_decode("signs:from=0".parse().unwrap());
+        let engine = Engine::load(model, options).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let cache = PrefixCache::open(folder.path(), u64::MAX).unwrap();
+        let tokens: Vec<u32> = (0..400).map(|at| at * 7 % 200).collect();
+        let mut reader = Session::new(&engine).unwrap();
+        reader.prefill(&tokens, &mut |_| ControlFlow::Continue(())).unwrap();
+        store_prefix(reader.sequence(), &cache).unwrap();
+        let mut filled = Session::new(&engine).unwrap();
+        fill_prefix(filled.sequence_mut(), &cache, &tokens).unwrap();
+        let held = filled.tokens().len();
+        assert!(held > 320);
+        let indexes = &filled.sequence().attention().signs;
+        assert!(indexes.iter().count() > 0 && indexes.iter().all(|(_, keys)| keys.tokens() == held));
+        // The same bits as of a text that was read.
+        reader.truncate(held).unwrap();
+        let both = [&filled, &reader].map(|session| session.sequence().attention().signs.to_records());
+        assert_eq!(both[0], both[1]);
+    }
 }
