@@ -165,7 +165,8 @@ impl CostModel {
         let corrections = policy.delta().map_or(0.0, |delta| rows as f64 / delta as f64);
         let corrections_ns = corrections * tokens as f64 * head_dim * self.decode_ns;
         let dense_ns = dense_ns.max(f64::MIN_POSITIVE);
-        let share = share.unwrap_or(work.share + corrections_ns / dense_ns);
+        let of_means = policy.summary_tokens().map_or(0.0, |block| 1.0 / block as f64);
+        let share = share.unwrap_or(work.share + corrections_ns / dense_ns + of_means);
         share + work.estimate_ns(self, head_dim) / dense_ns
     }
 

@@ -287,6 +287,8 @@ fn short_sequences_are_read_densely_up_to_the_length_given_or_the_break_even() {
     };
     let (plain, few) = (cost_of("xattention"), cost_of("xattention:delta=64"));
     assert!(plain < few && few < plain + 0.05 && few < cost_of("xattention:delta=16"));
+    // So does that of means.
+    assert!((cost_of("xattention:means=64") - plain - 1.0 / 64.0).abs() < 1e-9);
 
     let rules: PolicyRules = "streaming:sinks=2,window=3,from=50".parse().unwrap();
     assert_eq!(rules.to_string(), "streaming:sinks=2,window=3,from=50");
