@@ -49,14 +49,21 @@ impl<T: FollowsTokens> ByHead<T> {
         self.heads.retain(|place, _| place[..2] != [layer, kv_head]);
     }
 
-    /// Removes tokens at and after `tokens(layer, kv_head)`.
-    pub(crate) fn truncate(&mut self, tokens: impl Fn(usize, usize) -> usize) {
-        for ([layer, kv_head, _], state) in &mut self.heads {
-            let tokens = tokens(*layer, *kv_head);
-            if tokens < state.tokens() {
-                state.truncate(tokens);
-            }
-        }
+    /// Removes tokens at and after `tokens`.
+    pub(crate) fn truncate(&mut self, tokens: usize) {
+        self.heads.values_mut().for_each(|state| cut(state, tokens));
+    }
+
+    /// Removes tokens at and after `tokens(kv_head)` in one layer.
+    pub(crate) fn truncate_layer(&mut self, layer: usize, tokens: impl Fn(usize) -> usize) {
+        self.of_layer_mut(layer)
+            .for_each(|(kv_head, state)| cut(state, tokens(kv_head)));
+    }
+}
+
+fn cut(state: &mut impl FollowsTokens, tokens: usize) {
+    if tokens < state.tokens() {
+        state.truncate(tokens);
     }
 }
 

@@ -62,8 +62,7 @@ impl AttentionState {
             self.latest_choice.clear();
         }
         let held = self.cache.tokens(index.cache_layer);
-        let in_layer = |layer, _| if layer == index.cache_layer { held } else { usize::MAX };
-        self.index_blocks.truncate(in_layer);
+        self.index_blocks.truncate_layer(index.cache_layer, |_| held);
         let width = index.shape.width;
         let keys = &index.rows.keys[tokens.start * width..tokens.end * width];
         Ok(self.cache.append(index.cache_layer, keys, &[])?)

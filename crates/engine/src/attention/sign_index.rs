@@ -67,21 +67,20 @@ impl AttentionState {
     /// Adds the cached keys of a layer that its indexes of signs lack, from any tier.
     pub(crate) fn extend_signs(&mut self, layer: usize) -> Result<(), EngineError> {
         let shape = self.cache.shape();
-        let (page_tokens, head_dim) = (shape.page_tokens, shape.layer(layer).key_width);
-        let mut wanted = vec![Vec::new(); shape.layer(layer).kv_heads];
-        for (kv_head, wanted) in wanted.iter_mut().enumerate() {
-            if !self.policies.read_signs(layer, kv_head) {
-                continue;
-            }
+        let (page_tokens, shape) = (shape.page_tokens, shape.layer(layer));
+        let mut wanted = Vec::new();
+        for kv_head in (0..shape.kv_heads).filter(|kv_head| self.policies.read_signs(layer, *kv_head)) {
             let known = self.signs.get_or([layer, kv_head, 0], SignKeys::default).tokens();
-            let held = self.cache.head_tokens(layer, kv_head);
-            if known < held {
-                wanted.push(reading::pages_of(&Span::new(known, held), page_tokens));
+            let missing = Span::new(known, self.cache.head_tokens(layer, kv_head));
+            if !missing.is_empty() {
+                wanted.resize(shape.kv_heads, Vec::new());
+                wanted[kv_head].push(reading::pages_of(&missing, page_tokens));
             }
         }
-        if wanted.iter().all(Vec::is_empty) {
+        if wanted.is_empty() {
             return Ok(());
         }
+        let head_dim = shape.key_width;
         let Self { cache, signs, .. } = self;
         cache.stream::<EngineError>(layer, Some(&wanted), None, &mut |pages| {
             let heads: Vec<(usize, &mut SignKeys)> = signs.of_layer_mut(layer).collect();
@@ -143,13 +142,16 @@ mod tests {
         keys
     }
 
+    /// The indexes of some KV heads of the cache.
+    fn indexes(cache: &KvCache, places: [[usize; 2]; 3]) -> SignIndexes {
+        let of_place = |[layer, kv_head]: [usize; 2]| ([layer, kv_head, 0], index(cache, [layer, kv_head]));
+        places.into_iter().map(of_place).collect()
+    }
+
     #[test]
     fn records_are_restored_only_into_a_cache_that_holds_their_keys() {
-        let cache = cache(200);
-        let places = [[0, 0], [0, 1], [1, 1]];
-        let of_place = |[layer, kv_head]: [usize; 2]| ([layer, kv_head, 0], index(&cache, [layer, kv_head]));
-        let indexes: SignIndexes = places.into_iter().map(of_place).collect();
-        let records = indexes.to_records();
+        let (shorter, cache) = (cache(191), cache(200));
+        let records = indexes(&cache, [[0, 0], [0, 1], [1, 1]]).to_records();
         let restored = SignIndexes::from_records(records.clone(), &cache).unwrap();
         // The keys after the last whole segment are read again.
         assert!(restored.iter().all(|(_, keys)| keys.tokens() == 192));
@@ -158,7 +160,7 @@ mod tests {
         assert!(SignIndexes::from_records(at([1, 0]), &cache).is_some());
         assert!(SignIndexes::from_records(at([2, 0]), &cache).is_none());
         assert!(SignIndexes::from_records(at([0, 2]), &cache).is_none());
-        assert!(SignIndexes::from_records(at([0, 0]), &super::tests::cache(191)).is_none());
+        assert!(SignIndexes::from_records(at([0, 0]), &shorter).is_none());
         let mut narrow = SignIndex::default();
         narrow.push(&mut made(SignIndex::SEGMENT * 16), 16).unwrap();
         assert!(SignIndexes::from_records(vec![([0, 0], narrow.to_bytes())], &cache).is_none());
@@ -167,12 +169,9 @@ mod tests {
 
     #[test]
     fn states_are_cut_and_forgotten_by_head() {
-        let cache = cache(200);
-        let places = [[0, 0], [0, 1], [1, 0]];
-        let of_place = |[layer, kv_head]: [usize; 2]| ([layer, kv_head, 0], index(&cache, [layer, kv_head]));
-        let mut indexes: SignIndexes = places.into_iter().map(of_place).collect();
+        let mut indexes = indexes(&cache(200), [[0, 0], [0, 1], [1, 0]]);
         let tokens = |indexes: &SignIndexes| -> Vec<usize> { indexes.iter().map(|(_, keys)| keys.tokens()).collect() };
-        indexes.truncate(|layer, kv_head| if (layer, kv_head) == (0, 1) { 130 } else { usize::MAX });
+        indexes.truncate_layer(0, |kv_head| [usize::MAX, 130][kv_head]);
         assert_eq!(tokens(&indexes), [200, 128, 200]);
         assert_eq!(indexes.of_layer_mut(0).count(), 2);
         indexes.forget(0, 0);

@@ -248,9 +248,9 @@ impl AttentionState {
             self.reader.truncate(slot);
             self.policies.prefill.truncate(slot);
             self.policies.decode.truncate(slot);
-            self.means.truncate(|_, _| slot);
-            self.signs.truncate(|_, _| slot);
-            self.index_blocks.truncate(|_, _| slot);
+            self.means.truncate(slot);
+            self.signs.truncate(slot);
+            self.index_blocks.truncate(slot);
             return;
         }
         for layer in 0..self.cache.shape().layers.count() {
@@ -271,15 +271,9 @@ impl AttentionState {
             self.policies.prefill.layer_mut(layer)[kv_head].truncate(held);
             self.policies.decode.layer_mut(layer)[kv_head].truncate(held);
         }
-        let kept = |of_layer, kv_head: usize| {
-            if of_layer == layer {
-                tokens.saturating_sub(left[kv_head])
-            } else {
-                usize::MAX
-            }
-        };
-        self.means.truncate(kept);
-        self.signs.truncate(kept);
+        let held = |kv_head: usize| tokens.saturating_sub(left[kv_head]);
+        self.means.truncate_layer(layer, held);
+        self.signs.truncate_layer(layer, held);
     }
 
     /// Copies the placement of another state, whose pages this cache holds, and shares its indexes.

@@ -449,17 +449,18 @@ impl Sequence {
     /// first `held` tokens before. `prompt` may be empty if `kept` does not exceed `held`.
     pub(crate) fn hold_prompt(&mut self, held: usize, kept: usize, prompt: &[u32]) {
         self.attention.cache.truncate(kept);
-        self.attention.signs.truncate(|_, _| kept);
+        self.attention.signs.truncate(kept);
         self.text.tokens.truncate(held.min(kept));
         if kept > held {
             self.text.tokens.extend_from_slice(&prompt[held..kept]);
+            self.index_filled_pages();
         }
         self.text.prefilled = kept;
     }
 
     /// Adds the keys of pages that were filled without being read to the indexes, while the pages are near. The pass
     /// that reads an unreadable page reports it.
-    pub(crate) fn index_filled_pages(&mut self) {
+    fn index_filled_pages(&mut self) {
         for (_, layer) in self.setting.engine.whole_layers() {
             let _ = self.attention.extend_signs(layer);
         }

@@ -62,7 +62,7 @@ impl Sequence {
         }
         // Keys have moved or were rotated: copies on a device and indexes are outdated.
         self.attention.reader.truncate(0);
-        self.attention.signs.truncate(|_, _| 0);
+        self.attention.signs.truncate(0);
         Ok(())
     }
 }

@@ -108,7 +108,6 @@ pub(crate) fn fill_next(
         (kept, None) => kept / grid * grid,
     };
     sequence.hold_prompt(held, kept, tokens);
-    sequence.index_filled_pages();
     if kept < to.min(search.tokens) {
         // A page was damaged: only the tokens before it are available.
         if search.state.is_some() {
@@ -165,22 +164,31 @@ mod tests {
     use std::fs;
     use std::ops::ControlFlow;
     use std::path::Path;
+    use std::sync::Arc;
+
+    use tempfile::TempDir;
 
     use super::*;
     use crate::{Engine, EngineOptions, Session};
 
+    /// An engine of a fixture, a prefix cache in an empty folder, and a text.
+    fn set_up(fixture: &str, options: EngineOptions) -> (Arc<Engine>, TempDir, PrefixCache, Vec<u32>) {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../../fixtures")
+            .join(fixture);
+        let engine = Engine::load(model, options.with_context_tokens(Some(1024))).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let cache = PrefixCache::open(folder.path(), u64::MAX).unwrap();
+        (engine, folder, cache, (0..400).map(|at| at * 7 % 200).collect())
+    }
+
     #[test]
     fn a_prefix_cache_that_fails_half_way_leaves_no_pages_without_their_recurrent_state() {
-        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/model-hybrid");
         let options = EngineOptions::default()
-            .with_context_tokens(Some(1024))
             .with_batch_tokens(64)
             .with_chunk_tokens(64)
             .with_page_tokens(32);
-        let engine = Engine::load(model, options).unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        let cache = PrefixCache::open(folder.path(), u64::MAX).unwrap();
-        let tokens: Vec<u32> = (0..400).map(|at| at * 7 % 200).collect();
+        let (engine, folder, cache, tokens) = set_up("model-hybrid", options);
         let mut session = Session::new(&engine).unwrap();
         session
             .prefill(&tokens[..384], &mut |_| ControlFlow::Continue(()))
@@ -200,15 +208,10 @@ mod tests {
 
     #[test]
     fn a_beginning_from_disk_is_in_the_index_of_signs_before_it_is_read() {
-        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/model");
         let options = EngineOptions::default()
-            .with_context_tokens(Some(1024))
             .with_page_tokens(64)
             .with_decode("signs:from=0".parse().unwrap());
-        let engine = Engine::load(model, options).unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        let cache = PrefixCache::open(folder.path(), u64::MAX).unwrap();
-        let tokens: Vec<u32> = (0..400).map(|at| at * 7 % 200).collect();
+        let (engine, _folder, cache, tokens) = set_up("model", options);
         let mut reader = Session::new(&engine).unwrap();
         reader.prefill(&tokens, &mut |_| ControlFlow::Continue(())).unwrap();
         store_prefix(reader.sequence(), &cache).unwrap();

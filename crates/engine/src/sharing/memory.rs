@@ -54,7 +54,6 @@ pub(crate) fn adopt_prefix_for(sequence: &mut Sequence, tokens: &[u32], length: 
     let found = sequence.attention_mut().cache.adopt(&identity, tokens);
     let kept = found.min(tokens.len().saturating_sub(1)) / grid * grid;
     sequence.hold_prompt(0, kept, tokens);
-    sequence.index_filled_pages();
     Ok(kept)
 }
 

@@ -250,7 +250,6 @@ fn end_fetch(sequence: &mut Sequence, search: &mut SharedSearch, tokens: &[u32])
     }
     let grid = prompt_grid(sequence);
     sequence.hold_prompt(search.held, whole.min(search.most) / grid * grid, tokens);
-    sequence.index_filled_pages();
     Ok(())
 }
 
