@@ -56,6 +56,15 @@ impl PeakBlocks {
         }
     }
 
+    /// Adds the blocks in which the query at position `token` has a logit of at least `lowest`. `logits` are the largest
+    /// of each unit, with `units` in a block.
+    pub(crate) fn mark(&mut self, token: usize, logits: &[f32], (units, lowest): (usize, f32)) {
+        let read = &mut self.read[token / self.block - self.first];
+        for (read, logits) in read.iter_mut().zip(logits.chunks(units)) {
+            *read |= logits.iter().any(|logit| *logit >= lowest);
+        }
+    }
+
     pub(crate) fn rows(self) -> BlockRows {
         let chosen = |read: &Vec<bool>| (0..read.len()).filter(|block| read[*block]).collect();
         BlockRows {

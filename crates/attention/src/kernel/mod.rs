@@ -35,7 +35,9 @@ pub(crate) use pairs::{
 pub(crate) use quantised_values::{AccumulateInt8, AccumulateQuantised, QuantisedTile};
 pub(crate) use rows::{AccumulateRows, AheadRows, ScoreRows, StripeRows, WidenRows};
 pub(crate) use score::score;
-pub(crate) use signs::{GROUP, LARGEST, SEGMENT, STRIPE, ScoreSigns, SignGroup, TABLE_BIAS, UNIT, byte_of};
+pub(crate) use signs::{
+    GROUP, LARGEST, MarkSigns, SEGMENT, STRIPE, ScoreSigns, SignGroup, SignQueries, TABLE_BIAS, UNIT, byte_of,
+};
 pub(crate) use softmax::{AddMass, Softmax};
 pub(crate) use weigh::{AddRows, Exponentiate, MarkHeavy, Top};
 pub(crate) use widen::{

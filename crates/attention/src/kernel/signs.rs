@@ -4,6 +4,7 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use super::weigh::capped;
 use crate::simd::{Kernel, Simd};
 
 /// Keys whose signs lie in one stripe.
@@ -45,9 +46,9 @@ pub(crate) fn byte_of(number: usize, unit: usize) -> usize {
     2 * (16 * (number % 2) + unit) + number / 2
 }
 
-/// The largest estimate of each query in every unit.
-pub(crate) struct ScoreSigns<'a> {
-    pub(crate) keys: &'a [Arc<SignGroup>],
+/// Queries for products with signs.
+#[derive(Clone, Copy)]
+pub(crate) struct SignQueries<'a> {
     pub(crate) head_dim: usize,
     /// `[queries, head_dim / 4, 16]`
     pub(crate) tables: &'a [[u8; 16]],
@@ -55,6 +56,12 @@ pub(crate) struct ScoreSigns<'a> {
     pub(crate) rotated: &'a [f32],
     /// For each query, the value of one unit of its integers.
     pub(crate) steps: &'a [f32],
+}
+
+/// The largest estimate of each query in every unit.
+pub(crate) struct ScoreSigns<'a> {
+    pub(crate) keys: &'a [Arc<SignGroup>],
+    pub(crate) queries: SignQueries<'a>,
     /// Number of units to score, from the first on.
     pub(crate) units: usize,
     /// Elements between two queries' rows of `out`: a multiple of 16, and at least `units`.
@@ -63,12 +70,47 @@ pub(crate) struct ScoreSigns<'a> {
     pub(crate) out: &'a mut [f32],
 }
 
+/// Marks the keys whose estimate for some query is at least the query's `lowest`.
+pub(crate) struct MarkSigns<'a> {
+    pub(crate) keys: &'a [Arc<SignGroup>],
+    pub(crate) queries: SignQueries<'a>,
+    /// The result of [`ScoreSigns`] for these queries and keys, `[queries, width]`.
+    pub(crate) maxima: &'a [f32],
+    pub(crate) width: usize,
+    /// Number of units before each query.
+    pub(crate) visible: &'a [usize],
+    pub(crate) lowest: &'a [f32],
+    /// The soft cap of the estimates in `maxima`.
+    pub(crate) soft_cap: Option<f32>,
+    /// `[stripes, 16]`: index in the unit, then a bit for each unit.
+    pub(crate) marks: &'a mut [[u16; UNIT]],
+}
+
+/// `P` queries from `first` on.
+struct Few<'a, const P: usize> {
+    tables: [&'a [[u8; 16]]; P],
+    /// `[P, head_dim]`
+    rotated: &'a [f32],
+    steps: [f32; P],
+}
+
+impl<'a> SignQueries<'a> {
+    #[inline(always)]
+    fn few<const P: usize>(&self, first: usize) -> Few<'a, P> {
+        Few {
+            tables: core::array::from_fn(|p| &self.tables[(first + p) * self.head_dim / 4..][..self.head_dim / 4]),
+            rotated: &self.rotated[first * self.head_dim..][..P * self.head_dim],
+            steps: core::array::from_fn(|p| self.steps[first + p]),
+        }
+    }
+}
+
 impl Kernel for ScoreSigns<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
-        let (count, mut query) = (self.steps.len(), 0);
+        let (count, mut query) = (self.queries.steps.len(), 0);
         while S::WIDE && query + SHARED <= count {
             score::<S, SHARED>(simd, &mut self, query);
             query += SHARED;
@@ -80,28 +122,73 @@ impl Kernel for ScoreSigns<'_> {
     }
 }
 
-/// The products of `P` queries from `first` on.
+/// The largest estimates of `P` queries from `first` on.
 #[inline(always)]
 fn score<S: Simd, const P: usize>(simd: S, task: &mut ScoreSigns<'_>, first: usize) {
-    let head_dim = task.head_dim;
-    let tables = core::array::from_fn(|p| &task.tables[(first + p) * head_dim / 4..][..head_dim / 4]);
+    let queries = task.queries.few::<P>(first);
     let stripes = task.units.div_ceil(STRIPE / UNIT);
     for (keys, stripe) in task.keys.iter().zip((0..stripes).step_by(GROUP / STRIPE)) {
-        let queries = &task.rotated[first * head_dim..][..P * head_dim];
-        let offsets = products_of_means::<S, P>(simd, queries, &keys.means);
+        let offsets = products_of_means::<S, P>(simd, queries.rotated, &keys.means);
         for quarter in 0..(stripes - stripe).min(GROUP / STRIPE) {
-            let best = score_stripe::<S, P>(simd, keys, quarter, &tables);
+            let mut best = [simd.splat(f32::NEG_INFINITY); P];
+            products::<S, P>(simd, keys, quarter, &queries.tables, |_, p, product| {
+                best[p] = simd.max(product, best[p]);
+            });
             for p in 0..P {
-                let offset = core::array::from_fn(|unit| offsets[p][4 * quarter + unit / (SEGMENT / UNIT)]);
-                // Multiplication and addition are separate, because some machines have no fused operation.
-                let estimate = simd.mul(best[p], simd.splat(task.steps[first + p]));
-                let out = &mut task.out[(first + p) * task.width..][..task.width]
-                    .as_chunks_mut::<16>()
-                    .0;
-                simd.store(simd.add(estimate, simd.load(&offset)), &mut out[stripe + quarter]);
+                let out = &mut task.out[(first + p) * task.width..][..task.width];
+                let estimate = estimate(simd, best[p], queries.steps[p], &offsets[p], quarter);
+                simd.store(estimate, &mut out.as_chunks_mut::<16>().0[stripe + quarter]);
             }
         }
     }
+}
+
+impl Kernel for MarkSigns<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, simd: S) {
+        for query in 0..self.queries.steps.len() {
+            mark(simd, &mut self, query);
+        }
+    }
+}
+
+/// The marks of one query.
+#[inline(always)]
+fn mark<S: Simd>(simd: S, task: &mut MarkSigns<'_>, query: usize) {
+    let queries = task.queries.few::<1>(query);
+    let maxima = task.maxima[query * task.width..][..task.width].as_chunks::<16>().0;
+    let lowest = simd.splat(task.lowest[query]);
+    for (keys, stripe) in task.keys.iter().zip((0..task.marks.len()).step_by(GROUP / STRIPE)) {
+        // Few groups have such a key for a query of which most keys are unlike.
+        let mut offsets = None;
+        for quarter in 0..(task.marks.len() - stripe).min(GROUP / STRIPE) {
+            let before = task.visible[query].saturating_sub(UNIT * (stripe + quarter)).min(UNIT);
+            let seen = ((1u32 << before) - 1) as u16;
+            let units = simd.at_least(simd.load(&maxima[stripe + quarter]), lowest) & seen;
+            if units == 0 {
+                continue;
+            }
+            let offsets = offsets.get_or_insert_with(|| products_of_means::<S, 1>(simd, queries.rotated, &keys.means));
+            let marks = &mut task.marks[stripe + quarter];
+            products::<S, 1>(simd, keys, quarter, &queries.tables, |number, _, product| {
+                let mut estimate = estimate(simd, product, queries.steps[0], &offsets[0], quarter);
+                if task.soft_cap.is_some() {
+                    estimate = capped(simd, estimate, task.soft_cap);
+                }
+                marks[number] |= simd.at_least(estimate, lowest) & units;
+            });
+        }
+    }
+}
+
+/// Estimates of 16 keys, one of each unit of stripe `quarter`, from their products.
+#[inline(always)]
+fn estimate<S: Simd>(simd: S, products: S::V, step: f32, offsets: &[f32; 16], quarter: usize) -> S::V {
+    let offset = core::array::from_fn(|unit| offsets[4 * quarter + unit / (SEGMENT / UNIT)]);
+    // Multiplication and addition are separate, because some machines have no fused operation.
+    simd.add(simd.mul(products, simd.splat(step)), simd.load(&offset))
 }
 
 /// The products of `P` queries with the means of 16 segments.
@@ -122,20 +209,21 @@ fn products_of_means<S: Simd, const P: usize>(simd: S, queries: &[f32], means: &
     })
 }
 
-/// For every unit of a stripe, the largest product of a query's integers with signs, times the key's scale.
+/// Products of `P` queries' integers with the signs of a stripe, times the keys' scales. Passes `each` the key's number
+/// in its unit, the query, and the products with this key of every unit.
 #[inline(always)]
-fn score_stripe<S: Simd, const P: usize>(
+fn products<S: Simd, const P: usize>(
     simd: S,
     keys: &SignGroup,
     stripe: usize,
     tables: &[&[[u8; 16]]; P],
-) -> [S::V; P] {
+    mut each: impl FnMut(usize, usize, S::V),
+) {
     let vectors = tables[0].len() / 2;
     let bias = simd.splat((TABLE_BIAS as usize * tables[0].len()) as f32);
-    let mut best = [simd.splat(f32::NEG_INFINITY); P];
     let signs = keys.signs[4 * stripe * vectors..][..4 * vectors].chunks_exact(vectors);
     let scales = keys.scales[16 * stripe..][..16].as_chunks::<4>().0;
-    for (signs, scales) in signs.zip(scales) {
+    for (part, (signs, scales)) in signs.zip(scales).enumerate() {
         let mut sums = [[simd.load_bytes(&[0; 64]); 2]; P];
         for (n, signs) in signs.as_chunks::<2>().0.iter().enumerate() {
             let [first, second] = [simd.load_bytes(&signs[0]), simd.load_bytes(&signs[1])];
@@ -157,10 +245,9 @@ fn score_stripe<S: Simd, const P: usize>(
         let scales: [S::V; 4] = simd.each(|n| simd.load_f16(&scales[n]));
         for p in 0..P {
             let ([a, b], [c, d]) = (simd.words_to_f32(sums[p][0]), simd.words_to_f32(sums[p][1]));
-            for (product, scale) in [a, b, c, d].into_iter().zip(scales) {
-                best[p] = simd.max(simd.mul(simd.sub(product, bias), scale), best[p]);
+            for (n, product) in [a, b, c, d].into_iter().enumerate() {
+                each(4 * part + n, p, simd.mul(simd.sub(product, bias), scales[n]));
             }
         }
     }
-    best
 }

@@ -40,7 +40,7 @@ impl Kernel for Top<'_> {
 
 /// Applies the soft cap to logits; −∞ stays −∞.
 #[inline(always)]
-fn capped<S: Simd>(simd: S, v: S::V, cap: Option<f32>) -> S::V {
+pub(super) fn capped<S: Simd>(simd: S, v: S::V, cap: Option<f32>) -> S::V {
     finish(simd, v, cap, None, Some(simd.at_least(v, simd.splat(f32::MIN))))
 }
 

@@ -1,9 +1,11 @@
+use alloc::vec;
 use alloc::vec::Vec;
+use core::ops::Range;
 
-use super::{SEGMENT, SignIndex, UNIT};
+use super::{SEGMENT, STRIPE, SignIndex, UNIT};
 use crate::attend::check_options;
 use crate::error::expect_equal;
-use crate::kernel::{LARGEST, ScoreSigns, TABLE_BIAS, Top};
+use crate::kernel::{LARGEST, MarkSigns, ScoreSigns, SignQueries, TABLE_BIAS, Top};
 use crate::simd::Level;
 use crate::{AttendError, AttendOptions, QueryTile, rotate_heads};
 
@@ -15,12 +17,20 @@ use crate::{AttendError, AttendOptions, QueryTile, rotate_heads};
 pub struct SignScorer {
     /// Number of units before each query.
     visible: Vec<usize>,
+    soft_cap: Option<f32>,
     width: usize,
-    // Shapes as in `ScoreSigns`.
+    queries: RoundedQueries,
+    /// `[queries, width]`
+    maxima: Vec<f32>,
+}
+
+/// Rotated queries in integers, in the shapes of [`SignQueries`].
+#[derive(Debug, Default)]
+struct RoundedQueries {
+    head_dim: usize,
     tables: Vec<[u8; 16]>,
     rotated: Vec<f32>,
     steps: Vec<f32>,
-    maxima: Vec<f32>,
 }
 
 impl SignScorer {
@@ -46,24 +56,23 @@ impl SignScorer {
         if index.tokens > 0 {
             expect_equal("head_dim of queries and of the index", index.head_dim, queries.head_dim)?;
         }
-        self.round(queries, options.scale);
+        self.queries.set(queries, options.scale);
+        self.soft_cap = options.soft_cap;
         let units = |query: usize| {
             let end = (queries.start + query / queries.group) / SEGMENT * SEGMENT;
             let end = if options.causal { end } else { index.tokens };
             end.min(index.tokens) / UNIT
         };
         self.visible.clear();
-        self.visible.extend((0..self.steps.len()).map(units));
+        self.visible.extend((0..self.queries.steps.len()).map(units));
         self.width = self.visible.iter().copied().max().unwrap_or(0).next_multiple_of(16);
-        self.maxima.resize(self.steps.len() * self.width, f32::NEG_INFINITY);
-        for first in (0..self.steps.len()).step_by(TOGETHER) {
-            let end = (first + TOGETHER).min(self.steps.len());
+        self.maxima
+            .resize(self.queries.steps.len() * self.width, f32::NEG_INFINITY);
+        for first in (0..self.queries.steps.len()).step_by(TOGETHER) {
+            let end = (first + TOGETHER).min(self.queries.steps.len());
             level.run(ScoreSigns {
                 keys: &index.groups,
-                head_dim: queries.head_dim,
-                tables: &self.tables[first * queries.head_dim / 4..end * queries.head_dim / 4],
-                rotated: &self.rotated[first * queries.head_dim..end * queries.head_dim],
-                steps: &self.steps[first..end],
+                queries: self.queries.part(first..end),
                 units: self.visible[first..end].iter().copied().max().unwrap_or(0),
                 width: self.width,
                 out: &mut self.maxima[first * self.width..end * self.width],
@@ -78,10 +87,18 @@ impl SignScorer {
 
     /// Queries: rows × group.
     pub fn queries(&self) -> usize {
-        self.steps.len()
+        self.queries.steps.len()
     }
 
     /// The largest estimates of query `row · group + head`: one for each unit that it sees.
+    ///
+    /// # Panics
+    /// If there is no such query.
+    pub fn row(&self, query: usize) -> &[f32] {
+        &self.maxima[query * self.width..][..self.visible[query]]
+    }
+
+    /// As [`row`](Self::row), to be overwritten.
     ///
     /// # Panics
     /// If there is no such query.
@@ -89,8 +106,59 @@ impl SignScorer {
         &mut self.maxima[query * self.width..][..self.visible[query]]
     }
 
+    /// Positions of the keys whose estimate for some query is at least this query's `lowest`, ascending. The index and
+    /// the rows must be those of the last [`run`](Self::run). Only the stripes of 256 keys with such a key are
+    /// estimated again.
+    ///
+    /// # Errors
+    /// Another number of queries, or an index with fewer keys.
+    pub fn keys_from(&self, index: &SignIndex, lowest: &[f32]) -> Result<Vec<usize>, AttendError> {
+        self.keys_from_at(Level::best(), index, lowest)
+    }
+
+    pub(super) fn keys_from_at(
+        &self,
+        level: Level,
+        index: &SignIndex,
+        lowest: &[f32],
+    ) -> Result<Vec<usize>, AttendError> {
+        expect_equal("lowest estimates and queries", self.queries.steps.len(), lowest.len())?;
+        let seen = self.visible.iter().copied().max().unwrap_or(0);
+        expect_equal(
+            "units in the index and of the estimates",
+            seen,
+            seen.min(index.tokens / UNIT),
+        )?;
+        let mut marks = vec![[0; UNIT]; seen.div_ceil(STRIPE / UNIT)];
+        level.run(MarkSigns {
+            keys: &index.groups,
+            queries: self.queries.part(0..self.queries.steps.len()),
+            maxima: &self.maxima,
+            width: self.width,
+            visible: &self.visible,
+            lowest,
+            soft_cap: self.soft_cap,
+            marks: &mut marks,
+        });
+        Ok(marked(&marks))
+    }
+}
+
+impl RoundedQueries {
+    /// The queries of a range.
+    fn part(&self, range: Range<usize>) -> SignQueries<'_> {
+        let tables = self.head_dim / 4;
+        SignQueries {
+            head_dim: self.head_dim,
+            tables: &self.tables[range.start * tables..range.end * tables],
+            rotated: &self.rotated[range.start * self.head_dim..range.end * self.head_dim],
+            steps: &self.steps[range],
+        }
+    }
+
     /// Rotates and rounds the queries.
-    fn round(&mut self, queries: &QueryTile, scale: f32) {
+    fn set(&mut self, queries: &QueryTile, scale: f32) {
+        self.head_dim = queries.head_dim;
         self.rotated.clear();
         self.tables.clear();
         self.steps.clear();
@@ -122,6 +190,21 @@ pub(super) fn round_to_integers(vector: &[f32]) -> (Vec<i32>, f32) {
         .map(|value| (value * inverse + ROUNDING - ROUNDING) as i32);
     let integers = rounded.map(|integer| integer.clamp(-LARGEST, LARGEST)).collect();
     (integers, largest / LARGEST as f32)
+}
+
+/// Positions of the marked keys, from marks as in [`MarkSigns`].
+fn marked(marks: &[[u16; UNIT]]) -> Vec<usize> {
+    let mut keys = Vec::new();
+    for (stripe, marks) in marks.iter().enumerate() {
+        let mut units = marks.iter().fold(0, |units, marks| units | marks);
+        while units != 0 {
+            let unit = units.trailing_zeros() as usize;
+            units &= units - 1;
+            let numbers = (0..UNIT).filter(|number| marks[*number] >> unit & 1 == 1);
+            keys.extend(numbers.map(|number| stripe * STRIPE + unit * UNIT + number));
+        }
+    }
+    keys
 }
 
 /// For each pattern of four signs, the sum of the signed integers, with a bias. A set bit is a positive sign.

@@ -49,8 +49,8 @@ fn product_by_counts(integers: &[i32], key: &[f32]) -> i32 {
     planes - 8 * signs
 }
 
-/// The largest estimate in every unit by its definition, for a scaled query.
-fn estimates_of(query: &[f32], keys: &[f32], head_dim: usize) -> Vec<f64> {
+/// The estimate of every key by its definition, for a scaled query.
+fn key_estimates(query: &[f32], keys: &[f32], head_dim: usize) -> Vec<f64> {
     let (mut query, mut keys) = (query.to_vec(), keys.to_vec());
     rotate_heads(&mut query, head_dim);
     rotate_heads(&mut keys, head_dim);
@@ -79,6 +79,12 @@ fn estimates_of(query: &[f32], keys: &[f32], head_dim: usize) -> Vec<f64> {
             estimates.push(product * f64::from(step) + offset);
         }
     }
+    estimates
+}
+
+/// The largest estimate in every unit by its definition, for a scaled query.
+fn estimates_of(query: &[f32], keys: &[f32], head_dim: usize) -> Vec<f64> {
+    let estimates = key_estimates(query, keys, head_dim);
     let units = estimates.chunks(UNIT);
     units
         .map(|unit| unit.iter().copied().fold(f64::NEG_INFINITY, f64::max))
@@ -108,6 +114,64 @@ fn estimates_are_counts_of_bits_times_scales_plus_products_of_means() {
             }
         }
     }
+}
+
+#[test]
+fn keys_from_a_limit_are_those_whose_estimates_reach_it() {
+    const SCALE: f32 = 0.5;
+    for (case, (head_dim, soft_cap)) in [(16, None), (80, Some(2.0)), (128, None)].into_iter().enumerate() {
+        for tokens in [64, 1100, 1300] {
+            let keys = noise(case as u64 + 20, tokens * head_dim);
+            let queries = noise(case as u64 + 70, 6 * head_dim);
+            let index = index_of(&keys, head_dim);
+            // Two rows of three heads; the first row sees one segment fewer than the index has.
+            let tile = tile(&queries, head_dim, 3, index.tokens() - 1);
+            let options = AttendOptions::new(SCALE).with_soft_cap(soft_cap);
+            let cap = |logit: f64| soft_cap.map_or(logit, |cap| f64::from(cap) * (logit / f64::from(cap)).tanh());
+            let estimates = queries.chunks(head_dim).zip(0..).map(|(query, number)| {
+                let query: Vec<f32> = query.iter().map(|value| value * SCALE).collect();
+                let seen = if number < 3 {
+                    index.tokens() - SEGMENT
+                } else {
+                    index.tokens()
+                };
+                let estimates = key_estimates(&query, &keys, head_dim);
+                estimates.into_iter().take(seen).map(cap).collect::<Vec<f64>>()
+            });
+            let estimates: Vec<Vec<f64>> = estimates.collect();
+            for level in Level::all() {
+                let mut scorer = SignScorer::default();
+                scorer.run_at(level, &tile, &index, &options).unwrap();
+                let largest = |query: usize| scorer.row(query).iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                let lowest: Vec<f32> = (0..6).map(|query| largest(query) - 0.2 * query as f32).collect();
+                let found = scorer.keys_from_at(level, &index, &lowest).unwrap();
+                assert!(found.is_sorted());
+                for key in 0..index.tokens() {
+                    let rows = estimates.iter().zip(&lowest);
+                    let most = rows.filter_map(|(row, lowest)| Some(row.get(key)? - f64::from(*lowest)));
+                    let most = most.fold(f64::NEG_INFINITY, f64::max);
+                    let is_found = found.binary_search(&key).is_ok();
+                    let is_close = most.abs() < 2e-3;
+                    assert!(
+                        is_close || is_found == (most > 0.0),
+                        "{head_dim} {tokens} {}: {key}",
+                        level.name()
+                    );
+                }
+                let every = scorer.keys_from_at(level, &index, &[f32::NEG_INFINITY; 6]).unwrap();
+                assert_eq!(every, (0..index.tokens()).collect::<Vec<_>>());
+                assert!(
+                    scorer
+                        .keys_from_at(level, &index, &[f32::INFINITY; 6])
+                        .unwrap()
+                        .is_empty()
+                );
+            }
+        }
+    }
+    let scorer = SignScorer::default();
+    assert!(scorer.keys_from(&SignIndex::default(), &[]).unwrap().is_empty());
+    assert!(scorer.keys_from(&SignIndex::default(), &[0.0]).is_err());
 }
 
 #[test]

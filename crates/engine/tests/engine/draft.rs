@@ -48,7 +48,7 @@ const POLICIES: [(&str, &str); 13] = [
     ("full", "quest:from=0,topk=2,threshold=2,block=16,dense_layers=0"),
     ("full", "certified:from=0,epsilon=0.2"),
     ("full", "twilight:from=0,least=2,block=16,dense_layers=0"),
-    ("full", "signs:from=0,peak=0.1,means=24"),
+    ("full", "signs:from=0,peak=2,means=24"),
     ("full", "streaming:sinks=4,window=40,from=0"),
     (
         "log-stride:window=16,landmarks=1,block=24",

@@ -1,41 +1,56 @@
 use std::borrow::Cow;
 
-use riffle_attention::{AttendOptions, QueryTile, Selection, SignIndex};
+use riffle_attention::{AttendOptions, QueryTile, Selection, SignIndex, SignScorer, Span, exponentiate};
 
-use crate::blocks::{BlockRows, PeakBlocks};
+use crate::blocks::{BlockRows, PeakBlocks, block_span};
 use crate::cost::{ChunkSize, ChunkWork};
-use crate::keys::rows_of;
+use crate::keys::{own_maxima, rows_of};
 use crate::parameter::Parameters;
 use crate::policies::tri_shape::in_tail;
 use crate::prepared::Prepared;
 use crate::scratch::LentSignScorer;
+use crate::spans::runs;
 use crate::{
     BudgetParameter, Estimated, KeyUse, ParameterInfo, ParameterKind, Phase, PolicyInfo, Recall, SelectContext,
     SignKeys, SparsePolicy, Traits,
 };
 
-/// Reads the blocks with a peak of some query, estimated from an index with one bit per element of a key.
+/// Reads the keys with a peak of some query, estimated from an index with one bit per element of a key.
 ///
-/// The index ([`SignIndex`]) gives the largest estimated logit of a query in each block. A query has a peak in a block
-/// with at least `peak` of the softmax over these logits, as in `peaks`. A block of queries reads the peaks of all its
-/// queries and heads. It always reads the first and the latest blocks, and its own segment of 64 tokens, which the
-/// index may not contain yet. A generated token is a block of its own.
+/// The index ([`SignIndex`]) gives an estimate of every logit. A query has a peak at a key whose softmax weight is at
+/// least `peak` times the mean of the largest weights of every 16 keys. The limit follows the length: a fixed share of
+/// the softmax would read less of a longer text. The logits in the query's own segment of 64 tokens, which the index may
+/// not contain yet, are exact.
 ///
-/// An estimate is the expected logit for the given signs, so errors make blocks more similar. A threshold on the share
-/// of the softmax spends the budget on concentrated mass: heads with a clear peak read little, heads with even
-/// attention almost nothing.
+/// A generated token reads the keys at the peaks of its heads. In a prompt, a block of queries reads the blocks with a
+/// peak of any query and head, eight times as high: many queries share the block, and some estimates are too large.
+/// The first and the latest blocks and the own segment are always read.
+///
+/// An estimate is the expected logit for the given signs.
 struct Signs {
-    peak: f32,
+    peak: f64,
     block: usize,
     tail: usize,
     dense_layers: usize,
     sinks: usize,
     recent: usize,
-    prepared: Prepared<BlockRows>,
+    prepared: Prepared<Reads>,
+}
+
+/// The keys to read.
+#[derive(Clone)]
+enum Reads {
+    /// Blocks of each block of queries of a prompt.
+    Blocks(BlockRows),
+    /// Tokens that all queries read.
+    Tokens(Vec<Span>),
 }
 
 /// Rows scored together, few enough that their estimates stay in the processor's caches.
 const SCORED_ROWS: usize = 16;
+
+/// A peak of a prompt's block, relative to one of a generated token.
+const PROMPT_PEAK: f64 = 8.0;
 
 pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "signs",
@@ -46,21 +61,21 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
         recall: Recall::Distinct,
         keys: KeyUse::Indexed,
         work: Some(work),
-        budget: Some(BudgetParameter::falling("peak", 1e-6, 1.0)),
+        budget: Some(BudgetParameter::falling("peak", 1e-4, 1e4)),
         ..Traits::PLAIN
     },
     parameters: &[
         ParameterInfo {
             name: "peak",
-            default: "0.01",
-            meaning: "share of a query's softmax over the blocks' largest estimates from which on it reads a block",
-            kind: ParameterKind::Number { min: 0.0, max: 1.0 },
+            default: "0.4",
+            meaning: "weight from which on a generated token reads a key, relative to the mean of the largest estimated weights of every 16 keys; for blocks of a prompt, eight times as much",
+            kind: ParameterKind::Number { min: 0.0, max: 1e4 },
         },
         ParameterInfo {
             name: "block",
-            default: "16",
-            meaning: "tokens in a block",
-            kind: ParameterKind::PowerOfTwo { min: 16, max: 64 },
+            default: "1",
+            meaning: "tokens that are read together; in a prompt at least 16",
+            kind: ParameterKind::PowerOfTwo { min: 1, max: 64 },
         },
         ParameterInfo::tokens("tail", "128", "last queries of the prompt that read everything"),
         ParameterInfo {
@@ -72,7 +87,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     ],
     build: |parameters| {
         Box::new(Signs {
-            peak: parameters.number("peak"),
+            peak: f64::from(parameters.number("peak")),
             block: parameters.count("block"),
             tail: parameters.count("tail"),
             dense_layers: parameters.count("dense_layers"),
@@ -88,8 +103,8 @@ impl SparsePolicy for Signs {
         if context.layer < self.dense_layers {
             return;
         }
-        let rows = self.block_rows(chunk, context);
-        self.prepared.store(chunk, context, rows);
+        let reads = self.reads(chunk, context);
+        self.prepared.store(chunk, context, reads);
     }
 
     fn select(&self, tile: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
@@ -97,8 +112,11 @@ impl SparsePolicy for Signs {
         if in_tail || context.layer < self.dense_layers {
             return Selection::full(context.tokens);
         }
-        let rows = self.prepared.find_or(tile, context, || self.block_rows(tile, context));
-        rows.select(tile, context.tokens)
+        let reads = self.prepared.find_or(tile, context, || self.reads(tile, context));
+        match &*reads {
+            Reads::Blocks(rows) => rows.select(tile, context.tokens),
+            Reads::Tokens(spans) => Selection::from_spans(spans.iter().copied()),
+        }
     }
 
     fn truncate(&mut self, _: usize) {
@@ -107,31 +125,108 @@ impl SparsePolicy for Signs {
 }
 
 impl Signs {
-    fn block_rows(&self, chunk: &QueryTile<'_>, context: &SelectContext<'_>) -> BlockRows {
-        let keys = signs_of(context, chunk.head_dim);
-        let mut read = PeakBlocks::new(chunk, self.block, |own, block| self.is_always_read(own, block));
-        let options = AttendOptions::new(context.scale).with_soft_cap(context.soft_cap);
-        let mut scorer = LentSignScorer::default();
-        for from in (0..chunk.rows).step_by(SCORED_ROWS) {
-            let part = rows_of(chunk, from, SCORED_ROWS.min(chunk.rows - from));
-            scorer
-                .run(&part, keys.index(), &options)
-                .expect("keys of the index have the queries' head_dim");
-            for query in 0..scorer.queries() {
-                let token = part.start + query / part.group;
-                let logits = largest_by_block(scorer.row_mut(query), self.block / SignIndex::UNIT);
-                read.add(token, logits, self.peak);
-            }
+    fn reads(&self, chunk: &QueryTile<'_>, context: &SelectContext<'_>) -> Reads {
+        match context.phase {
+            Phase::Prefill => Reads::Blocks(self.blocks(chunk, context)),
+            Phase::Decode => Reads::Tokens(self.tokens(chunk, context)),
         }
+    }
+
+    /// The blocks that each block of a prompt's queries reads.
+    fn blocks(&self, chunk: &QueryTile<'_>, context: &SelectContext<'_>) -> BlockRows {
+        let units = self.shared_block() / SignIndex::UNIT;
+        let mut read = PeakBlocks::new(chunk, self.shared_block(), |own, block| {
+            block < self.sinks || block >= self.recent_block(own)
+        });
+        for_each_part(chunk, context, |part, scorer, _| {
+            let lowest = lowest_logits(part, scorer, context, PROMPT_PEAK * self.peak);
+            for (query, lowest) in lowest.into_iter().enumerate() {
+                read.mark(part.start + query / part.group, scorer.row(query), (units, lowest));
+            }
+        });
         read.rows()
     }
 
-    /// True if a query block reads a key block for any estimate.
-    fn is_always_read(&self, query_block: usize, block: usize) -> bool {
-        let segment = query_block * self.block / SignIndex::SEGMENT * SignIndex::SEGMENT / self.block;
-        let recent = (query_block + 1).saturating_sub(self.recent).min(segment);
-        block < self.sinks || block >= recent
+    /// The tokens that generated tokens read.
+    fn tokens(&self, chunk: &QueryTile<'_>, context: &SelectContext<'_>) -> Vec<Span> {
+        let block = self.shared_block();
+        let recent = block * self.recent_block(chunk.start / block);
+        let mut spans = vec![Span::new(0, block * self.sinks), Span::new(recent, context.tokens)];
+        for_each_part(chunk, context, |part, scorer, keys| {
+            let lowest = lowest_logits(part, scorer, context, self.peak);
+            let found = scorer.keys_from(keys.index(), &lowest);
+            let found = found.expect("the estimates are of this index");
+            match self.block {
+                1 => spans.extend(runs(found)),
+                block => {
+                    let mut blocks: Vec<usize> = found.into_iter().map(|key| key / block).collect();
+                    blocks.dedup();
+                    spans.extend(
+                        blocks
+                            .into_iter()
+                            .map(|number| block_span(number, block, context.tokens)),
+                    );
+                }
+            }
+        });
+        spans
+            .into_iter()
+            .map(|span| span.intersect(&Span::new(0, context.tokens)))
+            .collect()
     }
+
+    /// Tokens in a block that many queries share.
+    fn shared_block(&self) -> usize {
+        self.block.max(SignIndex::UNIT)
+    }
+
+    /// The first of the blocks that a block of queries always reads: the latest, and those of its own segment.
+    fn recent_block(&self, query_block: usize) -> usize {
+        let segment = query_block * self.shared_block() / SignIndex::SEGMENT * SignIndex::SEGMENT;
+        (query_block + 1)
+            .saturating_sub(self.recent)
+            .min(segment / self.shared_block())
+    }
+}
+
+/// Estimates the logits of a few rows at a time, of one segment, and passes them on with the index.
+fn for_each_part(
+    chunk: &QueryTile<'_>,
+    context: &SelectContext<'_>,
+    mut each: impl FnMut(&QueryTile<'_>, &SignScorer, &SignKeys),
+) {
+    let keys = signs_of(context, chunk.head_dim);
+    let options = AttendOptions::new(context.scale).with_soft_cap(context.soft_cap);
+    let mut scorer = LentSignScorer::default();
+    let mut from = 0;
+    while from < chunk.rows {
+        let in_segment = SignIndex::SEGMENT - (chunk.start + from) % SignIndex::SEGMENT;
+        let part = rows_of(chunk, from, SCORED_ROWS.min(chunk.rows - from).min(in_segment));
+        scorer
+            .run(&part, keys.index(), &options)
+            .expect("keys of the index have the queries' head_dim");
+        each(&part, &scorer, &keys);
+        from += part.rows;
+    }
+}
+
+/// The least logit with a peak of each query: with `peak` times the mean of the largest weights of the units that it
+/// sees.
+fn lowest_logits(part: &QueryTile<'_>, scorer: &SignScorer, context: &SelectContext<'_>, peak: f64) -> Vec<f32> {
+    let own = own_maxima(part, context, SignIndex::SEGMENT, SignIndex::UNIT);
+    let mut logits = Vec::new();
+    let lowest = own
+        .chunks_exact(SignIndex::SEGMENT / SignIndex::UNIT)
+        .enumerate()
+        .map(|(query, own)| {
+            logits.clear();
+            logits.extend_from_slice(scorer.row(query));
+            logits.extend_from_slice(own);
+            let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let seen = logits.iter().filter(|logit| **logit > f32::NEG_INFINITY).count();
+            largest + (peak * exponentiate(&mut logits) / seen as f64).ln() as f32
+        });
+    lowest.collect()
 }
 
 /// The index with all keys of the context.
@@ -143,27 +238,14 @@ fn signs_of<'c>(context: &SelectContext<'c>, head_dim: usize) -> Cow<'c, SignKey
     keys
 }
 
-/// Replaces every `units` estimates by their largest.
-fn largest_by_block(estimates: &mut [f32], units: usize) -> &mut [f32] {
-    let blocks = estimates.len() / units;
-    if units > 1 {
-        for block in 0..blocks {
-            let of_block = &estimates[block * units..(block + 1) * units];
-            estimates[block] = of_block.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        }
-    }
-    &mut estimates[..blocks]
-}
-
-fn work(parameters: &Parameters, chunk: &ChunkSize) -> ChunkWork {
+fn work(_: &Parameters, chunk: &ChunkSize) -> ChunkWork {
     /// Cost of a product with signs, relative to single precision.
     const SIGN_PRODUCT: f64 = 0.15;
-    let (tokens, block) = (chunk.tokens as f64, parameters.count("block") as f64);
     let pairs = chunk.pairs();
     ChunkWork {
-        share: (0.05 + 300.0 / tokens).min(1.0),
+        share: (0.05 + 300.0 / chunk.tokens as f64).min(1.0),
         scored: SIGN_PRODUCT * pairs,
-        weighed: pairs / block,
+        weighed: pairs / SignIndex::UNIT as f64,
         ranked: 0.0,
     }
 }

@@ -167,7 +167,7 @@ fn means_stand_for_every_whole_block_before_the_end_under_any_policy_that_keeps_
             .collect()
     };
     for spec in [
-        "signs:peak=1",
+        "signs:peak=1000",
         "quest:topk=1",
         "twilight",
         "certified",

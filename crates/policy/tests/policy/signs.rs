@@ -1,11 +1,16 @@
 //! The policy that estimates logits from signs of keys, against its definition in f64.
 
-use crate::testing::{Scene, assert_mask, decode_scenes, dot, make, scenes, softmax};
+use std::collections::BTreeSet;
+
+use crate::testing::{Scene, assert_mask, decode_scenes, dot, make, scenes};
 use riffle_attention::{Selection, f16_to_f32, f32_to_f16, rotate_heads};
 use riffle_policy::{Phase, SelectContext, SignKeys};
 
 /// Tokens whose keys have a common mean.
 const SEGMENT: usize = 64;
+
+/// Tokens of whose estimates the largest counts.
+const UNIT: usize = 16;
 
 fn half(value: f64) -> f64 {
     f64::from(f16_to_f32(f32_to_f16(value as f32)))
@@ -47,38 +52,39 @@ fn estimates(scene: &Scene, row: usize, head: usize) -> Vec<f64> {
     estimates
 }
 
-/// The blocks that a row and head read, by the definition of `signs`.
-fn blocks_of(scene: &Scene, row: usize, head: usize, block: usize, peak: f64) -> Vec<usize> {
-    let (position, estimates) = (scene.start + row, estimates(scene, row, head));
-    let largest = estimates.chunks(block);
-    let largest: Vec<f64> = largest
+/// The keys at which a row and head have a peak: those in earlier segments, by their estimates.
+fn peaks(scene: &Scene, row: usize, head: usize, peak: f64) -> Vec<usize> {
+    let estimates = estimates(scene, row, head);
+    let own = &scene.logits(row, head)[estimates.len()..=scene.start + row];
+    let units = estimates.chunks(UNIT).chain(own.chunks(UNIT));
+    let largest: Vec<f64> = units
         .map(|logits| logits.iter().copied().fold(f64::NEG_INFINITY, f64::max))
         .collect();
-    let weights = softmax(&largest).into_iter().enumerate();
-    let peaks = weights.filter(|(_, weight)| *weight >= peak).map(|(number, _)| number);
-    // The first block, two recent ones and the row's segment.
-    let recent = (position / block).saturating_sub(1);
-    let own = position / SEGMENT * SEGMENT / block;
-    peaks.chain([0]).chain(recent.min(own)..=position / block).collect()
+    let mean = largest.iter().map(|logit| logit.exp()).sum::<f64>() / largest.len() as f64;
+    let peaks = estimates.iter().map(|logit| logit.exp()).enumerate();
+    peaks
+        .filter(|(_, weight)| *weight >= peak * mean)
+        .map(|(key, _)| key)
+        .collect()
+}
+
+/// True if the query at `position` reads the key for any estimate: the first block, two recent ones and its segment.
+fn is_always_read(position: usize, key: usize, block: usize) -> bool {
+    let recent = (position / block).saturating_sub(1) * block;
+    key < block || key >= recent.min(position / block * block / SEGMENT * SEGMENT)
 }
 
 #[test]
-fn signs_reads_every_block_that_holds_an_estimated_peak_of_some_query() {
-    let prompts = scenes();
-    let answers = decode_scenes().map(|scene| {
-        let rows = scene.rows;
-        (scene, rows)
-    });
-    for (scene, tile) in prompts.chain(answers) {
-        for (block, peak) in [(16, 0.05), (32, 0.02), (64, 0.3)] {
+fn a_prompt_reads_every_block_that_holds_an_estimated_peak_of_some_query() {
+    for (scene, tile) in &scenes().collect::<Vec<_>>() {
+        for (block, peak) in [(16, 0.2), (32, 0.15), (64, 0.3)] {
             let spec = format!("signs:block={block},peak={peak},tail=0");
+            // In a prompt a peak is eight times as high.
+            let peaks = |row: usize| (0..scene.group).flat_map(move |head| peaks(scene, row, head, 8.0 * peak));
             let chosen: Vec<Vec<usize>> = (0..scene.rows)
-                .map(|row| {
-                    let heads = (0..scene.group).flat_map(|head| blocks_of(&scene, row, head, block, peak));
-                    heads.collect()
-                })
+                .map(|row| peaks(row).map(|key| key / block).collect())
                 .collect();
-            assert_mask(&scene, &scene.select(&spec, tile), |from, to, _, key| {
+            assert_mask(scene, &scene.select(&spec, *tile), |from, to, _, key| {
                 // The queries of a tile share the choice of all query blocks that overlap the tile.
                 let same = |row: &usize| {
                     let number = (scene.start + row) / block;
@@ -86,10 +92,48 @@ fn signs_reads_every_block_that_holds_an_estimated_peak_of_some_query() {
                 };
                 (0..scene.rows)
                     .filter(same)
-                    .any(|row| chosen[row].contains(&(key / block)))
+                    .any(|row| chosen[row].contains(&(key / block)) || is_always_read(scene.start + row, key, block))
             });
         }
     }
+}
+
+#[test]
+fn generated_tokens_read_the_keys_at_estimated_peaks_of_their_heads() {
+    for scene in decode_scenes() {
+        for (block, peak) in [(1, 0.5), (4, 1.5), (16, 1.0), (64, 2.0)] {
+            let spec = format!("signs:block={block},peak={peak}");
+            let rows_and_heads = (0..scene.rows).flat_map(|row| (0..scene.group).map(move |head| (row, head)));
+            let chosen: BTreeSet<usize> = rows_and_heads
+                .flat_map(|(row, head)| peaks(&scene, row, head, peak))
+                .map(|key| key / block)
+                .collect();
+            assert_mask(&scene, &scene.select(&spec, scene.rows), |_, _, _, key| {
+                chosen.contains(&(key / block)) || is_always_read(scene.start, key, block.max(UNIT))
+            });
+        }
+    }
+}
+
+#[test]
+fn the_same_peaks_are_read_after_a_longer_text() {
+    // Keys like the query at a few places, and the others of one kind.
+    let read = |tokens: usize| {
+        let mut scene = Scene::new(5, tokens, 1, 1, 64);
+        scene.phase = Phase::Decode;
+        let d = scene.head_dim;
+        for (token, key) in scene.keys.chunks_exact_mut(d).enumerate() {
+            let (size, query) = (if token % 200 == 70 { 0.8 } else { 0.1 }, &scene.queries[..d]);
+            key.iter_mut()
+                .zip(query)
+                .for_each(|(key, query)| *key = 0.1 * *key + size * query);
+        }
+        let scene = scene.paged(64);
+        let selection = &scene.select("signs", 1)[0].2;
+        let peaks = (70..tokens).step_by(200);
+        peaks.filter(|key| selection.contains(tokens, *key)).count()
+    };
+    assert_eq!([read(1000), read(4000), read(16_000)], [5, 20, 80]);
 }
 
 #[test]
@@ -97,18 +141,18 @@ fn the_end_of_a_prompt_and_the_first_layers_are_dense() {
     let mut scene = Scene::new(3, 200, 64, 1, 64);
     scene.after = 10;
     let full = Selection::full(scene.tokens);
-    let tiles = scene.select("signs:peak=1,tail=20", 16);
+    let tiles = scene.select("signs:peak=1000,tail=20", 16);
     assert_eq!(tiles[3].2, full);
     assert_ne!(tiles[2].2, full);
     // The same queries for generated tokens.
     (scene.phase, scene.after) = (Phase::Decode, 0);
-    assert_ne!(scene.select("signs:peak=1,tail=20", 64)[0].2, full);
-    assert_eq!(scene.select("signs:peak=1,dense_layers=3", 64)[0].2, full);
+    assert_ne!(scene.select("signs:peak=1000,tail=20", 64)[0].2, full);
+    assert_eq!(scene.select("signs:peak=1000,dense_layers=3", 64)[0].2, full);
 }
 
 #[test]
 fn an_index_grows_page_by_page_and_follows_a_rollback() {
-    let spec = "signs:peak=0.05";
+    let spec = "signs:peak=1";
     let mut whole = Scene::new(9, 340, 1, 2, 64);
     whole.phase = Phase::Decode;
     let expected = whole.select(spec, 1)[0].2.clone();
@@ -128,17 +172,22 @@ fn an_index_grows_page_by_page_and_follows_a_rollback() {
         keys.truncate(201);
         let mut restored = SignKeys::from_bytes(&keys.to_bytes(), 32).unwrap();
         assert_eq!((keys.tokens(), restored.tokens()), (192, 192));
-        // Pages before the first missing key may be missing.
-        let near = pages.iter().filter(|page| page.start + page.tokens > 192);
+        // Pages before the query's segment may be missing.
+        let near = pages.iter().filter(|page| page.start + page.tokens > 320);
+        let behind: Vec<_> = pages
+            .iter()
+            .filter(|page| page.start + page.tokens > 192)
+            .copied()
+            .collect();
         let near: Vec<_> = near.copied().collect();
         for keys in [&mut keys, &mut restored] {
-            keys.extend(&near, 32, whole.tokens);
+            keys.extend(&behind, 32, whole.tokens);
             let context = SelectContext {
                 signs: Some(keys),
-                ..whole.context(&[])
+                ..whole.context(&near)
             };
             let mut policy = make(spec, Phase::Decode);
-            assert_eq!(policy.keys_from(&context), whole.tokens);
+            assert_eq!(policy.keys_from(&context), 320);
             // With `prepare` or without, the answer is the same.
             assert_eq!(policy.select(&whole.tile(0, 1), &context), expected);
             policy.prepare(&whole.tile(0, 1), &context);
@@ -152,7 +201,7 @@ fn an_index_grows_page_by_page_and_follows_a_rollback() {
 fn a_prompt_in_pieces_gives_the_selections_of_the_whole_and_clones_go_their_own_way() {
     let whole = Scene::new(12, 330, 40, 2, 64);
     let pages = whole.pages();
-    let expected = whole.select("signs:peak=0.02,tail=0", 8);
+    let expected = whole.select("signs:peak=0.2,tail=0", 8);
     let (mut keys, mut other) = (SignKeys::default(), SignKeys::default());
     for tokens in [1, 63, 64, 100, 129, 300, 331, whole.tokens] {
         keys.extend(&pages, 32, tokens);
@@ -167,7 +216,7 @@ fn a_prompt_in_pieces_gives_the_selections_of_the_whole_and_clones_go_their_own_
             signs: Some(keys),
             ..whole.context(&pages)
         };
-        let mut policy = make("signs:peak=0.02,tail=0", Phase::Prefill);
+        let mut policy = make("signs:peak=0.2,tail=0", Phase::Prefill);
         policy.prepare(&whole.tile(0, 40), &context);
         for (from, to, selection) in &expected {
             assert_eq!(policy.select(&whole.tile(*from, *to), &context), *selection);
