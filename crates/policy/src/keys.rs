@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use riffle_attention::{Arithmetic, AttendOptions, KvView, LANES, PageView, QueryTile, Scan, Scorer, Span, read_keys};
+use riffle_attention::{Arithmetic, AttendOptions, KvView, PageView, QueryTile, Scan, Scorer, Span, read_keys};
 
 use crate::SelectContext;
 
@@ -115,43 +115,4 @@ pub fn score_keys(vectors: &[f32], head_dim: usize, context: &SelectContext<'_>)
             .expect(SOUND);
     }
     logits
-}
-
-/// The largest exact logit of each query in every unit of its own segment, `[rows × group, segment / unit]`; −∞ for
-/// units after the query. Segments begin at multiples of `segment`, and the tile's rows lie in one.
-pub(crate) fn own_maxima(tile: &QueryTile<'_>, context: &SelectContext<'_>, segment: usize, unit: usize) -> Vec<f32> {
-    let first = tile.start / segment * segment;
-    let end = (tile.start + tile.rows).min(context.tokens);
-    let queries = || (0..tile.rows).flat_map(|row| (0..tile.group).map(move |head| tile.query(row, head)));
-    let mut scorer = Scorer::new(context.phase.arithmetic());
-    scorer.set(queries(), tile.head_dim, context.scale).expect(SOUND);
-    let mut maxima = vec![f32::NEG_INFINITY; tile.rows * tile.group * segment / unit];
-    let mut logits = Vec::new();
-    let pages = context.pages.iter();
-    for page in pages.filter(|page| page.start < end && page.start + page.tokens > first) {
-        // Slots begin where a stripe does, which may be before the segment.
-        let from = first.saturating_sub(page.start) / LANES * LANES;
-        let slots = Span::new(from, page.tokens.min(end - page.start));
-        logits.resize(tile.rows * tile.group * slots.len(), 0.0);
-        scorer
-            .score(&page.keys, slots, None, &mut logits, slots.len())
-            .expect(SOUND);
-        for (query, logits) in logits.chunks_exact(slots.len()).enumerate() {
-            let visible = first..=tile.start + query / tile.group;
-            let maxima = &mut maxima[query * segment / unit..][..segment / unit];
-            for (logit, token) in logits
-                .iter()
-                .zip(page.start + from..)
-                .filter(|(_, token)| visible.contains(token))
-            {
-                let largest = &mut maxima[(token - first) / unit];
-                *largest = largest.max(*logit);
-            }
-        }
-    }
-    if let Some(cap) = context.soft_cap {
-        let seen = maxima.iter_mut().filter(|logit| **logit > f32::NEG_INFINITY);
-        seen.for_each(|logit| *logit = cap * (*logit / cap).tanh());
-    }
-    maxima
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use riffle_attention::{PageView, QueryTile, Selection, SignIndex, Span};
+use riffle_attention::{PageView, QueryTile, Selection, Span};
 
 use crate::{
     ColumnMass, Estimate, Estimated, KeyUse, LentScan, Phase, PolicyError, PolicyInfo, PolicySpec, SelectContext,
@@ -121,11 +121,7 @@ impl Policy {
             _ if self.reads_all(context) => context.tokens,
             KeyUse::Unread => context.tokens,
             KeyUse::Scanned => 0,
-            // The keys near a query are not in the index yet.
-            KeyUse::Indexed => {
-                let indexed = context.signs.map_or(0, SignKeys::tokens);
-                indexed.min(context.chunk_start) / SignIndex::SEGMENT * SignIndex::SEGMENT
-            }
+            KeyUse::Indexed => context.signs.map_or(0, SignKeys::tokens).min(context.tokens),
             KeyUse::Summarized => {
                 let summaries = self.method.summarize();
                 summaries.map_or(0, |summaries| summaries.keys_from(context))

@@ -4,7 +4,7 @@ use riffle_attention::{PageView, SignIndex};
 
 use crate::keys::for_each_rows;
 
-/// The signs of a head's keys up to the last whole segment ([`SignIndex`]), and the keys after it.
+/// The signs of a head's keys up to the last whole segment ([`SignIndex`]), and the latest keys themselves.
 ///
 /// A caller keeps one for a layer and KV head, extends it as pages fill, and passes it to the policies of both phases
 /// ([`SelectContext::signs`](crate::SelectContext::signs)). A clone shares the memory of earlier keys.
@@ -12,8 +12,10 @@ use crate::keys::for_each_rows;
 pub struct SignKeys {
     index: SignIndex,
     head_dim: usize,
-    /// Keys of the last, incomplete segment, `[tokens, head_dim]`.
-    rest: Vec<f32>,
+    /// The last keys, `[tokens, head_dim]`: at most those of the last whole segment and of the incomplete one.
+    latest: Vec<f32>,
+    /// Number of keys in the incomplete segment.
+    rest: usize,
 }
 
 impl SignKeys {
@@ -22,18 +24,34 @@ impl SignKeys {
     pub fn extend(&mut self, pages: &[PageView<'_>], head_dim: usize, tokens: usize) {
         self.head_dim = head_dim;
         for_each_rows(pages, head_dim, self.tokens()..tokens, SignIndex::SEGMENT, |_, rows| {
-            self.rest.extend_from_slice(rows);
-            if self.rest.len() == SignIndex::SEGMENT * head_dim {
-                let pushed = self.index.push(&mut self.rest, head_dim);
+            self.latest.extend_from_slice(rows);
+            self.rest += rows.len() / head_dim;
+            if self.rest == SignIndex::SEGMENT {
+                self.latest.drain(..self.latest.len() - SignIndex::SEGMENT * head_dim);
+                let pushed = self.index.push(&mut self.latest.clone(), head_dim);
                 pushed.expect("these keys are a segment, and pages are of one head_dim");
-                self.rest.clear();
+                self.rest = 0;
             }
         });
     }
 
     /// Number of tokens with added keys.
     pub fn tokens(&self) -> usize {
-        self.index.tokens() + self.rest.len() / self.head_dim.max(1)
+        self.index.tokens() + self.rest
+    }
+
+    /// The keys from the beginning of the segment of `position` up to `position`, `[tokens, head_dim]`. `None` if they
+    /// are no longer kept: at least the latest segment is.
+    pub fn own_segment(&self, position: usize) -> Option<&[f32]> {
+        let first = position / SignIndex::SEGMENT * SignIndex::SEGMENT;
+        let kept = self.first_kept();
+        let range = first.checked_sub(kept)? * self.head_dim..(position + 1 - kept) * self.head_dim;
+        self.latest.get(range)
+    }
+
+    /// Position of the first key that is kept.
+    fn first_kept(&self) -> usize {
+        self.tokens() - self.latest.len() / self.head_dim.max(1)
     }
 
     /// The index as bytes. The keys after the last whole segment are read again.
@@ -55,10 +73,20 @@ impl SignKeys {
         &self.index
     }
 
-    /// Removes keys at and after `tokens`.
+    /// Removes keys at and after `tokens`. Keys of a segment that becomes incomplete are read again, if they are no
+    /// longer kept.
     pub fn truncate(&mut self, tokens: usize) {
-        let kept = tokens.saturating_sub(self.index.tokens());
-        self.rest.truncate(kept * self.head_dim);
+        if tokens >= self.tokens() {
+            return;
+        }
+        let kept = self.first_kept();
         self.index.truncate(tokens);
+        if kept <= self.index.tokens() {
+            self.latest.truncate((tokens - kept) * self.head_dim);
+            self.rest = tokens - self.index.tokens();
+        } else {
+            self.latest.clear();
+            self.rest = 0;
+        }
     }
 }

@@ -85,8 +85,7 @@ pub enum KeyUse {
     Unread,
     /// Each key once: the policy keeps summaries ([`Summarize`](crate::Summarize)).
     Summarized,
-    /// Each key once, for the index of signs that the caller keeps ([`SelectContext::signs`](crate::SelectContext)),
-    /// and the latest keys.
+    /// Each key once, for the index of signs that the caller keeps ([`SelectContext::signs`](crate::SelectContext)).
     Indexed,
     /// The keys of the whole sequence, chunk after chunk: they should stay near.
     Scanned,

@@ -103,8 +103,13 @@ pub(crate) fn sign_index_bytes(rules: [&PolicyRules; 2], layers: &[PolicyShape],
     if !rules.iter().any(|rules| rules.reads_signs()) {
         return 0;
     }
-    let of_layer = |shape: &PolicyShape| SignIndex::bytes_per_token(shape.head_dim) * shape.kv_heads as f64;
-    (layers.iter().map(of_layer).sum::<f64>() * tokens as f64) as u64
+    let of_layer = |shape: &PolicyShape| {
+        let index = SignIndex::bytes_per_token(shape.head_dim) * tokens as f64;
+        // The keys of up to two segments in f32.
+        let latest = (2 * SignIndex::SEGMENT).min(tokens) * 4 * shape.head_dim;
+        (index + latest as f64) * shape.kv_heads as f64
+    };
+    layers.iter().map(of_layer).sum::<f64>() as u64
 }
 
 #[cfg(test)]
@@ -172,10 +177,10 @@ mod tests {
         let mut indexes = indexes(&cache(200), [[0, 0], [0, 1], [1, 0]]);
         let tokens = |indexes: &SignIndexes| -> Vec<usize> { indexes.iter().map(|(_, keys)| keys.tokens()).collect() };
         indexes.truncate_layer(0, |kv_head| [usize::MAX, 130][kv_head]);
-        assert_eq!(tokens(&indexes), [200, 128, 200]);
+        assert_eq!(tokens(&indexes), [200, 130, 200]);
         assert_eq!(indexes.of_layer_mut(0).count(), 2);
         indexes.forget(0, 0);
-        assert_eq!(tokens(&indexes), [128, 200]);
+        assert_eq!(tokens(&indexes), [130, 200]);
         assert!(indexes.get([0, 0, 0]).is_none());
     }
 }

@@ -176,7 +176,7 @@ fn logits_are_the_same_bits_for_any_number_of_threads() {
         "tri-shape:window=40",
         "log-stride:window=16,block=8",
         "peaks:block=16,tail=0,from=0",
-        "signs:peak=0.3,tail=0,from=0",
+        "signs:peak=0.1,tail=0,from=0",
     ];
     let decode = [
         "quest:block=16,topk=2,dense_layers=0,from=0",

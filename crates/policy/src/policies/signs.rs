@@ -4,7 +4,7 @@ use riffle_attention::{AttendOptions, QueryTile, Selection, SignIndex, SignScore
 
 use crate::blocks::{BlockRows, PeakBlocks, block_span};
 use crate::cost::{ChunkSize, ChunkWork};
-use crate::keys::{own_maxima, rows_of};
+use crate::keys::rows_of;
 use crate::parameter::Parameters;
 use crate::policies::tri_shape::in_tail;
 use crate::prepared::Prepared;
@@ -19,12 +19,12 @@ use crate::{
 ///
 /// The index ([`SignIndex`]) gives an estimate of every logit. A query has a peak at a key whose softmax weight is at
 /// least `peak` times the mean of the largest weights of every 16 keys. The limit follows the length: a fixed share of
-/// the softmax would read less of a longer text. The logits in the query's own segment of 64 tokens, which the index may
-/// not contain yet, are exact.
+/// the softmax would read less of a longer text.
 ///
-/// A generated token reads the keys at the peaks of its heads. In a prompt, a block of queries reads the blocks with a
-/// peak of any query and head, eight times as high: many queries share the block, and some estimates are too large.
-/// The first and the latest blocks and the own segment are always read.
+/// A generated token reads the keys at the peaks of its heads. The logits in its own segment of 64 tokens, which the
+/// index does not contain yet, are exact. In a prompt, a block of queries reads the blocks with a peak of any query and
+/// head, 24 times as high: many queries share the block, and some estimates are too large. The first and the latest
+/// blocks and the own segment are always read.
 ///
 /// An estimate is the expected logit for the given signs.
 struct Signs {
@@ -50,7 +50,7 @@ enum Reads {
 const SCORED_ROWS: usize = 16;
 
 /// A peak of a prompt's block, relative to one of a generated token.
-const PROMPT_PEAK: f64 = 8.0;
+const PROMPT_PEAK: f64 = 24.0;
 
 pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "signs",
@@ -68,7 +68,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
         ParameterInfo {
             name: "peak",
             default: "0.4",
-            meaning: "weight from which on a generated token reads a key, relative to the mean of the largest estimated weights of every 16 keys; for blocks of a prompt, eight times as much",
+            meaning: "weight from which on a generated token reads a key, relative to the mean of the largest estimated weights of every 16 keys; for blocks of a prompt, 24 times as much",
             kind: ParameterKind::Number { min: 0.0, max: 1e4 },
         },
         ParameterInfo {
@@ -139,7 +139,7 @@ impl Signs {
             block < self.sinks || block >= self.recent_block(own)
         });
         for_each_part(chunk, context, |part, scorer, _| {
-            let lowest = lowest_logits(part, scorer, context, PROMPT_PEAK * self.peak);
+            let lowest = lowest_logits(scorer, PROMPT_PEAK * self.peak, |_| Vec::new());
             for (query, lowest) in lowest.into_iter().enumerate() {
                 read.mark(part.start + query / part.group, scorer.row(query), (units, lowest));
             }
@@ -153,7 +153,7 @@ impl Signs {
         let recent = block * self.recent_block(chunk.start / block);
         let mut spans = vec![Span::new(0, block * self.sinks), Span::new(recent, context.tokens)];
         for_each_part(chunk, context, |part, scorer, keys| {
-            let lowest = lowest_logits(part, scorer, context, self.peak);
+            let lowest = lowest_logits(scorer, self.peak, |query| own_maxima(part, query, keys, context));
             let found = scorer.keys_from(keys.index(), &lowest);
             let found = found.expect("the estimates are of this index");
             match self.block {
@@ -211,22 +211,36 @@ fn for_each_part(
 }
 
 /// The least logit with a peak of each query: with `peak` times the mean of the largest weights of the units that it
-/// sees.
-fn lowest_logits(part: &QueryTile<'_>, scorer: &SignScorer, context: &SelectContext<'_>, peak: f64) -> Vec<f32> {
-    let own = own_maxima(part, context, SignIndex::SEGMENT, SignIndex::UNIT);
-    let mut logits = Vec::new();
-    let lowest = own
-        .chunks_exact(SignIndex::SEGMENT / SignIndex::UNIT)
-        .enumerate()
-        .map(|(query, own)| {
-            logits.clear();
-            logits.extend_from_slice(scorer.row(query));
-            logits.extend_from_slice(own);
-            let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            let seen = logits.iter().filter(|logit| **logit > f32::NEG_INFINITY).count();
-            largest + (peak * exponentiate(&mut logits) / seen as f64).ln() as f32
-        });
+/// sees. `own` adds the largest logits of units after the index.
+fn lowest_logits(scorer: &SignScorer, peak: f64, own: impl Fn(usize) -> Vec<f32>) -> Vec<f32> {
+    let lowest = (0..scorer.queries()).map(|query| {
+        let mut logits = [scorer.row(query), &own(query)].concat();
+        let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        largest + (peak * exponentiate(&mut logits) / logits.len() as f64).ln() as f32
+    });
     lowest.collect()
+}
+
+/// The largest logits of a query in the units of its own segment; none if the keys are not kept.
+fn own_maxima(part: &QueryTile<'_>, query: usize, keys: &SignKeys, context: &SelectContext<'_>) -> Vec<f32> {
+    let (row, head) = (query / part.group, query % part.group);
+    let vector = part.query(row, head);
+    let capped = |logit: f32| context.soft_cap.map_or(logit, |cap| cap * (logit / cap).tanh());
+    let own = keys.own_segment(part.start + row).unwrap_or_default();
+    let units = own.chunks(SignIndex::UNIT * part.head_dim).map(|unit| {
+        let products = unit.chunks_exact(part.head_dim).map(|key| dot(vector, key));
+        capped(products.fold(f32::NEG_INFINITY, f32::max) * context.scale)
+    });
+    units.collect()
+}
+
+/// A product in 16 sums, which the compiler adds together.
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let mut sums = [0.0f32; 16];
+    for (a, b) in a.as_chunks::<16>().0.iter().zip(b.as_chunks::<16>().0) {
+        (0..16).for_each(|n| sums[n] += a[n] * b[n]);
+    }
+    sums.iter().sum()
 }
 
 /// The index with all keys of the context.
