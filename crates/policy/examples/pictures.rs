@@ -47,7 +47,7 @@ const PREFILL: [&str; 10] = [
 const DECODE: [&str; 6] = [
     "quest:dense_layers=0,block=16,topk=3,threshold=0,sinks=1,recent=2",
     "twilight:dense_layers=0,block=16,least=4,p=0.85,sinks=1,recent=1",
-    "signs:peak=1",
+    "signs:peak=1,block=1",
     "certified:epsilon=0.05",
     "h2o:budget=96,recent=32,sinks=4,observed=32",
     "snapkv:budget=96,window=16,sinks=4",

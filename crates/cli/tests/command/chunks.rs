@@ -15,7 +15,7 @@ const PARAMETERS: &[(&str, &str)] = &[
     ("streaming", "window=128,"),
     ("tri-shape", "window=64,"),
     ("h2o-chunk", "local=16,heavy=8,"),
-    ("signs", "peak=0.1,"),
+    ("signs", "peak=0.3,"),
 ];
 
 /// A sampled answer: it changes if logits differ by some percent.

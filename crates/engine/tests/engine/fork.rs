@@ -37,7 +37,7 @@ fn forks_answer_to_the_bit_as_sessions_that_read_alone() {
         ("full", "full"),
         ("peaks:from=0,block=16,tail=16", "h2o:budget=60,recent=16,observed=8"),
         ("h2o-chunk:from=0,local=4,heavy=8", "snapkv:budget=60,window=8"),
-        ("signs:from=0,peak=0.1,tail=16", "signs:from=0,peak=2,means=24"),
+        ("signs:from=0,peak=0.3,tail=16", "signs:from=0,peak=2,means=24"),
         (
             "xattention:from=0,block=16,stride=4,tail=16,delta=16",
             "quest:from=0,topk=2,threshold=2,block=16,dense_layers=0",

@@ -42,7 +42,7 @@ const SETTINGS: [(&str, &str, bool); 10] = [
         false,
     ),
     ("blasst:factor=4,block=16", "blasst:factor=4,block=16", false),
-    ("signs:from=0,peak=0.1,tail=16", "signs:from=0,peak=2,means=24", false),
+    ("signs:from=0,peak=0.3,tail=16", "signs:from=0,peak=2,means=24", false),
 ];
 
 const CHUNK_TOKENS: usize = 24;

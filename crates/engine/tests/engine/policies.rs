@@ -176,7 +176,7 @@ fn logits_are_the_same_bits_for_any_number_of_threads() {
         "tri-shape:window=40",
         "log-stride:window=16,block=8",
         "peaks:block=16,tail=0,from=0",
-        "signs:peak=0.1,tail=0,from=0",
+        "signs:peak=0.3,tail=0,from=0",
     ];
     let decode = [
         "quest:block=16,topk=2,dense_layers=0,from=0",
@@ -186,7 +186,7 @@ fn logits_are_the_same_bits_for_any_number_of_threads() {
         "snapkv:budget=50,window=8",
         "log-stride:window=16,block=8",
         "streaming:window=20",
-        "signs:peak=2,from=0",
+        "signs:peak=1,block=1,from=0",
     ];
     for (prefill, decode) in prefill.iter().zip(decode) {
         let logits = |threads: usize| {

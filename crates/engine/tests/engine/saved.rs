@@ -82,7 +82,7 @@ const POLICIES_AND_FORMATS: [(&str, &str, Format, Format); 11] = [
         Format::Q4_0,
     ),
     (
-        "signs:from=0,peak=0.1,tail=32",
+        "signs:from=0,peak=0.3,tail=32",
         "signs:from=0,peak=2,means=24",
         Format::F16,
         Format::F16,

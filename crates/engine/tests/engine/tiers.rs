@@ -41,7 +41,7 @@ const POLICIES: [(&str, &str); 12] = [
         "peaks:from=0,block=16,peak=0.2,tail=16",
         "quest:from=0,topk=3,threshold=2,block=64,dense_layers=1",
     ),
-    ("signs:from=0,peak=0.1,tail=16", "signs:from=0,peak=2"),
+    ("signs:from=0,peak=0.3,tail=16", "signs:from=0,peak=1,block=1"),
     ("full", "signs:from=0,peak=2,block=32,means=48,dense_layers=1"),
 ];
 

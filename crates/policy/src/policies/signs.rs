@@ -9,21 +9,20 @@ use crate::parameter::Parameters;
 use crate::policies::tri_shape::in_tail;
 use crate::prepared::Prepared;
 use crate::scratch::LentSignScorer;
-use crate::spans::runs;
 use crate::{
     BudgetParameter, Estimated, KeyUse, ParameterInfo, ParameterKind, Phase, PolicyInfo, Recall, SelectContext,
     SignKeys, SparsePolicy, Traits,
 };
 
-/// Reads the keys with a peak of some query, estimated from an index with one bit per element of a key.
+/// Reads the blocks with a peak of some query, estimated from an index with one bit per element of a key.
 ///
 /// The index ([`SignIndex`]) gives an estimate of every logit. A query has a peak at a key whose softmax weight is at
 /// least `peak` times the mean of the largest weights of every 16 keys. The limit follows the length: a fixed share of
 /// the softmax would read less of a longer text.
 ///
-/// A generated token reads the keys at the peaks of its heads. The logits in its own segment of 64 tokens, which the
+/// A generated token reads the blocks at the peaks of its heads. A block may be a single key. The logits in its own segment of 64 tokens, which the
 /// index does not contain yet, are exact. In a prompt, a block of queries reads the blocks with a peak of any query and
-/// head, 24 times as high: many queries share the block, and some estimates are too large. The first and the latest
+/// head, eight times as high: many queries share the block, and some estimates are too large. The first and the latest
 /// blocks and the own segment are always read.
 ///
 /// An estimate is the expected logit for the given signs.
@@ -50,7 +49,7 @@ enum Reads {
 const SCORED_ROWS: usize = 16;
 
 /// A peak of a prompt's block, relative to one of a generated token.
-const PROMPT_PEAK: f64 = 24.0;
+const PROMPT_PEAK: f64 = 8.0;
 
 pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "signs",
@@ -67,14 +66,14 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     parameters: &[
         ParameterInfo {
             name: "peak",
-            default: "0.4",
-            meaning: "weight from which on a generated token reads a key, relative to the mean of the largest estimated weights of every 16 keys; for blocks of a prompt, 24 times as much",
+            default: "1.2",
+            meaning: "weight of a key from which on a generated token reads its block, relative to the mean of the largest estimated weights of every 16 keys; in a prompt, eight times as much",
             kind: ParameterKind::Number { min: 0.0, max: 1e4 },
         },
         ParameterInfo {
             name: "block",
-            default: "1",
-            meaning: "tokens that are read together; in a prompt at least 16",
+            default: "16",
+            meaning: "tokens that are read together; 1 reads the fewest pairs, 16 the fewest bytes; in a prompt at least 16",
             kind: ParameterKind::PowerOfTwo { min: 1, max: 64 },
         },
         ParameterInfo::tokens("tail", "128", "last queries of the prompt that read everything"),
@@ -154,25 +153,37 @@ impl Signs {
         let mut spans = vec![Span::new(0, block * self.sinks), Span::new(recent, context.tokens)];
         for_each_part(chunk, context, |part, scorer, keys| {
             let lowest = lowest_logits(scorer, self.peak, |query| own_maxima(part, query, keys, context));
-            let found = scorer.keys_from(keys.index(), &lowest);
-            let found = found.expect("the estimates are of this index");
-            match self.block {
-                1 => spans.extend(runs(found)),
+            let blocks = match self.block {
+                SignIndex::UNIT.. => self.peak_blocks(scorer, &lowest),
                 block => {
+                    let found = scorer.keys_from(keys.index(), &lowest);
+                    let found = found.expect("the estimates are of this index");
                     let mut blocks: Vec<usize> = found.into_iter().map(|key| key / block).collect();
                     blocks.dedup();
-                    spans.extend(
-                        blocks
-                            .into_iter()
-                            .map(|number| block_span(number, block, context.tokens)),
-                    );
+                    blocks
                 }
-            }
+            };
+            spans.extend(
+                blocks
+                    .into_iter()
+                    .map(|number| block_span(number, self.block, context.tokens)),
+            );
         });
-        spans
-            .into_iter()
-            .map(|span| span.intersect(&Span::new(0, context.tokens)))
-            .collect()
+        let held = Span::new(0, context.tokens);
+        spans.into_iter().map(|span| span.intersect(&held)).collect()
+    }
+
+    /// The blocks of whole units with a logit of at least a query's `lowest`.
+    fn peak_blocks(&self, scorer: &SignScorer, lowest: &[f32]) -> Vec<usize> {
+        let units = self.block / SignIndex::UNIT;
+        let seen = (0..lowest.len()).map(|query| scorer.row(query).len()).max();
+        let mut read = vec![false; seen.unwrap_or(0).div_ceil(units)];
+        for (query, lowest) in lowest.iter().enumerate() {
+            for (read, logits) in read.iter_mut().zip(scorer.row(query).chunks(units)) {
+                *read |= logits.iter().any(|logit| logit >= lowest);
+            }
+        }
+        (0..read.len()).filter(|block| read[*block]).collect()
     }
 
     /// Tokens in a block that many queries share.

@@ -16,7 +16,7 @@ const SPECS: [(&str, Phase); 13] = [
     ("xattention:stride=8,block=16,threshold=0.7,tail=0", Phase::Prefill),
     ("peaks:block=16,peak=0.05,tail=0", Phase::Prefill),
     ("quest:block=16,topk=3,threshold=0", Phase::Decode),
-    ("signs:peak=0.06,tail=0", Phase::Prefill),
+    ("signs:peak=0.2,tail=0", Phase::Prefill),
     ("signs:peak=1,block=32", Phase::Decode),
     ("signs:peak=1,means=32", Phase::Decode),
 ];

@@ -81,10 +81,10 @@ fn is_always_read(position: usize, key: usize, block: usize) -> bool {
 #[test]
 fn a_prompt_reads_every_block_that_holds_an_estimated_peak_of_some_query() {
     for (scene, tile) in &scenes().collect::<Vec<_>>() {
-        for (block, peak) in [(16, 0.05), (32, 0.04), (64, 0.07)] {
+        for (block, peak) in [(16, 0.15), (32, 0.12), (64, 0.2)] {
             let spec = format!("signs:block={block},peak={peak},tail=0");
-            // In a prompt a peak is 24 times as high.
-            let peaks = |row: usize| (0..scene.group).flat_map(move |head| peaks(scene, row, head, 24.0 * peak));
+            // In a prompt a peak is eight times as high.
+            let peaks = |row: usize| (0..scene.group).flat_map(move |head| peaks(scene, row, head, 8.0 * peak));
             let chosen: Vec<Vec<usize>> = (0..scene.rows)
                 .map(|row| peaks(row).map(|key| key / block).collect())
                 .collect();
@@ -230,7 +230,7 @@ fn a_rollback_of_a_few_tokens_keeps_the_latest_keys() {
 fn a_prompt_in_pieces_gives_the_selections_of_the_whole_and_clones_go_their_own_way() {
     let whole = Scene::new(12, 330, 40, 2, 64);
     let pages = whole.pages();
-    let expected = whole.select("signs:peak=0.06,tail=0", 8);
+    let expected = whole.select("signs:peak=0.2,tail=0", 8);
     let (mut keys, mut other) = (SignKeys::default(), SignKeys::default());
     for tokens in [1, 63, 64, 100, 129, 300, 331, whole.tokens] {
         keys.extend(&pages, 32, tokens);
@@ -245,7 +245,7 @@ fn a_prompt_in_pieces_gives_the_selections_of_the_whole_and_clones_go_their_own_
             signs: Some(keys),
             ..whole.context(&pages)
         };
-        let mut policy = make("signs:peak=0.06,tail=0", Phase::Prefill);
+        let mut policy = make("signs:peak=0.2,tail=0", Phase::Prefill);
         policy.prepare(&whole.tile(0, 40), &context);
         for (from, to, selection) in &expected {
             assert_eq!(policy.select(&whole.tile(*from, *to), &context), *selection);
