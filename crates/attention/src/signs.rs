@@ -38,7 +38,7 @@ pub use scorer::SignScorer;
 /// let mut scorer = SignScorer::default();
 /// scorer.run(&queries, &index, &AttendOptions::new(1.0))?;
 /// // Key 20 is in the second unit of 16 keys.
-/// let row = scorer.row_mut(0);
+/// let row = scorer.row(0);
 /// assert!((0..8).all(|unit| row[unit] <= row[1]));
 /// # Ok::<(), AttendError>(())
 /// ```

@@ -59,10 +59,7 @@ impl PeakBlocks {
     /// Adds the blocks in which the query at position `token` has a logit of at least `lowest`. `logits` are the largest
     /// of each unit, with `units` in a block.
     pub(crate) fn mark(&mut self, token: usize, logits: &[f32], (units, lowest): (usize, f32)) {
-        let read = &mut self.read[token / self.block - self.first];
-        for (read, logits) in read.iter_mut().zip(logits.chunks(units)) {
-            *read |= logits.iter().any(|logit| *logit >= lowest);
-        }
+        mark_blocks(&mut self.read[token / self.block - self.first], logits, (units, lowest));
     }
 
     pub(crate) fn rows(self) -> BlockRows {
@@ -72,6 +69,13 @@ impl PeakBlocks {
             first: self.first,
             chosen: self.read.iter().map(chosen).collect(),
         }
+    }
+}
+
+/// Marks the blocks, of `units` logits each, with a logit of at least `lowest`.
+pub(crate) fn mark_blocks(read: &mut [bool], logits: &[f32], (units, lowest): (usize, f32)) {
+    for (read, logits) in read.iter_mut().zip(logits.chunks(units)) {
+        *read |= logits.iter().any(|logit| *logit >= lowest);
     }
 }
 

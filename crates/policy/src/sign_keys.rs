@@ -12,10 +12,9 @@ use crate::keys::for_each_rows;
 pub struct SignKeys {
     index: SignIndex,
     head_dim: usize,
-    /// The last keys, `[tokens, head_dim]`: at most those of the last whole segment and of the incomplete one.
+    /// The last keys, `[tokens, head_dim]`, from the beginning of a segment on: at most those of the last whole segment
+    /// and of the incomplete one.
     latest: Vec<f32>,
-    /// Number of keys in the incomplete segment.
-    rest: usize,
 }
 
 impl SignKeys {
@@ -25,19 +24,23 @@ impl SignKeys {
         self.head_dim = head_dim;
         for_each_rows(pages, head_dim, self.tokens()..tokens, SignIndex::SEGMENT, |_, rows| {
             self.latest.extend_from_slice(rows);
-            self.rest += rows.len() / head_dim;
-            if self.rest == SignIndex::SEGMENT {
+            if self.rest() == 0 {
                 self.latest.drain(..self.latest.len() - SignIndex::SEGMENT * head_dim);
                 let pushed = self.index.push(&mut self.latest.clone(), head_dim);
                 pushed.expect("these keys are a segment, and pages are of one head_dim");
-                self.rest = 0;
             }
         });
     }
 
     /// Number of tokens with added keys.
     pub fn tokens(&self) -> usize {
-        self.index.tokens() + self.rest
+        self.index.tokens() + self.rest()
+    }
+
+    /// Most bytes for `tokens` keys of `head_dim` elements: the index, and the latest keys in f32.
+    pub fn most_bytes(tokens: usize, head_dim: usize) -> f64 {
+        let latest = (2 * SignIndex::SEGMENT).min(tokens) * head_dim * size_of::<f32>();
+        SignIndex::bytes_per_token(head_dim) * tokens as f64 + latest as f64
     }
 
     /// The keys from the beginning of the segment of `position` up to `position`, `[tokens, head_dim]`. `None` if they
@@ -51,7 +54,17 @@ impl SignKeys {
 
     /// Position of the first key that is kept.
     fn first_kept(&self) -> usize {
-        self.tokens() - self.latest.len() / self.head_dim.max(1)
+        self.tokens() - self.kept()
+    }
+
+    /// Number of keys that are kept.
+    fn kept(&self) -> usize {
+        self.latest.len() / self.head_dim.max(1)
+    }
+
+    /// Number of keys in the incomplete segment.
+    fn rest(&self) -> usize {
+        self.kept() % SignIndex::SEGMENT
     }
 
     /// The index as bytes. The keys after the last whole segment are read again.
@@ -64,6 +77,7 @@ impl SignKeys {
         let index = SignIndex::from_bytes(bytes).ok()?;
         (index.tokens() == 0 || index.head_dim() == head_dim).then(|| Self {
             index,
+            head_dim,
             ..Self::default()
         })
     }
@@ -83,10 +97,8 @@ impl SignKeys {
         self.index.truncate(tokens);
         if kept <= self.index.tokens() {
             self.latest.truncate((tokens - kept) * self.head_dim);
-            self.rest = tokens - self.index.tokens();
         } else {
             self.latest.clear();
-            self.rest = 0;
         }
     }
 }

@@ -161,7 +161,7 @@ fn mark<S: Simd>(simd: S, task: &mut MarkSigns<'_>, query: usize) {
     let maxima = task.maxima[query * task.width..][..task.width].as_chunks::<16>().0;
     let lowest = simd.splat(task.lowest[query]);
     for (keys, stripe) in task.keys.iter().zip((0..task.marks.len()).step_by(GROUP / STRIPE)) {
-        // Few groups have such a key for a query of which most keys are unlike.
+        // The products of a group are computed only if it has such a key.
         let mut offsets = None;
         for quarter in 0..(task.marks.len() - stripe).min(GROUP / STRIPE) {
             let before = task.visible[query].saturating_sub(UNIT * (stripe + quarter)).min(UNIT);

@@ -98,16 +98,8 @@ impl SignScorer {
         &self.maxima[query * self.width..][..self.visible[query]]
     }
 
-    /// As [`row`](Self::row), to be overwritten.
-    ///
-    /// # Panics
-    /// If there is no such query.
-    pub fn row_mut(&mut self, query: usize) -> &mut [f32] {
-        &mut self.maxima[query * self.width..][..self.visible[query]]
-    }
-
-    /// Positions of the keys whose estimate for some query is at least this query's `lowest`, ascending. The index and
-    /// the rows must be those of the last [`run`](Self::run). Only the stripes of 256 keys with such a key are
+    /// Positions of the keys whose estimate for some query is at least this query's `lowest`, ascending. The index must
+    /// be that of the last [`run`](Self::run). Only the stripes of 256 keys with such a key are
     /// estimated again.
     ///
     /// # Errors

@@ -29,9 +29,7 @@ fn tile(data: &[f32], head_dim: usize, group: usize, start: usize) -> QueryTile<
 fn rows_at(level: Level, queries: &QueryTile, index: &SignIndex, options: &AttendOptions) -> Vec<Vec<f32>> {
     let mut scorer = SignScorer::default();
     scorer.run_at(level, queries, index, options).unwrap();
-    (0..scorer.queries())
-        .map(|query| scorer.row_mut(query).to_vec())
-        .collect()
+    (0..scorer.queries()).map(|query| scorer.row(query).to_vec()).collect()
 }
 
 /// The product of integers with signs, from bit counts in four planes of the integers plus 8.
@@ -218,12 +216,12 @@ fn a_query_sees_the_segments_before_its_own() {
         .run(&tile(&queries, 32, 1, 60), &index, &AttendOptions::new(1.0))
         .unwrap();
     for query in 0..130 {
-        assert_eq!(scorer.row_mut(query).len(), (60 + query) / 64 * 4);
+        assert_eq!(scorer.row(query).len(), (60 + query) / 64 * 4);
     }
     scorer
         .run(&tile(&queries, 32, 1, 5000), &index, &AttendOptions::new(1.0))
         .unwrap();
-    assert_eq!(scorer.row_mut(129).len(), 40);
+    assert_eq!(scorer.row(129).len(), 40);
     scorer
         .run(
             &tile(&queries, 32, 1, 60),
@@ -231,7 +229,7 @@ fn a_query_sees_the_segments_before_its_own() {
             &AttendOptions::new(1.0),
         )
         .unwrap();
-    assert!(scorer.row_mut(129).is_empty());
+    assert!(scorer.row(129).is_empty());
 }
 
 #[test]

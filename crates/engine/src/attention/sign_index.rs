@@ -2,7 +2,7 @@
 //! their keys are near. Forks share their memory, and sessions store them.
 
 use rayon::prelude::*;
-use riffle_attention::{PageView, SignIndex, Span};
+use riffle_attention::{PageView, Span};
 use riffle_kv::KvCache;
 use riffle_policy::{KeyUse, PolicyRules, PolicySet, PolicyShape, SelectContext, SignKeys};
 
@@ -103,18 +103,13 @@ pub(crate) fn sign_index_bytes(rules: [&PolicyRules; 2], layers: &[PolicyShape],
     if !rules.iter().any(|rules| rules.reads_signs()) {
         return 0;
     }
-    let of_layer = |shape: &PolicyShape| {
-        let index = SignIndex::bytes_per_token(shape.head_dim) * tokens as f64;
-        // The keys of up to two segments in f32.
-        let latest = (2 * SignIndex::SEGMENT).min(tokens) * 4 * shape.head_dim;
-        (index + latest as f64) * shape.kv_heads as f64
-    };
+    let of_layer = |shape: &PolicyShape| SignKeys::most_bytes(tokens, shape.head_dim) * shape.kv_heads as f64;
     layers.iter().map(of_layer).sum::<f64>() as u64
 }
 
 #[cfg(test)]
 mod tests {
-    use riffle_attention::Format;
+    use riffle_attention::{Format, SignIndex};
     use riffle_kv::{CacheShape, LayerShape, LayerShapes};
 
     use super::*;

@@ -2,7 +2,7 @@ use std::borrow::Cow;
 
 use riffle_attention::{AttendOptions, QueryTile, Selection, SignIndex, SignScorer, Span, exponentiate};
 
-use crate::blocks::{BlockRows, PeakBlocks, block_span};
+use crate::blocks::{BlockRows, PeakBlocks, block_span, mark_blocks};
 use crate::cost::{ChunkSize, ChunkWork};
 use crate::keys::rows_of;
 use crate::parameter::Parameters;
@@ -138,7 +138,7 @@ impl Signs {
             block < self.sinks || block >= self.recent_block(own)
         });
         for_each_part(chunk, context, |part, scorer, _| {
-            let lowest = lowest_logits(scorer, PROMPT_PEAK * self.peak, |_| Vec::new());
+            let lowest = lowest_logits(scorer, PROMPT_PEAK * self.peak, |_, _| {});
             for (query, lowest) in lowest.into_iter().enumerate() {
                 read.mark(part.start + query / part.group, scorer.row(query), (units, lowest));
             }
@@ -150,9 +150,12 @@ impl Signs {
     fn tokens(&self, chunk: &QueryTile<'_>, context: &SelectContext<'_>) -> Vec<Span> {
         let block = self.shared_block();
         let recent = block * self.recent_block(chunk.start / block);
-        let mut spans = vec![Span::new(0, block * self.sinks), Span::new(recent, context.tokens)];
+        let sinks = (block * self.sinks).min(context.tokens);
+        let mut spans = vec![Span::new(0, sinks), Span::new(recent, context.tokens)];
         for_each_part(chunk, context, |part, scorer, keys| {
-            let lowest = lowest_logits(scorer, self.peak, |query| own_maxima(part, query, keys, context));
+            let lowest = lowest_logits(scorer, self.peak, |query, logits| {
+                logits.extend(own_maxima(part, query, keys, context));
+            });
             let blocks = match self.block {
                 SignIndex::UNIT.. => self.peak_blocks(scorer, &lowest),
                 block => {
@@ -169,8 +172,7 @@ impl Signs {
                     .map(|number| block_span(number, self.block, context.tokens)),
             );
         });
-        let held = Span::new(0, context.tokens);
-        spans.into_iter().map(|span| span.intersect(&held)).collect()
+        spans
     }
 
     /// The blocks of whole units with a logit of at least a query's `lowest`.
@@ -179,9 +181,7 @@ impl Signs {
         let seen = (0..lowest.len()).map(|query| scorer.row(query).len()).max();
         let mut read = vec![false; seen.unwrap_or(0).div_ceil(units)];
         for (query, lowest) in lowest.iter().enumerate() {
-            for (read, logits) in read.iter_mut().zip(scorer.row(query).chunks(units)) {
-                *read |= logits.iter().any(|logit| logit >= lowest);
-            }
+            mark_blocks(&mut read, scorer.row(query), (units, *lowest));
         }
         (0..read.len()).filter(|block| read[*block]).collect()
     }
@@ -222,10 +222,13 @@ fn for_each_part(
 }
 
 /// The least logit with a peak of each query: with `peak` times the mean of the largest weights of the units that it
-/// sees. `own` adds the largest logits of units after the index.
-fn lowest_logits(scorer: &SignScorer, peak: f64, own: impl Fn(usize) -> Vec<f32>) -> Vec<f32> {
+/// sees. `add_own` adds the largest logits of units after the index.
+fn lowest_logits(scorer: &SignScorer, peak: f64, add_own: impl Fn(usize, &mut Vec<f32>)) -> Vec<f32> {
+    let mut logits = Vec::new();
     let lowest = (0..scorer.queries()).map(|query| {
-        let mut logits = [scorer.row(query), &own(query)].concat();
+        logits.clear();
+        logits.extend_from_slice(scorer.row(query));
+        add_own(query, &mut logits);
         let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         largest + (peak * exponentiate(&mut logits) / logits.len() as f64).ln() as f32
     });
@@ -233,16 +236,20 @@ fn lowest_logits(scorer: &SignScorer, peak: f64, own: impl Fn(usize) -> Vec<f32>
 }
 
 /// The largest logits of a query in the units of its own segment; none if the keys are not kept.
-fn own_maxima(part: &QueryTile<'_>, query: usize, keys: &SignKeys, context: &SelectContext<'_>) -> Vec<f32> {
+fn own_maxima(
+    part: &QueryTile<'_>,
+    query: usize,
+    keys: &SignKeys,
+    context: &SelectContext<'_>,
+) -> impl Iterator<Item = f32> {
     let (row, head) = (query / part.group, query % part.group);
     let vector = part.query(row, head);
-    let capped = |logit: f32| context.soft_cap.map_or(logit, |cap| cap * (logit / cap).tanh());
+    let capped = move |logit: f32| context.soft_cap.map_or(logit, |cap| cap * (logit / cap).tanh());
     let own = keys.own_segment(part.start + row).unwrap_or_default();
-    let units = own.chunks(SignIndex::UNIT * part.head_dim).map(|unit| {
+    own.chunks(SignIndex::UNIT * part.head_dim).map(move |unit| {
         let products = unit.chunks_exact(part.head_dim).map(|key| dot(vector, key));
         capped(products.fold(f32::NEG_INFINITY, f32::max) * context.scale)
-    });
-    units.collect()
+    })
 }
 
 /// A product in 16 sums, which the compiler adds together.
