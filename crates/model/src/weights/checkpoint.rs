@@ -7,7 +7,6 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use memmap2::Mmap;
 use riffle_files::{FileError, FileParts};
 use riffle_linear::{Activations, LinearError, PackedMatrix, WeightFormat};
 use riffle_system::memory::map_file;
@@ -16,6 +15,7 @@ use super::quantised::{Made, Part, Recipe};
 use super::row_order::RowOrder;
 use super::rows::{RowSource, TensorRows};
 use super::tensor::first_not_finite;
+use super::weight_file::WeightFile;
 use super::{StoredTensor, TensorInfo, TensorType};
 use crate::ModelError;
 use crate::adapters::{Adapter, LowRankWeights};
@@ -41,12 +41,6 @@ pub struct Checkpoint {
     adapters: Vec<Adapter>,
     /// Experts that are loaded on demand.
     streams: Option<ExpertStreams>,
-}
-
-struct WeightFile {
-    path: PathBuf,
-    file: File,
-    map: Option<Mmap>,
 }
 
 struct Location {
@@ -540,35 +534,5 @@ impl Checkpoint {
             factor,
             order,
         })
-    }
-}
-
-impl WeightFile {
-    /// The bytes of a tensor; maps its file if necessary.
-    fn mapped(&mut self, stored: &StoredTensor) -> Result<&[u8], ModelError> {
-        if self.map.is_none() {
-            self.map = Some(map_file(&self.file).map_err(|source| self.unread(source))?);
-        }
-        self.whole(stored).map(|(_, bytes)| bytes)
-    }
-
-    /// The path of a mapped file, and the bytes of a tensor in it.
-    fn whole(&self, stored: &StoredTensor) -> Result<(&Path, &[u8]), ModelError> {
-        let map: &[u8] = self.map.as_deref().unwrap_or_default();
-        self.bytes(map, stored).map(|bytes| (self.path.as_path(), bytes))
-    }
-
-    fn bytes<'a>(&self, map: &'a [u8], stored: &StoredTensor) -> Result<&'a [u8], ModelError> {
-        map.get(stored.range.clone()).ok_or_else(|| ModelError::CorruptWeights {
-            path: self.path.clone(),
-            problem: format!("the file shrank while tensor {} was read", stored.info.name),
-        })
-    }
-
-    fn unread(&self, source: std::io::Error) -> ModelError {
-        ModelError::Io {
-            path: self.path.clone(),
-            source,
-        }
     }
 }

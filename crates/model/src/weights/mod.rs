@@ -9,6 +9,7 @@ mod safetensors;
 mod shards;
 mod stack;
 mod tensor;
+mod weight_file;
 
 pub use checkpoint::Checkpoint;
 pub(crate) use quantised::Quantisation;

@@ -1,4 +1,6 @@
 use super::*;
+use crate::ModelError;
+use crate::fields::Fields;
 use serde_json::json;
 use std::path::Path;
 
