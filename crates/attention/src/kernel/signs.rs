@@ -25,9 +25,6 @@ pub(crate) const LARGEST: i32 = 7;
 /// Bias of every table entry, so that none is negative.
 pub(crate) const TABLE_BIAS: i32 = 4 * LARGEST;
 
-/// Queries that share each load of signs.
-const SHARED: usize = 4;
-
 /// The signs, scales and means of a group of keys. The last group of an index may have fewer stripes.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SignGroup {
@@ -111,27 +108,33 @@ impl Kernel for ScoreSigns<'_> {
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
         let (count, mut query) = (self.queries.steps.len(), 0);
-        while S::WIDE && query + SHARED <= count {
-            score::<S, SHARED>(simd, &mut self, query);
-            query += SHARED;
-        }
+        // Queries share each load of signs, as far as registers allow.
         while query < count {
-            score::<S, 1>(simd, &mut self, query);
-            query += 1;
+            query += match count - query {
+                8.. if S::WIDE => score::<S, 8>(simd, &mut self, query),
+                6.. if S::WIDE => score::<S, 6>(simd, &mut self, query),
+                4.. if S::WIDE => score::<S, 4>(simd, &mut self, query),
+                2.. if S::WIDE => score::<S, 2>(simd, &mut self, query),
+                _ => score::<S, 1>(simd, &mut self, query),
+            };
         }
     }
 }
 
-/// The largest estimates of `P` queries from `first` on.
+/// The largest estimates of `P` queries from `first` on. Returns `P`.
 #[inline(always)]
-fn score<S: Simd, const P: usize>(simd: S, task: &mut ScoreSigns<'_>, first: usize) {
+fn score<S: Simd, const P: usize>(simd: S, task: &mut ScoreSigns<'_>, first: usize) -> usize {
     let queries = task.queries.few::<P>(first);
     let stripes = task.units.div_ceil(STRIPE / UNIT);
-    for (keys, stripe) in task.keys.iter().zip((0..stripes).step_by(GROUP / STRIPE)) {
+    for (number, stripe) in (0..stripes).step_by(GROUP / STRIPE).enumerate() {
+        let keys = &task.keys[number];
+        let next = task.keys.get(number + 1).map_or(&[][..], |next| &next.signs);
         let offsets = products_of_means::<S, P>(simd, queries.rotated, &keys.means);
         for quarter in 0..(stripes - stripe).min(GROUP / STRIPE) {
             let mut best = [simd.splat(f32::NEG_INFINITY); P];
-            products::<S, P>(simd, keys, quarter, &queries.tables, |_, p, product| {
+            let later = &keys.signs[(quarter + 1) * task.queries.head_dim / 2..];
+            let ahead = if later.is_empty() { next } else { later };
+            products::<S, P>(simd, (keys, ahead), quarter, &queries.tables, |_, p, product| {
                 best[p] = simd.max(product, best[p]);
             });
             for p in 0..P {
@@ -141,6 +144,7 @@ fn score<S: Simd, const P: usize>(simd: S, task: &mut ScoreSigns<'_>, first: usi
             }
         }
     }
+    P
 }
 
 impl Kernel for MarkSigns<'_> {
@@ -172,7 +176,7 @@ fn mark<S: Simd>(simd: S, task: &mut MarkSigns<'_>, query: usize) {
             }
             let offsets = offsets.get_or_insert_with(|| products_of_means::<S, 1>(simd, queries.rotated, &keys.means));
             let marks = &mut task.marks[stripe + quarter];
-            products::<S, 1>(simd, keys, quarter, &queries.tables, |number, _, product| {
+            products::<S, 1>(simd, (keys, &[]), quarter, &queries.tables, |number, _, product| {
                 let mut estimate = estimate(simd, product, queries.steps[0], &offsets[0], quarter);
                 if task.soft_cap.is_some() {
                     estimate = capped(simd, estimate, task.soft_cap);
@@ -210,11 +214,11 @@ fn products_of_means<S: Simd, const P: usize>(simd: S, queries: &[f32], means: &
 }
 
 /// Products of `P` queries' integers with the signs of a stripe, times the keys' scales. Passes `each` the key's number
-/// in its unit, the query, and the products with this key of every unit.
+/// in its unit, the query, and the products with this key of every unit. Prefetches as many signs of `ahead`.
 #[inline(always)]
 fn products<S: Simd, const P: usize>(
     simd: S,
-    keys: &SignGroup,
+    (keys, ahead): (&SignGroup, &[[u8; 64]]),
     stripe: usize,
     tables: &[&[[u8; 16]]; P],
     mut each: impl FnMut(usize, usize, S::V),
@@ -226,6 +230,7 @@ fn products<S: Simd, const P: usize>(
     for (part, (signs, scales)) in signs.zip(scales).enumerate() {
         let mut sums = [[simd.load_bytes(&[0; 64]); 2]; P];
         for (n, signs) in signs.as_chunks::<2>().0.iter().enumerate() {
+            (0..2).for_each(|line| simd.prefetch(ahead, part * vectors + 2 * n + line));
             let [first, second] = [simd.load_bytes(&signs[0]), simd.load_bytes(&signs[1])];
             let (first_low, first_high) = (simd.low_nibbles(first), simd.high_nibbles(first));
             let (second_low, second_high) = (simd.low_nibbles(second), simd.high_nibbles(second));
