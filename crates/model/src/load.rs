@@ -75,7 +75,8 @@ pub struct LoadOptions {
     pub activations: Activations,
     /// Additional families, for models in Hugging Face directories.
     pub families: &'static [Family],
-    /// Load the layer that predicts further tokens, if the files have one ([`ModelConfig::predicting_layers`]).
+    /// Load the layer that predicts further tokens, if the files have one
+    /// ([`predicting_layers`](crate::ModelConfig::predicting_layers)).
     pub predictor: bool,
     /// Sum the squares of the inputs of every linear layer ([`Decoder::input_sums`]).
     pub input_sums: bool,
@@ -170,7 +171,8 @@ impl OpenedModel {
     }
 
     /// Keeps experts in the model's files, with `expert_bytes` of memory for those in use; with `None`, all are
-    /// loaded. Layers whose experts cannot stay there ([`ModelConfig::streamable`]) are always loaded.
+    /// loaded. Layers whose experts cannot stay there ([`streamable`](crate::ModelConfig::streamable)) are always
+    /// loaded.
     #[must_use]
     pub fn with_expert_bytes(mut self, expert_bytes: Option<u64>) -> OpenedModel {
         self.expert_bytes = expert_bytes;
