@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use crate::kernel::{KEY_BLOCK, Pieces, STRIPES, Slot};
+use crate::kernel::{KEY_BLOCK, STRIPES, Slot};
 use crate::{LANES, PageView, Plane, Span};
 
 /// A block of keys of one page.
@@ -12,21 +12,8 @@ pub(crate) struct Block<'a> {
     /// Values; for a latent page, the keys.
     pub(crate) values: Plane<'a>,
     pub(crate) is_latent: bool,
-    /// Keys and values of the next block, as far as they are read.
-    pub(crate) next: Option<(Pieces<'a>, Pieces<'a>)>,
-}
-
-impl<'a> Block<'a> {
-    /// The keys and values of some tokens, for a prefetch.
-    pub(crate) fn pieces(&self, tokens: u128) -> (Pieces<'a>, Pieces<'a>) {
-        let stripes = self.span.len().div_ceil(LANES);
-        let values = if self.is_latent || self.values.format().is_quantised() {
-            Pieces::stripes(self.values, tokens, stripes)
-        } else {
-            Pieces::rows(self.values, tokens, stripes)
-        };
-        (Pieces::stripes(self.keys, tokens, stripes), values)
-    }
+    /// Keys and values of the next block.
+    pub(crate) next: Option<(Plane<'a>, Plane<'a>)>,
 }
 
 /// Finds the stripes that contain a set bit.

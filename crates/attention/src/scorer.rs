@@ -2,7 +2,7 @@ use alloc::vec::Vec;
 
 use crate::block::{aligned, stripes_of};
 use crate::format::{F32, PlaneFormat, PlaneKind, Reading, ScoreTile, check_head_dim, with_plane};
-use crate::kernel::{Ahead, Int8Queries, KEY_BLOCK, Pieces, STRIPES, Slot, pack, score, tile_width, widen_keys};
+use crate::kernel::{Ahead, Int8Queries, KEY_BLOCK, STRIPES, Slot, pack, score, tile_width, widen_keys, with_lead};
 use crate::simd::Level;
 use crate::{Arithmetic, AttendError, LANES, Plane};
 
@@ -210,10 +210,7 @@ impl Scorer {
             is_in_place: keys.format().reads_in_place(PlaneKind::Keys, reading),
             tokens,
             slots: &slots[..stripes],
-            ahead: Ahead::new(
-                Some(Pieces::whole(keys).with_lead(level)),
-                ahead.map(|plane| Pieces::whole(plane).with_lead(level)),
-            ),
+            ahead: Ahead::new(Some(with_lead(level, keys)), ahead.map(|plane| with_lead(level, plane))),
         };
         if !block.is_in_place {
             let out = aligned(&mut self.keys, KEY_BLOCK * self.head_dim);

@@ -3,12 +3,13 @@
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use crate::block::{Block, active, aligned, whole};
+use crate::block::{Block, active, aligned, stripes_of, whole};
 use crate::call::{Call, Output, QueryBlock, Tile};
 use crate::format::{F32, PlaneFormat, ScoreTile, with_plane};
 use crate::gathered::Gathered;
 use crate::kernel::{
-    Accumulate, AddMass, Ahead, KEY_BLOCK, Pieces, STRIPES, Slot, Softmax, WeighedRows, score, widen_keys, widen_values,
+    Accumulate, AddMass, Ahead, KEY_BLOCK, STRIPES, Slot, Softmax, WeighedRows, score, widen_keys, widen_values,
+    with_lead,
 };
 use crate::partial::Sums;
 use crate::visible::{Visible, low_bits};
@@ -139,7 +140,7 @@ impl<V: Visible> Call<'_, V> {
                     keys_in_place,
                     values_in_place,
                     ahead: if self.looks_ahead(total) {
-                        self.ahead(block, bits, &tile, total, keys_only)
+                        self.ahead(block, slots, &tile, total, keys_only)
                     } else {
                         Default::default()
                     },
@@ -189,25 +190,31 @@ impl<V: Visible> Call<'_, V> {
     fn ahead<'b>(
         &self,
         block: &Block<'b>,
-        bits: u128,
+        slots: &[Slot],
         tile: &Tile,
         total: usize,
         keys_only: bool,
     ) -> (Ahead<'b>, Ahead<'b>) {
-        let lead = |pieces: Pieces<'b>, in_place: bool| {
+        let (Some(begin), Some(end)) = (slots.first(), slots.last()) else {
+            return Default::default();
+        };
+        let tokens = (end.stripe - begin.stripe) * LANES + end.tokens;
+        let read = |plane, width| stripes_of(plane, begin.stripe * LANES, tokens, width);
+        let lead = |plane: Plane<'b>, in_place: bool| {
             if in_place {
-                pieces.with_lead(self.level)
+                with_lead(self.level, plane)
             } else {
-                (pieces, usize::MAX)
+                (plane, usize::MAX)
             }
         };
-        let (keys, values) = block.pieces(bits);
+        let keys_lead = |keys: Plane<'b>| lead(keys, self.reads_keys_in_place(keys.format(), total));
         let keys_in_place = self.reads_keys_in_place(block.keys.format(), total);
         let values_in_place = self.reads_values_in_place(block, total);
-        let (keys, values) = (lead(keys, keys_in_place), lead(values, values_in_place));
-        let next_keys = block.next.map(|(keys, _)| lead(keys, keys_in_place));
-        let next_values = block.next.map(|(_, values)| lead(values, values_in_place));
+        let values_lead = |values: Plane<'b>| lead(values, values_in_place);
+        let next_keys = block.next.map(|(keys, _)| keys_lead(keys));
+        let next_values = block.next.map(|(_, values)| values_lead(values));
         let next_values = next_values.filter(|_| !keys_only && !block.is_latent);
+        let keys = keys_lead(read(block.keys, self.kv.head_dim));
         let own_keys = Some(keys).filter(|_| keys_in_place);
         let first = |ahead: Ahead<'b>| if tile.first == 0 { ahead } else { Ahead::default() };
         if keys_only {
@@ -223,7 +230,7 @@ impl<V: Visible> Call<'_, V> {
                 first(Ahead::new(None, next_keys)),
             ),
             (_, true) => {
-                let values = Some(values);
+                let values = Some(values_lead(read(block.values, self.value_dim)));
                 (
                     first(Ahead::new(own_keys, values)),
                     first(Ahead::new(values, next_keys)),

@@ -1,14 +1,14 @@
 //! Walks a call over pages and their blocks, in an order that does not depend on the distribution of pages over
 //! calls.
 
-use crate::Span;
 use crate::block::block_of;
 use crate::call::{BLOCK_ROWS, Call, Output, QueryBlock};
-use crate::kernel::{KEY_BLOCK, Pieces};
+use crate::kernel::KEY_BLOCK;
 use crate::parts::parts_of_page;
 use crate::selection::{diagonal_spans, merge_spans};
-use crate::visible::{Visible, low_bits};
+use crate::visible::Visible;
 use crate::workspace::Workspace;
+use crate::{Plane, Span};
 
 /// A query block and the spans it reads.
 struct Reading<'a> {
@@ -112,10 +112,8 @@ impl<V: Visible> Call<'_, V> {
         let within = part.within.intersect(&self.range);
         let mut next = 0;
         let from = needs.partition_point(|need| need.end <= within.start);
-        for (number, need) in needs.iter().enumerate().skip(from) {
-            if need.start >= within.end {
-                break;
-            }
+        for need in needs[from..].iter().take_while(|need| need.start < within.end) {
+            let end = need.end.min(self.range.end);
             let need = need.intersect(&within);
             if need.is_empty() {
                 continue;
@@ -129,25 +127,25 @@ impl<V: Visible> Call<'_, V> {
                 }
                 let mut current = block_of(page, block, self.widths());
                 if self.looks_ahead(queries.positions * self.queries.group) || self.rounds(&current, output) {
-                    current.next = self.next_block(part.page, current.span.end, &needs[number..]);
+                    current.next = self.next_block(part.page, block + 1, end);
                 }
                 self.block(workspace, *queries, &current, output);
             }
         }
     }
 
-    /// Keys and values of the first block with a needed position at or after `start`, in page `index` or later.
-    fn next_block(&self, index: usize, start: usize, needs: &[Span]) -> Option<(Pieces<'_>, Pieces<'_>)> {
-        let need = needs.iter().find(|need| need.end > start)?;
-        let first = need.start.max(start);
-        let pages = self.kv.pages.get(index..)?;
-        let page = pages.iter().find(|page| page.start + page.tokens > first)?;
-        if first < page.start || first >= self.range.end {
+    /// Keys and values of the block after `block - 1` of page `index`, if the need continues there.
+    fn next_block(&self, index: usize, block: usize, need_end: usize) -> Option<(Plane<'_>, Plane<'_>)> {
+        let page = self.kv.pages.get(index)?;
+        if block * KEY_BLOCK < page.tokens {
+            let block = block_of(page, block, self.widths());
+            return (block.span.start < need_end).then_some((block.keys, block.values));
+        }
+        let next = self.kv.pages.get(index + 1)?;
+        if next.tokens == 0 || next.start >= need_end {
             return None;
         }
-        let block = block_of(page, (first - page.start) / KEY_BLOCK, self.widths());
-        // A row's own rules are unknown here.
-        let tokens = Some(self.visible.block_bits(block.span)).filter(|tokens| *tokens != 0);
-        Some(block.pieces(tokens.unwrap_or(low_bits(block.span.len()))))
+        let block = block_of(next, 0, self.widths());
+        Some((block.keys, block.values))
     }
 }

@@ -104,13 +104,8 @@ fn columns<S: Simd, E: Element, const R: usize, const P: usize, const N: usize>(
             let place = tile.rows.slots[slot];
             let (tokens, lane) = (place.tokens.min(16), slot % STRIPES * 16);
             let values = &tile.values[place.stripe * 16 * head_dim + column..];
-            let seen = seen_lanes(tile.rows.masks, slot % STRIPES);
-            if tokens < 16 || seen != u16::MAX {
-                for j in (0..tokens).filter(|j| seen >> j & 1 == 1) {
-                    if part == 0 {
-                        // As many lines as for four tokens, because few are read.
-                        fetch.step(simd, 4 * N);
-                    }
+            if tokens < 16 {
+                for j in 0..tokens {
                     token::<S, E, P, N>(simd, &values[j * head_dim..], weights, lane + j, &mut sums);
                 }
                 continue;
@@ -128,12 +123,6 @@ fn columns<S: Simd, E: Element, const R: usize, const P: usize, const N: usize>(
         }
         store_sums(simd, o, head_dim, rows - part, column, &sums);
     }
-}
-
-/// The lanes of a slot that some row sees.
-#[inline(always)]
-fn seen_lanes<const R: usize>(masks: Option<&[[u16; STRIPES]; R]>, slot: usize) -> u16 {
-    masks.map_or(u16::MAX, |masks| masks.iter().fold(0, |seen, mask| seen | mask[slot]))
 }
 
 /// Adds `16·N` columns of one token's value, times its weights.

@@ -21,7 +21,7 @@ mod weigh;
 mod widen;
 
 pub(crate) use accumulate::{Accumulate, WeighedRows};
-pub(crate) use ahead::{Ahead, Fetch, Pieces};
+pub(crate) use ahead::{Ahead, Fetch, with_lead};
 pub(crate) use antidiagonal::{Antidiagonal, LONG_ROWS};
 pub(crate) use diagonal::{Diagonal, DiagonalOutput};
 pub(crate) use gather::{FetchTokens, Gather, GatherQuantised, GatherRows};
