@@ -121,7 +121,7 @@ impl Kernel for ScoreSigns<'_> {
     }
 }
 
-/// The largest estimates of `P` queries from `first` on. Returns `P`.
+/// The largest estimates of `P` queries from `first` on. Returns their number.
 #[inline(always)]
 fn score<S: Simd, const P: usize>(simd: S, task: &mut ScoreSigns<'_>, first: usize) -> usize {
     let queries = task.queries.few::<P>(first);
@@ -134,7 +134,7 @@ fn score<S: Simd, const P: usize>(simd: S, task: &mut ScoreSigns<'_>, first: usi
             let mut best = [simd.splat(f32::NEG_INFINITY); P];
             let later = &keys.signs[(quarter + 1) * task.queries.head_dim / 2..];
             let ahead = if later.is_empty() { next } else { later };
-            products::<S, P>(simd, (keys, ahead), quarter, &queries.tables, |_, p, product| {
+            products::<S, P>(simd, keys, ahead, quarter, &queries.tables, |_, p, product| {
                 best[p] = simd.max(product, best[p]);
             });
             for p in 0..P {
@@ -176,7 +176,7 @@ fn mark<S: Simd>(simd: S, task: &mut MarkSigns<'_>, query: usize) {
             }
             let offsets = offsets.get_or_insert_with(|| products_of_means::<S, 1>(simd, queries.rotated, &keys.means));
             let marks = &mut task.marks[stripe + quarter];
-            products::<S, 1>(simd, (keys, &[]), quarter, &queries.tables, |number, _, product| {
+            products::<S, 1>(simd, keys, &[], quarter, &queries.tables, |number, _, product| {
                 let mut estimate = estimate(simd, product, queries.steps[0], &offsets[0], quarter);
                 if task.soft_cap.is_some() {
                     estimate = capped(simd, estimate, task.soft_cap);
@@ -218,7 +218,8 @@ fn products_of_means<S: Simd, const P: usize>(simd: S, queries: &[f32], means: &
 #[inline(always)]
 fn products<S: Simd, const P: usize>(
     simd: S,
-    (keys, ahead): (&SignGroup, &[[u8; 64]]),
+    keys: &SignGroup,
+    ahead: &[[u8; 64]],
     stripe: usize,
     tables: &[&[[u8; 16]]; P],
     mut each: impl FnMut(usize, usize, S::V),
@@ -230,7 +231,9 @@ fn products<S: Simd, const P: usize>(
     for (part, (signs, scales)) in signs.zip(scales).enumerate() {
         let mut sums = [[simd.load_bytes(&[0; 64]); 2]; P];
         for (n, signs) in signs.as_chunks::<2>().0.iter().enumerate() {
-            (0..2).for_each(|line| simd.prefetch(ahead, part * vectors + 2 * n + line));
+            if !ahead.is_empty() {
+                (0..2).for_each(|line| simd.prefetch(ahead, part * vectors + 2 * n + line));
+            }
             let [first, second] = [simd.load_bytes(&signs[0]), simd.load_bytes(&signs[1])];
             let (first_low, first_high) = (simd.low_nibbles(first), simd.high_nibbles(first));
             let (second_low, second_high) = (simd.low_nibbles(second), simd.high_nibbles(second));

@@ -99,8 +99,7 @@ impl SignScorer {
     }
 
     /// Positions of the keys whose estimate for some query is at least this query's `lowest`, ascending. The index must
-    /// be that of the last [`run`](Self::run). Only the stripes of 256 keys with such a key are
-    /// estimated again.
+    /// be that of the last [`run`](Self::run). Only the stripes of 256 keys with such a key are estimated again.
     ///
     /// # Errors
     /// Another number of queries, or an index with fewer keys.
