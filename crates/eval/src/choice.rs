@@ -60,6 +60,11 @@ impl PolicyChoice {
         self.auto_target.is_none() && self.rules().is_dense()
     }
 
+    /// True if prompts are read by dense attention, and answers depend only on their keys.
+    pub(crate) fn reads_densely(&self) -> bool {
+        self.is_full() || (self.phase == Phase::Decode && self.rules().follows_from_keys())
+    }
+
     /// The policies of all layers and heads.
     pub fn rules(&self) -> PolicyRules {
         PolicyRules {

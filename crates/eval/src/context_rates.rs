@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use riffle_engine::{Engine, EngineOptions, Session};
+use riffle_engine::{Engine, EngineOptions, MemoryPlan, PairCount, SequenceCounts, Session};
+use riffle_policy::PolicyRules;
 use riffle_system::memory;
 use serde::{Deserialize, Serialize};
 
@@ -59,8 +60,11 @@ pub struct ContextRow {
     pub prefill_tokens_per_s: f64,
     /// Tokens written a second at this depth.
     pub decode_tokens_per_s: f64,
-    /// Share of the causal query-key pairs that were read.
+    /// Share of the causal query-key pairs that were read, in prompt and answer together.
     pub density: f64,
+    /// The answer's attention; `None` in older records.
+    #[serde(default)]
+    pub answer_attention: Option<AnswerAttention>,
     /// Bytes of weights.
     pub weights_bytes: u64,
     /// Bytes of KV pages in the device tier at the end.
@@ -79,6 +83,43 @@ pub struct ContextRow {
     pub peak_resident_bytes: Option<u64>,
 }
 
+/// Attention of generated tokens over all layers.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct AnswerAttention {
+    /// Milliseconds per token for policies.
+    pub select_ms: f64,
+    /// Milliseconds per token for attention to the selections, with loading of far pages.
+    pub attend_ms: f64,
+    /// Share of the causal query-key pairs that were read.
+    pub density: f64,
+}
+
+impl AnswerAttention {
+    /// The attention of `tokens` tokens between two counts of a sequence.
+    fn between(before: &SequenceCounts, after: &SequenceCounts, tokens: usize) -> Self {
+        let (began, ended) = (before.decode_time, after.decode_time);
+        let pairs = PairCount {
+            read: after.pairs.read - before.pairs.read,
+            causal: after.pairs.causal - before.pairs.causal,
+        };
+        Self {
+            select_ms: (ended.select_ms - began.select_ms) / tokens as f64,
+            attend_ms: (ended.attend_ms - began.attend_ms) / tokens as f64,
+            density: pairs.density(),
+        }
+    }
+
+    /// The smaller times of two runs.
+    fn fastest(self, other: Self) -> Self {
+        Self {
+            select_ms: self.select_ms.min(other.select_ms),
+            attend_ms: self.attend_ms.min(other.attend_ms),
+            ..self
+        }
+    }
+}
+
 impl ContextRow {
     /// The parts: name and bytes. Page tables count with the pages of main memory.
     pub fn parts(&self) -> [(&'static str, u64); 6] {
@@ -95,6 +136,9 @@ impl ContextRow {
 
 /// Measures every policy at every length. Short `tokens` repeat. The journal keeps finished rows.
 ///
+/// Decode policies that learn nothing answer after one dense reading of each length, so their rows have its times of
+/// the prompt. The first token after a prompt is not timed: it completes what the policy keeps.
+///
 /// # Errors
 /// [`EvalError::Option`] for an empty measurement or a context that is too small for the lengths;
 /// [`EvalError::Interrupted`].
@@ -109,32 +153,33 @@ pub fn measure_context(
     options.check(engine, tokens)?;
     let runs = options.runs(engine)?;
     let mut cells = Vec::new();
-    for (name, engine) in &runs {
-        for &length in lengths {
+    // Runs of one length follow each other, because they may share a reading.
+    for &length in lengths {
+        for run in &runs {
             cells.push(Cell {
-                name: format!("{name}{length} tokens"),
+                name: format!("{}{length} tokens", run.name),
                 tokens: length.saturating_mul(options.repeats),
-                task: (engine, length),
+                task: (run, length),
             });
         }
     }
-    let rows = run_cells(&cells, journal, watch, &mut |(engine, length), watch| {
-        let mut best: Option<ContextRow> = None;
-        for run in 0..options.repeats {
-            let mut part = |share: f64| watch((run as f64 + share) / options.repeats as f64);
-            let row = measure(engine, tokens, *length, generated, &mut part)?;
-            best = Some(match best {
-                None => row,
-                Some(best) => fastest(best, row),
-            });
-        }
-        best.ok_or_else(|| EvalError::Option("nothing was measured".to_owned()))
+    let mut shared: Option<Reading> = None;
+    let rows = run_cells(&cells, journal, watch, &mut |(run, length), watch| {
+        let text: Vec<u32> = tokens.iter().cycle().take(length + generated + 1).copied().collect();
+        let mut reading = match shared.take() {
+            Some(reading) if reading.serves(run, *length) => reading,
+            _ => Reading::of(run, &text[..*length], options.repeats, watch)?,
+        };
+        let row = answer(run, &mut reading, &text[*length..], options.repeats);
+        shared = Some(reading);
+        row
     })?;
+    let of_run = |number: usize| rows.iter().skip(number).step_by(runs.len());
     Ok(ContextTable {
         text: options.text.clone(),
         generated_tokens: generated,
         repeats: options.repeats,
-        rows,
+        rows: (0..runs.len()).flat_map(of_run).cloned().collect(),
     })
 }
 
@@ -153,88 +198,151 @@ impl ContextRateOptions {
             ));
         }
         let longest = lengths.iter().copied().max().unwrap_or(0);
-        let needed = longest.saturating_add(generated);
+        let needed = longest.saturating_add(generated).saturating_add(1);
         check_context(engine, "the longest of --lengths and -n together", needed)
     }
 
-    /// The engine with each policy and the prefix of its cells' names; if requested, also with all pages in memory.
-    fn runs(&self, engine: &Arc<Engine>) -> Result<Vec<(String, Arc<Engine>)>, EvalError> {
-        let mut runs = vec![(String::new(), Arc::clone(engine))];
-        if !self.policies.is_empty() {
-            let run = |choice: &PolicyChoice| {
-                let engine = engine.with_options(choice.options(engine.options()))?;
-                Ok((format!("{choice}, "), engine))
-            };
-            runs = self.policies.iter().map(run).collect::<Result<_, EvalError>>()?;
+    /// The engine with each policy; if requested, also with all pages in memory.
+    fn runs(&self, engine: &Arc<Engine>) -> Result<Vec<Run>, EvalError> {
+        let mut tiers = vec![(String::new(), Arc::clone(engine))];
+        if self.beside_memory {
+            tiers.insert(0, ("in memory, ".to_owned(), in_memory(engine)?));
         }
-        if !self.beside_memory {
-            return Ok(runs);
+        let mut runs = Vec::new();
+        for (place, (name, engine)) in tiers.iter().enumerate() {
+            if self.policies.is_empty() {
+                runs.push(Run {
+                    name: name.clone(),
+                    place,
+                    engine: Arc::clone(engine),
+                    reader: None,
+                });
+            }
+            let dense = engine.with_options(PolicyChoice::full().options(engine.options()))?;
+            for choice in &self.policies {
+                let reader = choice.reads_densely().then(|| (Arc::clone(&dense), choice.rules()));
+                runs.push(Run {
+                    name: format!("{name}{choice}, "),
+                    place,
+                    engine: engine.with_options(choice.options(engine.options()))?,
+                    reader,
+                });
+            }
         }
-        let (memory, tiers) = (
-            EngineOptions::default().cache.kv_tiers,
-            &engine.options().cache.kv_tiers,
-        );
-        if tiers.device_budget_bytes == 0 && tiers.ram_budget_bytes.is_none() && tiers.disk.is_none() {
-            return Err(EvalError::Option(
-                "--beside-memory compares with what --kv-device-budget, --kv-ram-budget or --kv-disk does: give one"
-                    .to_owned(),
-            ));
-        }
-        let all_in_memory = |(name, engine): &(String, Arc<Engine>)| {
-            let options = engine.options().clone().with_kv_tiers(memory.clone());
-            Ok((format!("in memory, {name}"), engine.with_options(options)?))
-        };
-        let mut all: Vec<_> = runs.iter().map(all_in_memory).collect::<Result<_, EvalError>>()?;
-        all.append(&mut runs);
-        Ok(all)
+        Ok(runs)
     }
 }
 
-fn measure(
-    engine: &Arc<Engine>,
-    tokens: &[u32],
-    length: usize,
-    generated: usize,
-    watch: &mut Watch<'_>,
-) -> Result<ContextRow, EvalError> {
-    let settings = RunSettings {
-        context_tokens: length + generated,
-        ..RunSettings::from_engine(engine)
-    };
-    let text: Vec<u32> = tokens.iter().cycle().take(settings.context_tokens).copied().collect();
-    let (prompt, answer) = text.split_at(length);
-    memory::reset_peak();
-    let mut session = Session::new(engine)?;
-    let start = Instant::now();
-    session.prefill(prompt, &mut |progress| {
-        watch(progress.tokens_done / progress.tokens as f64)
-    })?;
-    let first_s = start.elapsed().as_secs_f64();
-    let start = Instant::now();
-    for token in answer {
-        session.advance(*token)?;
+/// The engine with all KV pages in memory.
+fn in_memory(engine: &Arc<Engine>) -> Result<Arc<Engine>, EvalError> {
+    let (memory, tiers) = (
+        EngineOptions::default().cache.kv_tiers,
+        &engine.options().cache.kv_tiers,
+    );
+    if tiers.device_budget_bytes == 0 && tiers.ram_budget_bytes.is_none() && tiers.disk.is_none() {
+        return Err(EvalError::Option(
+            "--beside-memory compares with what --kv-device-budget, --kv-ram-budget or --kv-disk does: give one"
+                .to_owned(),
+        ));
     }
-    let decode_s = start.elapsed().as_secs_f64();
-    let usage = session.sequence().usage();
-    let options = engine
-        .options()
-        .clone()
-        .with_context_tokens(Some(settings.context_tokens));
-    // The memory of an endless sequence does not depend on its length.
-    let plan = match options.sequence.window {
-        Some(_) => engine.plan().clone(),
-        None => {
-            let info = options.model.inspect(engine.path())?;
-            riffle_engine::plan(&info, &options)?
+    Ok(engine.with_options(engine.options().clone().with_kv_tiers(memory))?)
+}
+
+/// A policy, and where its pages are.
+struct Run {
+    /// The beginning of its cells' names.
+    name: String,
+    /// Number of the tiers.
+    place: usize,
+    engine: Arc<Engine>,
+    /// The engine that reads prompts densely for several policies, and the policy of the answer.
+    reader: Option<(Arc<Engine>, PolicyRules)>,
+}
+
+/// A prompt that was read.
+struct Reading {
+    session: Session,
+    /// Place of the pages and number of tokens, if other runs may answer after it.
+    serves: Option<(usize, usize)>,
+    /// Seconds of the fastest reading.
+    first_s: f64,
+    peak_bytes: Option<u64>,
+}
+
+impl Reading {
+    /// Reads the prompt `repeats` times.
+    fn of(run: &Run, prompt: &[u32], repeats: usize, watch: &mut Watch<'_>) -> Result<Self, EvalError> {
+        let engine = run.reader.as_ref().map_or(&run.engine, |(engine, _)| engine);
+        let (mut first_s, mut last) = (f64::INFINITY, None);
+        memory::reset_peak();
+        for repeat in 0..repeats {
+            drop(last.take());
+            let mut session = Session::new(engine)?;
+            let start = Instant::now();
+            session.prefill(prompt, &mut |progress| {
+                let share = progress.tokens_done / progress.tokens as f64;
+                watch((repeat as f64 + share) / repeats as f64)
+            })?;
+            first_s = first_s.min(start.elapsed().as_secs_f64());
+            last = Some(session);
         }
+        let session = last.ok_or_else(|| EvalError::Option("nothing was measured".to_owned()))?;
+        Ok(Self {
+            session,
+            serves: run.reader.is_some().then_some((run.place, prompt.len())),
+            first_s,
+            peak_bytes: memory::peak_bytes(),
+        })
+    }
+
+    fn serves(&self, run: &Run, length: usize) -> bool {
+        run.reader.is_some() && self.serves == Some((run.place, length))
+    }
+
+    /// A session that answers under the run's policy.
+    fn fork(&mut self, run: &Run) -> Result<Session, EvalError> {
+        Ok(match &run.reader {
+            Some((_, decode)) => self.session.fork_under(decode.clone())?,
+            None => self.session.fork()?,
+        })
+    }
+}
+
+/// Answers `repeats` times with `answer` after a reading. The first of these tokens is not timed.
+fn answer(run: &Run, reading: &mut Reading, answer: &[u32], repeats: usize) -> Result<ContextRow, EvalError> {
+    let (length, (first, answer)) = (reading.session.tokens().len(), (answer[0], &answer[1..]));
+    memory::reset_peak();
+    let (mut fastest_s, mut attention) = (f64::INFINITY, None);
+    let mut usage = reading.session.sequence().usage();
+    let mut pairs = reading.session.sequence().counts().pairs;
+    for _ in 0..repeats {
+        let mut session = reading.fork(run)?;
+        session.advance(first)?;
+        let before = session.sequence().counts();
+        let start = Instant::now();
+        for token in answer {
+            session.advance(*token)?;
+        }
+        fastest_s = fastest_s.min(start.elapsed().as_secs_f64());
+        let after = session.sequence().counts();
+        let found = AnswerAttention::between(&before, &after, answer.len());
+        attention = Some(attention.map_or(found, |known: AnswerAttention| known.fastest(found)));
+        (usage, pairs) = (session.sequence().usage(), after.pairs);
+        reading.session.take_scratch(&mut session);
+    }
+    let settings = RunSettings {
+        context_tokens: length + answer.len() + 1,
+        ..RunSettings::from_engine(&run.engine)
     };
+    let plan = plan_for(&run.engine, settings.context_tokens)?;
     Ok(ContextRow {
         settings,
         context_tokens: length,
-        time_to_first_token_ms: first_s * 1e3,
-        prefill_tokens_per_s: length as f64 / first_s,
-        decode_tokens_per_s: answer.len() as f64 / decode_s,
-        density: session.sequence().counts().pairs.density(),
+        time_to_first_token_ms: reading.first_s * 1e3,
+        prefill_tokens_per_s: length as f64 / reading.first_s,
+        decode_tokens_per_s: answer.len() as f64 / fastest_s,
+        density: pairs.density(),
+        answer_attention: attention,
         weights_bytes: plan.weights_bytes,
         kv_device_bytes: usage.bytes_by_tier.device,
         kv_ram_bytes: usage.bytes_by_tier.ram,
@@ -242,17 +350,16 @@ fn measure(
         kv_bookkeeping_bytes: usage.bookkeeping_bytes,
         recurrent_bytes: plan.recurrent_bytes,
         workspace_bytes: plan.scratch_bytes,
-        peak_resident_bytes: memory::peak_bytes(),
+        peak_resident_bytes: memory::peak_bytes().max(reading.peak_bytes),
     })
 }
 
-/// The shortest times and the largest memory.
-fn fastest(a: ContextRow, b: ContextRow) -> ContextRow {
-    ContextRow {
-        time_to_first_token_ms: a.time_to_first_token_ms.min(b.time_to_first_token_ms),
-        prefill_tokens_per_s: a.prefill_tokens_per_s.max(b.prefill_tokens_per_s),
-        decode_tokens_per_s: a.decode_tokens_per_s.max(b.decode_tokens_per_s),
-        peak_resident_bytes: a.peak_resident_bytes.max(b.peak_resident_bytes),
-        ..a
+/// The plan for a context of `tokens` tokens. The memory of an endless sequence does not depend on its length.
+fn plan_for(engine: &Engine, tokens: usize) -> Result<MemoryPlan, EvalError> {
+    if engine.options().sequence.window.is_some() {
+        return Ok(engine.plan().clone());
     }
+    let options = engine.options().clone().with_context_tokens(Some(tokens));
+    let info = options.model.inspect(engine.path())?;
+    Ok(riffle_engine::plan(&info, &options)?)
 }

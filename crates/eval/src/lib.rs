@@ -94,7 +94,7 @@ pub use calibrate::{CalibrateOptions, Calibration, Keep, calibrate};
 pub use cells::{CellStep, StepWatch};
 pub use choice::PolicyChoice;
 pub use compare::{CompareOptions, CompareTask, compare};
-pub use context_rates::{ContextRateOptions, ContextRow, ContextTable, measure_context};
+pub use context_rates::{AnswerAttention, ContextRateOptions, ContextRow, ContextTable, measure_context};
 pub use csv::to_csv;
 pub use device_rates::{AheadRate, DevicePolicyRate, DeviceRate, DeviceReport, InstructionRate, OffloadRate};
 pub use draft_rates::{DraftRate, DraftRateOptions, DraftRates, measure_drafts};

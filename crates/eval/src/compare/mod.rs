@@ -162,18 +162,13 @@ fn cells<'a>(
         if options.shares {
             // Policies that read densely run task by task, while the reader still holds the document.
             cells[first..].sort_by_key(|cell| {
-                let reads_densely = reads_densely(cell.task.choice);
+                let reads_densely = cell.task.choice.reads_densely();
                 let task = options.tasks.iter().position(|task| task == cell.task.task);
                 (!reads_densely, task.filter(|_| reads_densely))
             });
         }
     }
     cells
-}
-
-/// True if the policy's documents are read by dense attention and its decode depends only on their keys.
-fn reads_densely(choice: &PolicyChoice) -> bool {
-    choice.is_full() || (choice.phase == Phase::Decode && choice.rules().follows_from_keys())
 }
 
 impl CompareOptions {
@@ -266,7 +261,7 @@ impl Readers {
             Reader::new(&engine, !shares, None)
         };
         let rules = choice.rules();
-        if shares && reads_densely(choice) {
+        if shares && choice.reads_densely() {
             let dense = match self.dense.take() {
                 Some(dense) => dense,
                 None => reader(&PolicyChoice::full())?,

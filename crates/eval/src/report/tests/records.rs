@@ -201,6 +201,7 @@ fn context() -> Results {
         prefill_tokens_per_s: 1e4,
         decode_tokens_per_s: 500.0,
         density: 0.5,
+        answer_attention: None,
         weights_bytes: 2 << 20,
         kv_device_bytes: 0,
         kv_ram_bytes: (tokens as u64) << 10,
