@@ -12,8 +12,50 @@ pub(crate) struct Block<'a> {
     /// Values; for a latent page, the keys.
     pub(crate) values: Plane<'a>,
     pub(crate) is_latent: bool,
-    /// Keys and values of the next block.
-    pub(crate) next: Option<(Plane<'a>, Plane<'a>)>,
+    pub(crate) next: Next<'a>,
+}
+
+/// The memory that is read after a block.
+#[derive(Clone, Copy)]
+pub(crate) enum Next<'a> {
+    /// Keys and values of the following block, after a block that is read whole.
+    Following(Option<(Plane<'a>, Plane<'a>)>),
+    /// The keys and the values that are read next, after a block that is read in part.
+    Scattered([Runs<'a>; 2]),
+}
+
+/// Up to two runs of stripes.
+pub(crate) type Runs<'a> = [Option<Plane<'a>>; 2];
+
+impl<'a> Block<'a> {
+    /// Keys and values of the following block.
+    pub(crate) fn following(&self) -> Option<(Plane<'a>, Plane<'a>)> {
+        match self.next {
+            Next::Following(next) => next,
+            Next::Scattered(_) => None,
+        }
+    }
+
+    /// The keys and the values of the stripes with a set bit, on both sides of the largest gap between them.
+    pub(crate) fn runs(&self, bits: u128, (key_dim, value_dim): (usize, usize)) -> [Runs<'a>; 2] {
+        let mut stripes = [Slot::default(); STRIPES];
+        let len = active(bits, self.span.len(), &mut stripes);
+        let stripes = &stripes[..len];
+        let gap = |at: &usize| stripes[*at].stripe - stripes[at - 1].stripe;
+        let (first, rest) = stripes.split_at((1..len).max_by_key(gap).unwrap_or(len));
+        let of = |plane, width| {
+            [first, rest].map(|run| {
+                let (begin, end) = (run.first()?.stripe, run.last()?.stripe + 1);
+                Some(stripes_of(plane, begin * LANES, (end - begin) * LANES, width))
+            })
+        };
+        let values = if self.is_latent {
+            [None; 2]
+        } else {
+            of(self.values, value_dim)
+        };
+        [of(self.keys, key_dim), values]
+    }
 }
 
 /// Finds the stripes that contain a set bit.
@@ -52,7 +94,7 @@ pub(crate) fn block_of<'a>(page: &PageView<'a>, block: usize, (key_dim, value_di
             stripes_of(page.values, first, tokens, value_dim)
         },
         is_latent,
-        next: None,
+        next: Next::Following(None),
     }
 }
 
@@ -71,4 +113,39 @@ pub(crate) fn aligned(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
     }
     let skip = buffer.as_ptr().align_offset(64).min(LANES);
     &mut buffer[skip..skip + len]
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec;
+
+    use super::*;
+
+    #[test]
+    fn runs_cover_every_stripe_that_is_read() {
+        let (keys, values) = (vec![0.0; 128 * 32], vec![0.0; 128 * 16]);
+        let page = PageView {
+            start: 0,
+            tokens: 120,
+            keys: Plane::F32(&keys),
+            values: Plane::F32(&values),
+        };
+        let block = block_of(&page, 0, (32, 16));
+        let places = |tokens: &[usize]| {
+            let bits = tokens.iter().fold(0, |bits, token| bits | 1 << token);
+            let [of_keys, of_values] = block.runs(bits, (32, 16));
+            let place = |run: Option<Plane>, plane: &[f32], width: usize| {
+                let Plane::F32(run) = run? else { return None };
+                let first = (run.as_ptr() as usize - plane.as_ptr() as usize) / size_of::<f32>();
+                Some([first / width / LANES, run.len() / width / LANES])
+            };
+            let of_keys = of_keys.map(|run| place(run, &keys, 32));
+            assert_eq!(of_values.map(|run| place(run, &values, 16)), of_keys);
+            of_keys
+        };
+        assert_eq!(places(&[]), [None, None]);
+        assert_eq!(places(&[0, 15]), [Some([0, 1]), None]);
+        assert_eq!(places(&[17, 40, 119]), [Some([1, 2]), Some([7, 1])]);
+        assert_eq!(places(&[3, 35, 99]), [Some([0, 3]), Some([6, 1])]);
+    }
 }

@@ -146,7 +146,7 @@ impl<V: Visible> Call<'_, V> {
                 let slots_len = active(bits, block.span.len(), &mut slots);
                 let slots = &slots[..slots_len];
                 let work = TileWork {
-                    ahead: block.next.map_or(Default::default(), |(keys, values)| {
+                    ahead: block.following().map_or(Default::default(), |(keys, values)| {
                         let share = |next| Ahead::new(None, Some((next, usize::MAX))).share(at..at + tile.rows, total);
                         (share(keys), share(values))
                     }),

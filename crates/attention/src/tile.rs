@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use crate::block::{Block, active, aligned, stripes_of, whole};
+use crate::block::{Block, Next, active, aligned, stripes_of, whole};
 use crate::call::{Call, Output, QueryBlock, Tile};
 use crate::format::{F32, PlaneFormat, ScoreTile, with_plane};
 use crate::gathered::Gathered;
@@ -109,7 +109,7 @@ impl<V: Visible> Call<'_, V> {
             keys: Plane::F32(keys),
             values: Plane::F32(values),
             is_latent: false,
-            next: None,
+            next: Next::Following(None),
         };
         self.tiles(workspace, &block, &part, output);
         workspace.gathered = gathered;
@@ -140,7 +140,7 @@ impl<V: Visible> Call<'_, V> {
                     keys_in_place,
                     values_in_place,
                     ahead: if self.looks_ahead(total) {
-                        self.ahead(block, slots, &tile, total, keys_only)
+                        self.ahead(block, (bits, slots), &tile, total, keys_only)
                     } else {
                         Default::default()
                     },
@@ -185,16 +185,29 @@ impl<V: Visible> Call<'_, V> {
 
     /// The memory that a tile prefetches while it scores the block's keys, and while it accumulates values.
     ///
-    /// The first tile loads unwidened planes of this block from memory. Widened planes are loaded already, so the
+    /// If the block is read in part, the first tile prefetches the stripes that are read next.
+    ///
+    /// Otherwise the first tile loads unwidened planes of this block from memory. Widened planes are loaded already, so the
     /// tiles prefetch the next block; each takes its rows' share of `total`.
     fn ahead<'b>(
         &self,
         block: &Block<'b>,
-        slots: &[Slot],
+        (bits, slots): (u128, &[Slot]),
         tile: &Tile,
         total: usize,
         keys_only: bool,
     ) -> (Ahead<'b>, Ahead<'b>) {
+        if let Next::Scattered([next_keys, next_values]) = block.next {
+            return match self.reads_values_in_place(block, total) {
+                _ if tile.first > 0 => Default::default(),
+                _ if keys_only => (Ahead::runs(next_keys), Ahead::default()),
+                true => {
+                    let [_, values] = block.runs(bits, self.widths());
+                    (Ahead::runs(values), Ahead::runs(next_keys))
+                }
+                false => (Ahead::runs(next_keys), Ahead::runs(next_values)),
+            };
+        }
         let (Some(begin), Some(end)) = (slots.first(), slots.last()) else {
             return Default::default();
         };
@@ -211,8 +224,8 @@ impl<V: Visible> Call<'_, V> {
         let keys_in_place = self.reads_keys_in_place(block.keys.format(), total);
         let values_in_place = self.reads_values_in_place(block, total);
         let values_lead = |values: Plane<'b>| lead(values, values_in_place);
-        let next_keys = block.next.map(|(keys, _)| keys_lead(keys));
-        let next_values = block.next.map(|(_, values)| values_lead(values));
+        let next_keys = block.following().map(|(keys, _)| keys_lead(keys));
+        let next_values = block.following().map(|(_, values)| values_lead(values));
         let next_values = next_values.filter(|_| !keys_only && !block.is_latent);
         let keys = keys_lead(read(block.keys, self.kv.head_dim));
         let own_keys = Some(keys).filter(|_| keys_in_place);

@@ -1,12 +1,12 @@
 //! Walks a call over pages and their blocks, in an order that does not depend on the distribution of pages over
 //! calls.
 
-use crate::block::block_of;
+use crate::block::{Next, Runs, block_of};
 use crate::call::{BLOCK_ROWS, Call, Output, QueryBlock};
 use crate::kernel::KEY_BLOCK;
 use crate::parts::parts_of_page;
 use crate::selection::{diagonal_spans, merge_spans};
-use crate::visible::Visible;
+use crate::visible::{Visible, low_bits};
 use crate::workspace::Workspace;
 use crate::{Plane, Span};
 
@@ -112,7 +112,10 @@ impl<V: Visible> Call<'_, V> {
         let within = part.within.intersect(&self.range);
         let mut next = 0;
         let from = needs.partition_point(|need| need.end <= within.start);
-        for need in needs[from..].iter().take_while(|need| need.start < within.end) {
+        for (number, need) in needs.iter().enumerate().skip(from) {
+            if need.start >= within.end {
+                break;
+            }
             let end = need.end.min(self.range.end);
             let need = need.intersect(&within);
             if need.is_empty() {
@@ -126,12 +129,32 @@ impl<V: Visible> Call<'_, V> {
                     *packed = true;
                 }
                 let mut current = block_of(page, block, self.widths());
-                if self.looks_ahead(queries.positions * self.queries.group) || self.rounds(&current, output) {
-                    current.next = self.next_block(part.page, block + 1, end);
+                let looks_ahead = self.looks_ahead(queries.positions * self.queries.group);
+                if looks_ahead && self.visible.block_bits(current.span) != low_bits(current.span.len()) {
+                    current.next = Next::Scattered(self.next_runs(part.page, current.span.end, &needs[number..]));
+                } else if looks_ahead || self.rounds(&current, output) {
+                    current.next = Next::Following(self.next_block(part.page, block + 1, end));
                 }
                 self.block(workspace, *queries, &current, output);
             }
         }
+    }
+
+    /// The keys and values that the shared spans read of the first block with a needed position from `start` on, in
+    /// page `index` or later.
+    fn next_runs(&self, index: usize, start: usize, needs: &[Span]) -> [Runs<'_>; 2] {
+        let runs = || {
+            let need = needs.iter().find(|need| need.end > start)?;
+            let first = need.start.max(start);
+            let mut pages = self.kv.pages.get(index..)?.iter();
+            let page = pages.find(|page| page.start + page.tokens > first)?;
+            if first < page.start || first >= self.range.end {
+                return None;
+            }
+            let block = block_of(page, (first - page.start) / KEY_BLOCK, self.widths());
+            Some(block.runs(self.visible.block_bits(block.span), self.widths()))
+        };
+        runs().unwrap_or_default()
     }
 
     /// Keys and values of the block after `block - 1` of page `index`, if the need continues there.
