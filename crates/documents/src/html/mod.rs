@@ -1,5 +1,6 @@
 //! Text of web pages and of chapters of books.
 
+mod filter;
 mod formula;
 mod tree;
 mod writer;
