@@ -162,7 +162,8 @@ pub(crate) struct BenchContextArguments {
     pub(crate) lengths: Vec<usize>,
     /// Policy to measure; may be repeated
     ///
-    /// POLICY, prefill=POLICY or decode=POLICY [default: those of --prefill and --decode together]
+    /// POLICY, prefill=POLICY or decode=POLICY [default: those of --prefill and --decode together]. All decode policies
+    /// that do not learn answer after one dense reading of each prompt.
     #[arg(long, value_name = "POLICY", conflicts_with_all = ["prefill", "decode", "profile", "auto", "window_size"])]
     pub(crate) policy: Vec<String>,
     /// Tokens of each answer
