@@ -199,7 +199,11 @@ impl ContextRateOptions {
         }
         let longest = lengths.iter().copied().max().unwrap_or(0);
         let needed = longest.saturating_add(generated).saturating_add(1);
-        check_context(engine, "the longest of --lengths and -n together", needed)
+        check_context(
+            engine,
+            "the longest of --lengths, -n and one untimed token together",
+            needed,
+        )
     }
 
     /// The engine with each policy; if requested, also with all pages in memory.
