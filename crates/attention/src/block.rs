@@ -36,13 +36,10 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// The keys and the values of the stripes with a set bit, on both sides of the largest gap between them.
-    pub(crate) fn runs(&self, bits: u128, (key_dim, value_dim): (usize, usize)) -> [Runs<'a>; 2] {
-        let mut stripes = [Slot::default(); STRIPES];
-        let len = active(bits, self.span.len(), &mut stripes);
-        let stripes = &stripes[..len];
+    /// The keys and the values of the active stripes, on both sides of the largest gap between them.
+    pub(crate) fn runs(&self, stripes: &[Slot], (key_dim, value_dim): (usize, usize)) -> [Runs<'a>; 2] {
         let gap = |at: &usize| stripes[*at].stripe - stripes[at - 1].stripe;
-        let (first, rest) = stripes.split_at((1..len).max_by_key(gap).unwrap_or(len));
+        let (first, rest) = stripes.split_at((1..stripes.len()).max_by_key(gap).unwrap_or(stripes.len()));
         let of = |plane, width| {
             [first, rest].map(|run| {
                 let (begin, end) = (run.first()?.stripe, run.last()?.stripe + 1);
@@ -133,7 +130,9 @@ mod tests {
         let block = block_of(&page, 0, (32, 16));
         let places = |tokens: &[usize]| {
             let bits = tokens.iter().fold(0, |bits, token| bits | 1 << token);
-            let [of_keys, of_values] = block.runs(bits, (32, 16));
+            let mut stripes = [Slot::default(); STRIPES];
+            let len = active(bits, block.span.len(), &mut stripes);
+            let [of_keys, of_values] = block.runs(&stripes[..len], (32, 16));
             let place = |run: Option<Plane>, plane: &[f32], width: usize| {
                 let Plane::F32(run) = run? else { return None };
                 let first = (run.as_ptr() as usize - plane.as_ptr() as usize) / size_of::<f32>();

@@ -140,7 +140,7 @@ impl<V: Visible> Call<'_, V> {
                     keys_in_place,
                     values_in_place,
                     ahead: if self.looks_ahead(total) {
-                        self.ahead(block, (bits, slots), &tile, total, keys_only)
+                        self.ahead(block, slots, &tile, total, keys_only)
                     } else {
                         Default::default()
                     },
@@ -187,12 +187,12 @@ impl<V: Visible> Call<'_, V> {
     ///
     /// If the block is read in part, the first tile prefetches the stripes that are read next.
     ///
-    /// Otherwise the first tile loads unwidened planes of this block from memory. Widened planes are loaded already, so the
-    /// tiles prefetch the next block; each takes its rows' share of `total`.
+    /// Otherwise the first tile loads unwidened planes of this block from memory. Widened planes are loaded already, so
+    /// the tiles prefetch the next block; each takes its rows' share of `total`.
     fn ahead<'b>(
         &self,
         block: &Block<'b>,
-        (bits, slots): (u128, &[Slot]),
+        slots: &[Slot],
         tile: &Tile,
         total: usize,
         keys_only: bool,
@@ -202,7 +202,7 @@ impl<V: Visible> Call<'_, V> {
                 _ if tile.first > 0 => Default::default(),
                 _ if keys_only => (Ahead::runs(next_keys), Ahead::default()),
                 true => {
-                    let [_, values] = block.runs(bits, self.widths());
+                    let [_, values] = block.runs(slots, self.widths());
                     (Ahead::runs(values), Ahead::runs(next_keys))
                 }
                 false => (Ahead::runs(next_keys), Ahead::runs(next_values)),

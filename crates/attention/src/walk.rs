@@ -1,14 +1,14 @@
 //! Walks a call over pages and their blocks, in an order that does not depend on the distribution of pages over
 //! calls.
 
-use crate::block::{Next, Runs, block_of};
+use crate::Span;
+use crate::block::{Block, Next, Runs, active, block_of};
 use crate::call::{BLOCK_ROWS, Call, Output, QueryBlock};
-use crate::kernel::KEY_BLOCK;
+use crate::kernel::{KEY_BLOCK, STRIPES, Slot};
 use crate::parts::parts_of_page;
 use crate::selection::{diagonal_spans, merge_spans};
 use crate::visible::{Visible, low_bits};
 use crate::workspace::Workspace;
-use crate::{Plane, Span};
 
 /// A query block and the spans it reads.
 struct Reading<'a> {
@@ -110,6 +110,7 @@ impl<V: Visible> Call<'_, V> {
         let Reading { queries, needs, packed } = reading;
         let page = &self.kv.pages[part.page];
         let within = part.within.intersect(&self.range);
+        let looks_ahead = self.looks_ahead(queries.positions * self.queries.group);
         let mut next = 0;
         let from = needs.partition_point(|need| need.end <= within.start);
         for (number, need) in needs.iter().enumerate().skip(from) {
@@ -129,46 +130,41 @@ impl<V: Visible> Call<'_, V> {
                     *packed = true;
                 }
                 let mut current = block_of(page, block, self.widths());
-                let looks_ahead = self.looks_ahead(queries.positions * self.queries.group);
-                if looks_ahead && self.visible.block_bits(current.span) != low_bits(current.span.len()) {
-                    current.next = Next::Scattered(self.next_runs(part.page, current.span.end, &needs[number..]));
+                let next = || self.next_block(part.page, current.span.end, &needs[number..]);
+                if looks_ahead && self.reads_in_part(current.span) {
+                    current.next = Next::Scattered(next().map(|next| self.runs_of(&next)).unwrap_or_default());
                 } else if looks_ahead || self.rounds(&current, output) {
-                    current.next = Next::Following(self.next_block(part.page, block + 1, end));
+                    let following = next().filter(|next| next.span.start < end);
+                    current.next = Next::Following(following.map(|next| (next.keys, next.values)));
                 }
                 self.block(workspace, *queries, &current, output);
             }
         }
     }
 
-    /// The keys and values that the shared spans read of the first block with a needed position from `start` on, in
-    /// page `index` or later.
-    fn next_runs(&self, index: usize, start: usize, needs: &[Span]) -> [Runs<'_>; 2] {
-        let runs = || {
-            let need = needs.iter().find(|need| need.end > start)?;
-            let first = need.start.max(start);
-            let mut pages = self.kv.pages.get(index..)?.iter();
-            let page = pages.find(|page| page.start + page.tokens > first)?;
-            if first < page.start || first >= self.range.end {
-                return None;
-            }
-            let block = block_of(page, (first - page.start) / KEY_BLOCK, self.widths());
-            Some(block.runs(self.visible.block_bits(block.span), self.widths()))
-        };
-        runs().unwrap_or_default()
+    /// True if the shared spans read some tokens of a block and leave out others. A row's own rules are unknown here.
+    fn reads_in_part(&self, block: Span) -> bool {
+        let shared = self.visible.block_bits(block);
+        shared != 0 && shared != low_bits(block.len())
     }
 
-    /// Keys and values of the block after `block - 1` of page `index`, if the need continues there.
-    fn next_block(&self, index: usize, block: usize, need_end: usize) -> Option<(Plane<'_>, Plane<'_>)> {
-        let page = self.kv.pages.get(index)?;
-        if block * KEY_BLOCK < page.tokens {
-            let block = block_of(page, block, self.widths());
-            return (block.span.start < need_end).then_some((block.keys, block.values));
-        }
-        let next = self.kv.pages.get(index + 1)?;
-        if next.tokens == 0 || next.start >= need_end {
+    /// The stripes of a block that the shared spans read.
+    fn runs_of<'b>(&self, block: &Block<'b>) -> [Runs<'b>; 2] {
+        let mut stripes = [Slot::default(); STRIPES];
+        let shared = self.visible.block_bits(block.span);
+        let len = active(shared, block.span.len(), &mut stripes);
+        block.runs(&stripes[..len], self.widths())
+    }
+
+    /// The first block with a needed position from `start` on, in page `index` or later.
+    fn next_block(&self, index: usize, start: usize, needs: &[Span]) -> Option<Block<'_>> {
+        let need = needs.iter().find(|need| need.end > start)?;
+        let first = need.start.max(start);
+        let mut pages = self.kv.pages.get(index..)?.iter();
+        let page = pages.find(|page| page.start + page.tokens > first)?;
+        if first < page.start || first >= self.range.end {
             return None;
         }
-        let block = block_of(next, 0, self.widths());
-        Some((block.keys, block.values))
+        Some(block_of(page, (first - page.start) / KEY_BLOCK, self.widths()))
     }
 }

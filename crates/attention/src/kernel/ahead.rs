@@ -69,13 +69,7 @@ impl<'a> Ahead<'a> {
 
     /// Prefetches two planes.
     pub(crate) fn runs([first, second]: [Option<Plane<'a>>; 2]) -> Self {
-        let lines =
-            |plane: Option<Plane>| plane.map_or(Lines::default(), |plane| Lines::of_plane(plane, 0, usize::MAX));
-        Self {
-            first: lines(first),
-            second: lines(second),
-            planes: PhantomData,
-        }
+        Self::new(first.map(|plane| (plane, 0)), second.map(|plane| (plane, usize::MAX)))
     }
 
     /// Reduces the next block's prefetch to these rows' share of `total`.
