@@ -166,9 +166,11 @@ pub fn measure_context(
     let mut shared: Option<Reading> = None;
     let rows = run_cells(&cells, journal, watch, &mut |(run, length), watch| {
         let text: Vec<u32> = tokens.iter().cycle().take(length + generated + 1).copied().collect();
-        let mut reading = match shared.take() {
-            Some(reading) if reading.serves(run, *length) => reading,
-            _ => Reading::of(run, &text[..*length], options.repeats, watch)?,
+        // Another prompt's pages go before this one is read.
+        let known = shared.take().filter(|reading| reading.serves(run, *length));
+        let mut reading = match known {
+            Some(reading) => reading,
+            None => Reading::of(run, &text[..*length], options.repeats, watch)?,
         };
         let row = answer(run, &mut reading, &text[*length..], options.repeats);
         shared = Some(reading);
@@ -213,21 +215,20 @@ impl ContextRateOptions {
             tiers.insert(0, ("in memory, ".to_owned(), in_memory(engine)?));
         }
         let mut runs = Vec::new();
-        for (place, (name, engine)) in tiers.iter().enumerate() {
+        for (name, engine) in &tiers {
             if self.policies.is_empty() {
                 runs.push(Run {
                     name: name.clone(),
-                    place,
                     engine: Arc::clone(engine),
                     reader: None,
                 });
+                continue;
             }
             let dense = engine.with_options(PolicyChoice::full().options(engine.options()))?;
             for choice in &self.policies {
                 let reader = choice.reads_densely().then(|| (Arc::clone(&dense), choice.rules()));
                 runs.push(Run {
                     name: format!("{name}{choice}, "),
-                    place,
                     engine: engine.with_options(choice.options(engine.options()))?,
                     reader,
                 });
@@ -252,22 +253,25 @@ fn in_memory(engine: &Arc<Engine>) -> Result<Arc<Engine>, EvalError> {
     Ok(engine.with_options(engine.options().clone().with_kv_tiers(memory))?)
 }
 
-/// A policy, and where its pages are.
+/// A policy in an engine.
 struct Run {
     /// The beginning of its cells' names.
     name: String,
-    /// Number of the tiers.
-    place: usize,
     engine: Arc<Engine>,
     /// The engine that reads prompts densely for several policies, and the policy of the answer.
     reader: Option<(Arc<Engine>, PolicyRules)>,
 }
 
+impl Run {
+    /// The engine that reads the prompts.
+    fn reading_engine(&self) -> &Arc<Engine> {
+        self.reader.as_ref().map_or(&self.engine, |(engine, _)| engine)
+    }
+}
+
 /// A prompt that was read.
 struct Reading {
     session: Session,
-    /// Place of the pages and number of tokens, if other runs may answer after it.
-    serves: Option<(usize, usize)>,
     /// Seconds of the fastest reading.
     first_s: f64,
     peak_bytes: Option<u64>,
@@ -276,7 +280,7 @@ struct Reading {
 impl Reading {
     /// Reads the prompt `repeats` times.
     fn of(run: &Run, prompt: &[u32], repeats: usize, watch: &mut Watch<'_>) -> Result<Self, EvalError> {
-        let engine = run.reader.as_ref().map_or(&run.engine, |(engine, _)| engine);
+        let engine = run.reading_engine();
         let (mut first_s, mut last) = (f64::INFINITY, None);
         memory::reset_peak();
         for repeat in 0..repeats {
@@ -293,14 +297,14 @@ impl Reading {
         let session = last.ok_or_else(|| EvalError::Option("nothing was measured".to_owned()))?;
         Ok(Self {
             session,
-            serves: run.reader.is_some().then_some((run.place, prompt.len())),
             first_s,
             peak_bytes: memory::peak_bytes(),
         })
     }
 
+    /// True if the run reads as many tokens with the same engine.
     fn serves(&self, run: &Run, length: usize) -> bool {
-        run.reader.is_some() && self.serves == Some((run.place, length))
+        Arc::ptr_eq(self.session.sequence().engine(), run.reading_engine()) && self.session.tokens().len() == length
     }
 
     /// A session that answers under the run's policy.

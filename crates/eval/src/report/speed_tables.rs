@@ -28,17 +28,18 @@ pub(super) fn speeds(table: &ContextTable) -> Table {
     ];
     Table::from_rows(caption, &columns, &table.rows, |row| {
         let answer = row.answer_attention;
-        let time = |ms: Option<f64>| ms.map_or_else(|| "–".to_owned(), milliseconds);
         vec![
             label(&row.settings),
             tokens(row.context_tokens as f64),
             milliseconds(row.time_to_first_token_ms),
             short(row.prefill_tokens_per_s),
             short(row.decode_tokens_per_s),
-            time(answer.map(|answer| answer.select_ms + answer.attend_ms)),
-            time(answer.map(|answer| answer.select_ms)),
+            answer.map_or("–".to_owned(), |answer| {
+                milliseconds(answer.select_ms + answer.attend_ms)
+            }),
+            answer.map_or("–".to_owned(), |answer| milliseconds(answer.select_ms)),
             percent(row.density),
-            answer.map_or_else(|| "–".to_owned(), |answer| percent(answer.density)),
+            answer.map_or("–".to_owned(), |answer| percent(answer.density)),
         ]
     })
 }
