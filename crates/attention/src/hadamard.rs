@@ -1,6 +1,7 @@
 //! The Walsh–Hadamard transform of heads, which spreads outliers over all dimensions before they are quantised.
 
 use crate::LANES;
+use crate::simd::{Kernel, Level, Simd};
 
 /// Rotates every head of `data`, `[heads, head_dim]`, by the normalised Walsh–Hadamard matrix.
 ///
@@ -11,20 +12,39 @@ use crate::LANES;
 ///
 /// Elements after the last whole head are unchanged.
 pub fn rotate_heads(data: &mut [f32], head_dim: usize) {
-    if head_dim == 0 {
-        return;
-    }
-    let block = 1 << head_dim.trailing_zeros();
-    let whole = data.len() / head_dim * head_dim;
-    for block in data[..whole].chunks_exact_mut(block) {
-        rotate(block);
+    Level::best().run(Rotate { data, head_dim });
+}
+
+/// As [`rotate_heads`], with the same bits on every instruction set.
+struct Rotate<'a> {
+    data: &'a mut [f32],
+    head_dim: usize,
+}
+
+impl Kernel for Rotate<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let Self { data, head_dim } = self;
+        if head_dim == 0 {
+            return;
+        }
+        let block = 1usize << head_dim.trailing_zeros();
+        let scale = 1.0 / crate::math::sqrt(block as f32);
+        let whole = data.len() / head_dim * head_dim;
+        for block in data[..whole].chunks_exact_mut(block) {
+            rotate(block, scale);
+        }
     }
 }
 
 /// `block` has a power of two of elements.
-fn rotate(block: &mut [f32]) {
-    let scale = 1.0 / crate::math::sqrt(block.len() as f32);
-    block.iter_mut().for_each(|value| *value *= scale);
+#[inline(always)]
+fn rotate(block: &mut [f32], scale: f32) {
+    for value in block.iter_mut() {
+        *value *= scale;
+    }
     let mut stride = block.len() / 2;
     while stride >= LANES {
         for pair in block.chunks_exact_mut(2 * stride) {
@@ -34,7 +54,9 @@ fn rotate(block: &mut [f32]) {
         stride /= 2;
     }
     let (rows, rest) = block.as_chunks_mut::<LANES>();
-    rows.iter_mut().for_each(rotate_row);
+    for row in rows {
+        rotate_row(row);
+    }
     // A block with fewer elements than `LANES`.
     let mut stride = rest.len() / 2;
     while stride > 0 {
@@ -46,21 +68,25 @@ fn rotate(block: &mut [f32]) {
     }
 }
 
-/// Strides 8 to 1 within a row, as permutations of whole rows that the compiler can turn into vector shuffles.
+#[inline(always)]
 fn rotate_row(row: &mut [f32; LANES]) {
-    for stride in [8, 4, 2, 1] {
-        let own = *row;
-        let mut other = own;
-        for lane in 0..LANES {
-            other[lane] = own[lane ^ stride];
-        }
-        for lane in 0..LANES {
-            let signed = if lane & stride == 0 { own[lane] } else { -own[lane] };
-            row[lane] = signed + other[lane];
-        }
+    turn::<8>(row);
+    turn::<4>(row);
+    turn::<2>(row);
+    turn::<1>(row);
+}
+
+/// One stride within a row, as a permutation of the whole row that the compiler turns into vector shuffles.
+#[inline(always)]
+fn turn<const STRIDE: usize>(row: &mut [f32; LANES]) {
+    let own = *row;
+    for lane in 0..LANES {
+        let signed = if lane & STRIDE == 0 { own[lane] } else { -own[lane] };
+        row[lane] = signed + own[lane ^ STRIDE];
     }
 }
 
+#[inline(always)]
 fn butterflies(low: &mut [f32], high: &mut [f32]) {
     for (low, high) in low.iter_mut().zip(high) {
         (*low, *high) = (*low + *high, *low - *high);
@@ -105,6 +131,24 @@ mod tests {
                 );
             }
             assert_eq!(rotated[whole..], original[whole..]);
+        }
+    }
+
+    #[test]
+    fn every_instruction_set_rotates_to_the_same_bits() {
+        for head_dim in [2, 8, 48, 80, 128, 256] {
+            let rotated = |level: Level| {
+                let mut data = heads(head_dim);
+                let task = Rotate {
+                    data: &mut data,
+                    head_dim,
+                };
+                level.run(task);
+                data
+            };
+            for level in Level::all() {
+                assert_eq!(rotated(level), rotated(Level::SCALAR), "{head_dim} {level:?}");
+            }
         }
     }
 

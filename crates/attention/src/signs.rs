@@ -9,7 +9,7 @@ use core::ops::Range;
 
 use crate::error::expect_equal;
 use crate::half::{f16_to_f32, f32_to_f16};
-use crate::kernel::{GROUP, SEGMENT, STRIPE, SignGroup, UNIT, byte_of};
+use crate::kernel::{GROUP, Line, SEGMENT, STRIPE, SignGroup, UNIT, byte_of};
 use crate::{AttendError, rotate_heads};
 
 pub use scorer::SignScorer;
@@ -126,7 +126,7 @@ impl SignIndex {
             for token in in_group..in_group + SEGMENT {
                 let place = place(token, self.head_dim);
                 bytes.extend(group.scales[place.scale[0]][place.scale[1]].to_le_bytes());
-                bytes.extend(group.signs[place.signs].iter().map(|signs| signs[place.byte]));
+                bytes.extend(group.signs[place.signs].iter().map(|signs| signs.0[place.byte]));
             }
         }
         bytes
@@ -163,7 +163,7 @@ impl SignIndex {
                 let place = place(lane * SEGMENT + n, head_dim);
                 group.scales[place.scale[0]][place.scale[1]] = u16::from_le_bytes([key[0], key[1]]);
                 for (signs, byte) in group.signs[place.signs].iter_mut().zip(&key[2..]) {
-                    signs[place.byte] = *byte;
+                    signs.0[place.byte] = *byte;
                 }
             }
             index.tokens += SEGMENT;
@@ -179,7 +179,9 @@ impl SignIndex {
         }
         let group = Arc::make_mut(&mut self.groups[number]);
         let stripes = token / STRIPE + 1;
-        group.signs.resize(stripes * STRIPE / 64 * self.head_dim / 8, [0; 64]);
+        group
+            .signs
+            .resize(stripes * STRIPE / 64 * self.head_dim / 8, Line([0; 64]));
         group.scales.resize(stripes * UNIT, [0; 16]);
         group.means.resize(self.head_dim, [0; 16]);
         (group, token / SEGMENT)
@@ -218,7 +220,7 @@ fn write_signs(group: &mut SignGroup, place: &Place, key: &[f32]) {
     let signs = &mut group.signs[place.signs.clone()];
     for (signs, eight) in signs.iter_mut().zip(key.as_chunks::<8>().0) {
         (0..8).for_each(|n| magnitudes[n] += eight[n].abs());
-        signs[place.byte] = pack(&eight.map(|value| u8::from(value >= 0.0)));
+        signs.0[place.byte] = pack(&eight.map(|value| u8::from(value >= 0.0)));
     }
     let magnitude: f32 = magnitudes.iter().sum();
     group.scales[place.scale[0]][place.scale[1]] = finite_f16(magnitude / key.len() as f32);

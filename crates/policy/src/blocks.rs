@@ -74,6 +74,13 @@ impl PeakBlocks {
 
 /// Marks the blocks, of `units` logits each, with a logit of at least `lowest`.
 pub(crate) fn mark_blocks(read: &mut [bool], logits: &[f32], (units, lowest): (usize, f32)) {
+    if units == 1 {
+        // Without an inner loop the compiler compares many logits together.
+        read.iter_mut()
+            .zip(logits)
+            .for_each(|(read, logit)| *read |= *logit >= lowest);
+        return;
+    }
     for (read, logits) in read.iter_mut().zip(logits.chunks(units)) {
         *read |= logits.iter().any(|logit| *logit >= lowest);
     }

@@ -36,7 +36,7 @@ pub(crate) use quantised_values::{AccumulateInt8, AccumulateQuantised, Quantised
 pub(crate) use rows::{AccumulateRows, AheadRows, ScoreRows, StripeRows, WidenRows};
 pub(crate) use score::score;
 pub(crate) use signs::{
-    GROUP, LARGEST, MarkSigns, SEGMENT, STRIPE, ScoreSigns, SignGroup, SignQueries, TABLE_BIAS, UNIT, byte_of,
+    GROUP, LARGEST, Line, MarkSigns, SEGMENT, STRIPE, ScoreSigns, SignGroup, SignQueries, TABLE_BIAS, UNIT, byte_of,
 };
 pub(crate) use softmax::{AddMass, Softmax};
 pub(crate) use weigh::{AddRows, Exponentiate, MarkHeavy, Top};

@@ -30,25 +30,30 @@ pub(crate) const TABLE_BIAS: i32 = 4 * LARGEST;
 pub(crate) struct SignGroup {
     /// `[stripes, 4, head_dim / 8, 64]`. A byte holds eight signs of one key. The key with number `n` in the unit of
     /// lane `l` is in part `n / 4`, at the byte that [`byte_of`] gives.
-    pub(crate) signs: Vec<[u8; 64]>,
+    pub(crate) signs: Vec<Line>,
     /// `[stripes, 16, 16]` in f16: index in the unit, then unit.
     pub(crate) scales: Vec<[u16; 16]>,
     /// `[head_dim, 16]` in f16: element, then segment.
     pub(crate) means: Vec<[u16; 16]>,
 }
 
-/// The byte of a key in its part of a stripe. Sums of even bytes are the units in order, and so are sums of odd bytes.
+/// A cache line. Unaligned loads of 64 bytes would read two.
+#[derive(Debug, Clone, Copy)]
+#[repr(align(64))]
+pub(crate) struct Line(pub(crate) [u8; 64]);
+
+/// The byte of a key in its part of a stripe. Each lane of four bytes holds the keys of one unit.
 pub(crate) fn byte_of(number: usize, unit: usize) -> usize {
     let number = number % 4;
-    2 * (16 * (number % 2) + unit) + number / 2
+    4 * unit + 2 * (number % 2) + number / 2
 }
 
 /// Queries for products with signs.
 #[derive(Clone, Copy)]
 pub(crate) struct SignQueries<'a> {
     pub(crate) head_dim: usize,
-    /// `[queries, head_dim / 4, 16]`
-    pub(crate) tables: &'a [[u8; 16]],
+    /// `[queries, head_dim / 4, 64]`, as in [`Simd::look_up`].
+    pub(crate) tables: &'a [Line],
     /// `[queries, head_dim]`
     pub(crate) rotated: &'a [f32],
     /// For each query, the value of one unit of its integers.
@@ -85,7 +90,7 @@ pub(crate) struct MarkSigns<'a> {
 
 /// `P` queries from `first` on.
 struct Few<'a, const P: usize> {
-    tables: [&'a [[u8; 16]]; P],
+    tables: [&'a [Line]; P],
     /// `[P, head_dim]`
     rotated: &'a [f32],
     steps: [f32; P],
@@ -128,12 +133,18 @@ fn score<S: Simd, const P: usize>(simd: S, task: &mut ScoreSigns<'_>, first: usi
     let stripes = task.units.div_ceil(STRIPE / UNIT);
     for (number, stripe) in (0..stripes).step_by(GROUP / STRIPE).enumerate() {
         let keys = &task.keys[number];
-        let next = task.keys.get(number + 1).map_or(&[][..], |next| &next.signs);
+        let next = task.keys.get(number + 1);
         let offsets = products_of_means::<S, P>(simd, queries.rotated, &keys.means);
         for quarter in 0..(stripes - stripe).min(GROUP / STRIPE) {
             let mut best = [simd.splat(f32::NEG_INFINITY); P];
             let later = &keys.signs[(quarter + 1) * task.queries.head_dim / 2..];
-            let ahead = if later.is_empty() { next } else { later };
+            let ahead = match next {
+                Some(next) if later.is_empty() => &next.signs,
+                _ => later,
+            };
+            if let Some(next) = next {
+                prefetch_quarter(simd, next, quarter);
+            }
             products::<S, P>(simd, keys, ahead, quarter, &queries.tables, |_, p, product| {
                 best[p] = simd.max(product, best[p]);
             });
@@ -145,6 +156,18 @@ fn score<S: Simd, const P: usize>(simd: S, task: &mut ScoreSigns<'_>, first: usi
         }
     }
     P
+}
+
+/// Prefetches a quarter of the means and scales of a group.
+#[inline(always)]
+fn prefetch_quarter<S: Simd>(simd: S, keys: &SignGroup, quarter: usize) {
+    /// Means of an element, or scales, in a cache line.
+    const IN_LINE: usize = 2;
+    for (part, count) in [(&keys.means, keys.means.len() / 4), (&keys.scales, UNIT)] {
+        (0..count)
+            .step_by(IN_LINE)
+            .for_each(|at| simd.prefetch(part, quarter * count + at));
+    }
 }
 
 impl Kernel for MarkSigns<'_> {
@@ -199,11 +222,11 @@ fn estimate<S: Simd>(simd: S, products: S::V, step: f32, offsets: &[f32; 16], qu
 #[inline(always)]
 fn products_of_means<S: Simd, const P: usize>(simd: S, queries: &[f32], means: &[[u16; 16]]) -> [[f32; 16]; P] {
     let mut sums = [simd.splat(0.0); P];
+    let queries: [&[f32]; P] = core::array::from_fn(|p| &queries[p * means.len()..][..means.len()]);
     for (element, mean) in means.iter().enumerate() {
         let mean = simd.load_f16(mean);
         for p in 0..P {
-            let query = simd.splat(queries[p * means.len() + element]);
-            sums[p] = simd.add(simd.mul(query, mean), sums[p]);
+            sums[p] = simd.add(simd.mul(simd.splat(queries[p][element]), mean), sums[p]);
         }
     }
     sums.map(|sum| {
@@ -219,33 +242,35 @@ fn products_of_means<S: Simd, const P: usize>(simd: S, queries: &[f32], means: &
 fn products<S: Simd, const P: usize>(
     simd: S,
     keys: &SignGroup,
-    ahead: &[[u8; 64]],
+    ahead: &[Line],
     stripe: usize,
-    tables: &[&[[u8; 16]]; P],
+    tables: &[&[Line]; P],
     mut each: impl FnMut(usize, usize, S::V),
 ) {
     let vectors = tables[0].len() / 2;
     let bias = simd.splat((TABLE_BIAS as usize * tables[0].len()) as f32);
     let signs = keys.signs[4 * stripe * vectors..][..4 * vectors].chunks_exact(vectors);
+    let tables: [&[[Line; 4]]; P] = tables.map(|tables| &tables.as_chunks().0[..vectors / 2]);
     let scales = keys.scales[16 * stripe..][..16].as_chunks::<4>().0;
     for (part, (signs, scales)) in signs.zip(scales).enumerate() {
         let mut sums = [[simd.load_bytes(&[0; 64]); 2]; P];
-        for (n, signs) in signs.as_chunks::<2>().0.iter().enumerate() {
+        let signs = &signs.as_chunks::<2>().0[..vectors / 2];
+        for (n, signs) in signs.iter().enumerate() {
             if !ahead.is_empty() {
                 (0..2).for_each(|line| simd.prefetch(ahead, part * vectors + 2 * n + line));
             }
-            let [first, second] = [simd.load_bytes(&signs[0]), simd.load_bytes(&signs[1])];
+            let [first, second] = [simd.load_bytes(&signs[0].0), simd.load_bytes(&signs[1].0)];
             let (first_low, first_high) = (simd.low_nibbles(first), simd.high_nibbles(first));
             let (second_low, second_high) = (simd.low_nibbles(second), simd.high_nibbles(second));
             for p in 0..P {
-                let tables = &tables[p].as_chunks::<4>().0[n];
+                let tables = &tables[p][n];
                 let low = simd.add_bytes(
-                    simd.look_up(&tables[0], first_low),
-                    simd.look_up(&tables[1], first_high),
+                    simd.look_up(&tables[0].0, first_low),
+                    simd.look_up(&tables[1].0, first_high),
                 );
                 let high = simd.add_bytes(
-                    simd.look_up(&tables[2], second_low),
-                    simd.look_up(&tables[3], second_high),
+                    simd.look_up(&tables[2].0, second_low),
+                    simd.look_up(&tables[3].0, second_high),
                 );
                 sums[p] = simd.add_to_words(sums[p], simd.add_bytes(low, high));
             }

@@ -5,7 +5,7 @@ use core::ops::Range;
 use super::{SEGMENT, STRIPE, SignIndex, UNIT};
 use crate::attend::check_options;
 use crate::error::expect_equal;
-use crate::kernel::{LARGEST, MarkSigns, ScoreSigns, SignQueries, TABLE_BIAS, Top};
+use crate::kernel::{LARGEST, Line, MarkSigns, ScoreSigns, SignQueries, TABLE_BIAS, Top};
 use crate::simd::Level;
 use crate::{AttendError, AttendOptions, QueryTile, rotate_heads};
 
@@ -28,7 +28,7 @@ pub struct SignScorer {
 #[derive(Debug, Default)]
 struct RoundedQueries {
     head_dim: usize,
-    tables: Vec<[u8; 16]>,
+    tables: Vec<Line>,
     rotated: Vec<f32>,
     steps: Vec<f32>,
 }
@@ -198,11 +198,16 @@ fn marked(marks: &[[u16; UNIT]]) -> Vec<usize> {
     keys
 }
 
-/// For each pattern of four signs, the sum of the signed integers, with a bias. A set bit is a positive sign.
-fn table(integers: &[i32; 4]) -> [u8; 16] {
-    core::array::from_fn(|pattern| {
-        let signed = integers.iter().enumerate();
-        let signed = signed.map(|(bit, integer)| if pattern >> bit & 1 == 1 { *integer } else { -integer });
-        (signed.sum::<i32>() + TABLE_BIAS) as u8
-    })
+/// For each pattern of four signs, the sum of the signed integers, with a bias; four times. A set bit is a positive sign.
+fn table(integers: &[i32; 4]) -> Line {
+    let mut sums = [0; 64];
+    sums[0] = (TABLE_BIAS - integers.iter().sum::<i32>()) as u8;
+    for (bit, integer) in integers.iter().enumerate() {
+        for pattern in 0..1 << bit {
+            sums[pattern | 1 << bit] = sums[pattern].wrapping_add_signed(2 * *integer as i8);
+        }
+    }
+    sums.copy_within(..16, 16);
+    sums.copy_within(..32, 32);
+    Line(sums)
 }

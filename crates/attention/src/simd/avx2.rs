@@ -215,10 +215,10 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
-    fn look_up(self, table: &[u8; 16], index: Self::B) -> Self::B {
+    fn look_up(self, table: &[u8; 64], index: Self::B) -> Self::B {
         // SAFETY: see the impl.
         unsafe {
-            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+            let table = _mm256_loadu_si256(table.as_ptr().cast());
             index.map(|index| _mm256_shuffle_epi8(table, index))
         }
     }
@@ -240,13 +240,10 @@ impl Simd for Avx2 {
     fn words_to_f32(self, words: Self::B) -> [Self::V; 2] {
         // SAFETY: see the impl.
         unsafe {
-            let widen = |eight| _mm256_cvtepi32_ps(_mm256_cvtepu16_epi32(eight));
-            words.map(|words| {
-                [
-                    widen(_mm256_castsi256_si128(words)),
-                    widen(_mm256_extracti128_si256::<1>(words)),
-                ]
-            })
+            [
+                words.map(|words| _mm256_cvtepi32_ps(_mm256_and_si256(words, _mm256_set1_epi32(0xffff)))),
+                words.map(|words| _mm256_cvtepi32_ps(_mm256_srli_epi32::<16>(words))),
+            ]
         }
     }
     #[inline(always)]

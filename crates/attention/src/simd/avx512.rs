@@ -157,12 +157,9 @@ impl Simd for Avx512 {
         unsafe { _mm512_and_si512(_mm512_srli_epi16::<4>(b), _mm512_set1_epi8(15)) }
     }
     #[inline(always)]
-    fn look_up(self, table: &[u8; 16], index: Self::B) -> Self::B {
+    fn look_up(self, table: &[u8; 64], index: Self::B) -> Self::B {
         // SAFETY: see the impl.
-        unsafe {
-            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
-            _mm512_shuffle_epi8(table, index)
-        }
+        unsafe { _mm512_shuffle_epi8(self.load_bytes(table), index) }
     }
     #[inline(always)]
     fn add_bytes(self, a: Self::B, b: Self::B) -> Self::B {
@@ -183,10 +180,9 @@ impl Simd for Avx512 {
     fn words_to_f32(self, words: Self::B) -> [Self::V; 2] {
         // SAFETY: see the impl.
         unsafe {
-            let widen = |half| _mm512_cvtepi32_ps(_mm512_cvtepu16_epi32(half));
             [
-                widen(_mm512_castsi512_si256(words)),
-                widen(_mm512_extracti64x4_epi64::<1>(words)),
+                _mm512_cvtepi32_ps(_mm512_and_si512(words, _mm512_set1_epi32(0xffff))),
+                _mm512_cvtepi32_ps(_mm512_srli_epi32::<16>(words)),
             ]
         }
     }

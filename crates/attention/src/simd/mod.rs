@@ -64,12 +64,13 @@ pub(crate) trait Simd: Copy {
     fn load_bytes(self, x: &[u8; 64]) -> Self::B;
     fn low_nibbles(self, b: Self::B) -> Self::B;
     fn high_nibbles(self, b: Self::B) -> Self::B;
-    /// The table's byte at each index, which must be below 16.
-    fn look_up(self, table: &[u8; 16], index: Self::B) -> Self::B;
+    /// The table's byte at each index, which must be below 16. The table holds the same 16 bytes four times, because a
+    /// broadcast would take the place of a look-up.
+    fn look_up(self, table: &[u8; 64], index: Self::B) -> Self::B;
     fn add_bytes(self, a: Self::B, b: Self::B) -> Self::B;
     /// Adds bytes 0, 2, 4… to the first sums of 16 bits, and bytes 1, 3, 5… to the second.
     fn add_to_words(self, sums: [Self::B; 2], b: Self::B) -> [Self::B; 2];
-    /// 32 unsigned integers of 16 bits, in order.
+    /// The even ones of 32 unsigned integers of 16 bits, and the odd ones.
     fn words_to_f32(self, words: Self::B) -> [Self::V; 2];
     /// Byte `n` of each group of four, unsigned, as f32.
     fn byte_to_f32<const N: u32>(self, b: Self::B) -> Self::V;

@@ -269,7 +269,7 @@ impl<const DOT: bool> Simd for Neon<DOT> {
         unsafe { b.map(|b| vshrq_n_u8::<4>(b)) }
     }
     #[inline(always)]
-    fn look_up(self, table: &[u8; 16], index: Self::B) -> Self::B {
+    fn look_up(self, table: &[u8; 64], index: Self::B) -> Self::B {
         // SAFETY: see the impl.
         unsafe {
             let table = vld1q_u8(table.as_ptr());
@@ -297,15 +297,11 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     fn words_to_f32(self, words: Self::B) -> [Self::V; 2] {
         // SAFETY: see the impl.
         unsafe {
-            let widen = |eight: uint8x16_t| {
-                let eight = vreinterpretq_u16_u8(eight);
-                [
-                    vcvtq_f32_u32(vmovl_u16(vget_low_u16(eight))),
-                    vcvtq_f32_u32(vmovl_u16(vget_high_u16(eight))),
-                ]
-            };
-            let [a, b, c, d] = words.map(widen);
-            [[a[0], a[1], b[0], b[1]], [c[0], c[1], d[0], d[1]]]
+            let pairs = words.map(|words| vreinterpretq_u32_u8(words));
+            [
+                pairs.map(|pairs| vcvtq_f32_u32(vandq_u32(pairs, vdupq_n_u32(0xffff)))),
+                pairs.map(|pairs| vcvtq_f32_u32(vshrq_n_u32::<16>(pairs))),
+            ]
         }
     }
     #[inline(always)]

@@ -108,7 +108,7 @@ impl Simd for Scalar {
         b.map(|x| x >> 4)
     }
     #[inline(always)]
-    fn look_up(self, table: &[u8; 16], index: Self::B) -> Self::B {
+    fn look_up(self, table: &[u8; 64], index: Self::B) -> Self::B {
         index.map(|index| table[usize::from(index & 15)])
     }
     #[inline(always)]
@@ -130,7 +130,7 @@ impl Simd for Scalar {
     #[inline(always)]
     fn words_to_f32(self, words: Self::B) -> [Self::V; 2] {
         let words = words.as_chunks::<2>().0;
-        [0, 16].map(|first| core::array::from_fn(|i| f32::from(u16::from_le_bytes(words[first + i]))))
+        [0, 1].map(|odd| core::array::from_fn(|i| f32::from(u16::from_le_bytes(words[2 * i + odd]))))
     }
     #[inline(always)]
     fn byte_to_f32<const N: u32>(self, b: Self::B) -> Self::V {

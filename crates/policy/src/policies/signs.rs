@@ -20,10 +20,10 @@ use crate::{
 /// least `peak` times the mean of the largest weights of every 16 keys. The limit follows the length: a fixed share of
 /// the softmax would read less of a longer text.
 ///
-/// A generated token reads the blocks at the peaks of its heads. A block may be a single key. The logits in its own segment of 64 tokens, which the
-/// index does not contain yet, are exact. In a prompt, a block of queries reads the blocks with a peak of any query and
-/// head, eight times as high: many queries share the block, and some estimates are too large. The first and the latest
-/// blocks and the own segment are always read.
+/// A generated token reads the blocks at the peaks of its heads. A block may be a single key. The logits in its own
+/// segment of 64 tokens, which the index does not contain yet, are exact. In a prompt, a block of queries reads the
+/// blocks with a peak of any query and head, eight times as high: many queries share the block, and some estimates are
+/// too large. The first and the latest blocks and the own segment are always read.
 ///
 /// An estimate is the expected logit for the given signs.
 struct Signs {
@@ -151,7 +151,7 @@ impl Signs {
         let block = self.shared_block();
         let recent = block * self.recent_block(chunk.start / block);
         let sinks = (block * self.sinks).min(context.tokens);
-        let mut spans = vec![Span::new(0, sinks), Span::new(recent, context.tokens)];
+        let mut spans = vec![Span::new(0, sinks)];
         for_each_part(chunk, context, |part, scorer, keys| {
             let lowest = lowest_logits(scorer, self.peak, |query, logits| {
                 logits.extend(own_maxima(part, query, keys, context));
@@ -172,6 +172,7 @@ impl Signs {
                     .map(|number| block_span(number, self.block, context.tokens)),
             );
         });
+        spans.push(Span::new(recent, context.tokens));
         spans
     }
 
@@ -229,10 +230,19 @@ fn lowest_logits(scorer: &SignScorer, peak: f64, add_own: impl Fn(usize, &mut Ve
         logits.clear();
         logits.extend_from_slice(scorer.row(query));
         add_own(query, &mut logits);
-        let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        largest + (peak * exponentiate(&mut logits) / logits.len() as f64).ln() as f32
+        largest(&logits) + (peak * exponentiate(&mut logits) / logits.len() as f64).ln() as f32
     });
     lowest.collect()
+}
+
+/// The largest of some logits, in lanes that the compiler compares together.
+fn largest(logits: &[f32]) -> f32 {
+    let (many, rest) = logits.as_chunks::<16>();
+    let higher = |a: f32, b: f32| if a > b { a } else { b };
+    let lanes = many.iter().fold([f32::NEG_INFINITY; 16], |lanes, logits| {
+        core::array::from_fn(|n| higher(logits[n], lanes[n]))
+    });
+    lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, higher)
 }
 
 /// The largest logits of a query in the units of its own segment; none if the keys are not kept.
