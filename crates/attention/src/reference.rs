@@ -130,10 +130,9 @@ impl ReferenceJob<'_> {
                     }
                 }
                 for summary in summaries {
-                    if selection.summaries().contains(&summary.block)
-                        && selection.sees_summary(position, summary.block, options.causal)
-                    {
-                        let weight = ln64(summary.block.len() as f64);
+                    let tokens = selection.summarized(position, summary.block, options.causal);
+                    if selection.summaries().contains(&summary.block) && tokens > 0 {
+                        let weight = ln64(tokens as f64);
                         read.push(Read {
                             logit: logit(query, &summary.key, options) + weight,
                             value: &summary.value,

@@ -50,7 +50,8 @@ impl Span {
 ///
 /// Query `i` sees key `j <= i` when `j` lies in a span, or `i - j < row_window`, or `i - j` is one of the diagonals, or
 /// `j` is an extra of its row. A summary replaces a block of tokens. Row `i` sees it only when the block ends at or
-/// before `i`, and only when the row reads no token of the block in full.
+/// before `i`. It stands for the whole block if the row reads no token of it, or, if the selection says so, for the
+/// tokens that the row does not read.
 ///
 /// ```
 /// use riffle_attention::{Selection, Span};
@@ -71,6 +72,8 @@ pub struct Selection {
     extra_ends: Vec<usize>,
     extras: Vec<usize>,
     summaries: Vec<Span>,
+    /// True if a summary also stands for a part of its block.
+    summarizes_parts: bool,
 }
 
 impl Selection {
@@ -151,7 +154,18 @@ impl Selection {
         self.summaries = blocks.into_iter().filter(|span| !span.is_empty()).collect();
         self.summaries.sort_unstable();
         self.summaries.dedup();
+        self.summarizes_parts = false;
         self
+    }
+
+    /// As [`with_summaries`](Self::with_summaries), but a row that reads some tokens of a block also reads its mean,
+    /// which then stands for the others.
+    pub fn with_partial_summaries(self, blocks: impl IntoIterator<Item = Span>) -> Self {
+        let with = self.with_summaries(blocks);
+        Self {
+            summarizes_parts: !with.summaries.is_empty(),
+            ..with
+        }
     }
 
     /// Spans read in full by every row: sorted, disjoint, not touching.
@@ -196,6 +210,12 @@ impl Selection {
         &self.summaries
     }
 
+    /// True if a summary also stands for a part of its block
+    /// ([`with_partial_summaries`](Self::with_partial_summaries)).
+    pub fn summarizes_parts(&self) -> bool {
+        self.summarizes_parts
+    }
+
     /// True if the query at `query` reads the key at `key`, causally.
     pub fn contains(&self, query: usize, key: usize) -> bool {
         self.contains_with(query, key, true)
@@ -212,23 +232,44 @@ impl Selection {
             || self.row_extras(query).binary_search(&key).is_ok()
     }
 
-    /// True if the query at `query` reads `block` as a summary: the block lies wholly before it (or, without
-    /// causality, does not contain it) and no token of it is read in full.
-    pub fn sees_summary(&self, query: usize, block: Span, causal: bool) -> bool {
-        let holds_query = block.start <= query && query < block.end;
-        if block.is_empty() || holds_query || (causal && block.end > query) {
-            return false;
+    /// Number of tokens for which the summary of `block` stands at the query at `query`; 0 if the query does not read
+    /// it. The block has to lie wholly before the query or, without causality, not to contain it.
+    pub fn summarized(&self, query: usize, block: Span, causal: bool) -> usize {
+        let holds_query = block.range().contains(&query);
+        if holds_query || (causal && block.end > query) {
+            return 0;
         }
-        let window = self.window_of(query, causal);
-        if !block.intersect(&window).is_empty() {
-            return false;
+        match self.count_in(query, block, causal) {
+            0 => block.len(),
+            read if self.summarizes_parts => block.len() - read,
+            _ => 0,
         }
-        if self.spans_touch(block) || self.diagonals_touch(query, block, causal) {
-            return false;
-        }
-        let extras = self.row_extras(query);
-        let after = extras.partition_point(|token| *token < block.start);
-        extras.get(after).is_none_or(|token| *token >= block.end)
+    }
+
+    /// Number of tokens of a block that the query reads.
+    fn count_in(&self, query: usize, block: Span, causal: bool) -> usize {
+        let window = self.window_of(query, causal).intersect(&block);
+        let after = self.spans.partition_point(|span| span.end <= block.start);
+        let spans = self.spans[after..].iter().take_while(|span| span.start < block.end);
+        let in_spans = spans.map(|span| {
+            let span = span.intersect(&block);
+            span.len() - span.intersect(&window).len()
+        });
+        let single = self
+            .single_keys(query, causal)
+            .filter(|key| block.range().contains(key) && !window.range().contains(key) && !self.in_spans(*key));
+        window.len() + in_spans.sum::<usize>() + single.count()
+    }
+
+    /// The keys that the query reads on diagonals and as extras, each once.
+    pub(crate) fn single_keys(&self, query: usize, causal: bool) -> impl Iterator<Item = usize> {
+        let on_diagonals = self.diagonals.iter().flat_map(move |distance| {
+            let ahead = query.checked_add(*distance).filter(|_| !causal && *distance > 0);
+            [query.checked_sub(*distance), ahead]
+        });
+        let extras = self.row_extras(query).iter().copied();
+        let extras = extras.filter(move |key| self.diagonals.binary_search(&query.abs_diff(*key)).is_err());
+        on_diagonals.flatten().chain(extras)
     }
 
     /// (query, key) pairs that the queries `start..start + rows` read causally, without summaries.
@@ -261,18 +302,6 @@ impl Selection {
             mask.extend((0..tokens).map(|key| self.contains(query, key)));
         }
         mask
-    }
-
-    /// True if the row reads a token of the block on a diagonal.
-    fn diagonals_touch(&self, query: usize, block: Span, causal: bool) -> bool {
-        self.diagonals.iter().any(|distance| {
-            let behind = query.checked_sub(*distance);
-            let ahead = query.checked_add(*distance).filter(|_| !causal);
-            [behind, ahead]
-                .into_iter()
-                .flatten()
-                .any(|key| block.range().contains(&key))
-        })
     }
 
     /// The tokens of the row's window, not clipped at the end of the sequence.
@@ -384,14 +413,12 @@ mod tests {
     fn a_summary_yields_to_any_full_read() {
         let block = Span::new(8, 16);
         let selection = Selection::none().with_summaries([block]).with_row_window(4);
-        assert!(!selection.sees_summary(15, block, true));
-        assert!(!selection.sees_summary(18, block, true));
-        assert!(selection.sees_summary(19, block, true));
+        let summarized = |query| selection.summarized(query, block, true);
+        assert_eq!([15, 16, 18, 19].map(summarized), [0, 0, 0, 8]);
         let with_span = Selection::from_spans([Span::new(15, 17)]);
-        assert!(!with_span.sees_summary(40, block, true));
+        assert_eq!(with_span.summarized(40, block, true), 0);
         let with_extra = Selection::none().with_row_extras(40, [[12]]);
-        assert!(!with_extra.sees_summary(40, block, true));
-        assert!(with_extra.sees_summary(41, block, true));
+        assert_eq!([40, 41].map(|query| with_extra.summarized(query, block, true)), [0, 8]);
     }
 
     proptest::proptest! {
@@ -414,6 +441,18 @@ mod tests {
             for (at, read) in mask.iter().enumerate() {
                 let key = at % (start + rows);
                 proptest::prop_assert!(!read || reads.iter().any(|span| span.range().contains(&key)));
+            }
+            for block in [Span::new(3, 9), Span::new(8, 24), Span::new(20, 21)] {
+                let parts = selection.clone().with_partial_summaries([block]);
+                for query in start..start + rows {
+                    for causal in [true, false] {
+                        let unread = block.range().filter(|key| !selection.contains_with(query, *key, causal)).count();
+                        let before = block.end <= query || (!causal && block.start > query);
+                        let whole = if unread == block.len() { unread } else { 0 };
+                        proptest::prop_assert_eq!(parts.summarized(query, block, causal), if before { unread } else { 0 });
+                        proptest::prop_assert_eq!(selection.summarized(query, block, causal), if before { whole } else { 0 });
+                    }
+                }
             }
             proptest::prop_assert!(reads.iter().all(|span| span.end <= start + rows));
         }

@@ -149,10 +149,13 @@ pub(crate) struct Summaries<'a> {
     pub(crate) blocks: &'a [Span],
     /// True if blocks are disjoint, so that the window hides a contiguous run of them.
     pub(crate) disjoint: bool,
-    /// For each block: true if the selection names it and no span reads a token of it.
+    /// For each block: true if the selection names it and no span reads a token of it. With one `row`: true if the row
+    /// reads its mean.
     pub(crate) open: &'a [bool],
-    /// For each block: ln of its length.
+    /// For each block: ln of the tokens for which its mean stands.
     pub(crate) weights: &'a [f32],
+    /// True if `open` and `weights` are those of the only row.
+    pub(crate) of_row: bool,
 }
 
 impl Summaries<'_> {
@@ -214,10 +217,13 @@ impl Visible for Summaries<'_> {
     }
 
     fn row_bits(&self, block: Span, shared: u128, query: usize) -> u128 {
+        if self.of_row {
+            return shared;
+        }
         if !self.disjoint {
             let seen = |i: usize| {
-                self.selection
-                    .sees_summary(query, self.blocks[block.start + i], self.causal)
+                let block = self.blocks[block.start + i];
+                self.selection.summarized(query, block, self.causal) > 0
             };
             return (0..block.len()).fold(0, |bits, i| bits | ((shared >> i) & u128::from(seen(i))) << i);
         }

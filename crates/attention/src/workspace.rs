@@ -7,6 +7,7 @@ use crate::diagonal::DiagonalWorkspace;
 use crate::gathered::Gathered;
 use crate::kernel::Int8Queries;
 use crate::rounded::Rounded;
+use crate::summary::SummaryScratch;
 
 /// Scratch, reused between calls.
 #[derive(Debug, Default)]
@@ -22,20 +23,5 @@ pub(crate) struct Workspace {
     pub(crate) values: Vec<f32>,
     pub(crate) gathered: Gathered,
     pub(crate) rounded: Rounded,
-    summary_open: Vec<bool>,
-    summary_weights: Vec<f32>,
-}
-
-impl Workspace {
-    /// Lends the per-block scratch of summaries.
-    pub(crate) fn take_summary_scratch(&mut self) -> (Vec<bool>, Vec<f32>) {
-        (
-            core::mem::take(&mut self.summary_open),
-            core::mem::take(&mut self.summary_weights),
-        )
-    }
-
-    pub(crate) fn return_summary_scratch(&mut self, open: Vec<bool>, weights: Vec<f32>) {
-        (self.summary_open, self.summary_weights) = (open, weights);
-    }
+    pub(crate) summaries: SummaryScratch,
 }

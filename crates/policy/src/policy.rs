@@ -27,6 +27,7 @@ use crate::{
 pub struct Policy {
     info: &'static PolicyInfo,
     summary_tokens: Option<usize>,
+    summarizes_parts: bool,
     dense_below: usize,
     delta: Option<usize>,
     method: Box<dyn SparsePolicy>,
@@ -53,6 +54,7 @@ pub fn build(spec: &PolicySpec, phase: Phase) -> Result<Policy, PolicyError> {
     Ok(Policy {
         info: spec.info(),
         summary_tokens: spec.summary_tokens(),
+        summarizes_parts: spec.summarizes_parts(),
         dense_below: 0,
         delta: spec.delta(),
         method,
@@ -106,6 +108,11 @@ impl Policy {
     /// Tokens per block, if the policy reads means of blocks; otherwise `None`.
     pub fn summary_tokens(&self) -> Option<usize> {
         self.summary_tokens
+    }
+
+    /// True if these means also stand for the rest of a block of which a query reads some tokens.
+    pub fn summarizes_parts(&self) -> bool {
+        self.summarizes_parts
     }
 
     /// Distance between queries that also read everything, at multiples of this distance. The difference to their
@@ -179,14 +186,18 @@ impl Policy {
         }
     }
 
-    /// The selection with the means of all blocks that end before the tile's last query. A row reads those of blocks of
-    /// which it reads no token.
+    /// The selection with the means of all blocks that end before the tile's last query.
     fn with_means(&self, selection: Selection, tile: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
         let Some(block) = self.summary_tokens else {
             return selection;
         };
         let whole = (tile.start + tile.rows).min(context.tokens) / block;
-        selection.with_summaries((0..whole).map(|number| Span::new(number * block, (number + 1) * block)))
+        let blocks = (0..whole).map(|number| Span::new(number * block, (number + 1) * block));
+        if self.summarizes_parts {
+            selection.with_partial_summaries(blocks)
+        } else {
+            selection.with_summaries(blocks)
+        }
     }
 
     /// Weights of all keys for the chunk prepared last, if the policy computed them.

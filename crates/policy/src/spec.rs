@@ -25,9 +25,9 @@ const MEANS: &str = "means";
 /// the next such query (Delta Attention, Willette et al. 2025, arXiv:2505.11254). Without it, or with `delta=off`,
 /// nothing is corrected; the paper uses 64.
 ///
-/// Every policy that leaves tokens out in one phase, and evicts none, also takes `means`: blocks of this many tokens
-/// of which a query reads nothing are read as their mean, as in the residual summaries of CEDAR (arXiv:2609.07237) and
-/// CompKV (arXiv:2609.26300). Without it, or with `means=off`, nothing is read of them.
+/// Every policy that leaves tokens out in one phase, and evicts none, also takes `means`: the mean of every block of
+/// this many tokens stands for those that a query does not read, as in the residual summaries of CEDAR
+/// (arXiv:2609.07237) and CompKV (arXiv:2609.26300). Without it, or with `means=off`, nothing is read of them.
 ///
 /// Parsing checks names and values and fills in the defaults. Every spec can therefore be built in all phases of its
 /// policy. It prints with all its parameters.
@@ -39,7 +39,7 @@ pub struct PolicySpec {
     from: Option<usize>,
     /// The distance between the prompt's queries that correct the queries after them; `None` without correction.
     delta: Option<usize>,
-    /// Tokens in a block whose mean stands for it if it is not read; `None` without means.
+    /// Tokens in a block whose mean stands for those that are not read; `None` without means.
     means: Option<usize>,
 }
 
@@ -135,6 +135,11 @@ impl PolicySpec {
     /// Tokens per block, if the policy reads means of blocks; otherwise `None`.
     pub fn summary_tokens(&self) -> Option<usize> {
         self.means.or((self.info.traits.summary_tokens)(&self.parameters))
+    }
+
+    /// True if these means also stand for the rest of a block of which a query reads some tokens: those of `means`.
+    pub fn summarizes_parts(&self) -> bool {
+        self.means.is_some()
     }
 
     /// Refuses a phase that the policy does not support, alone or with these parameters.

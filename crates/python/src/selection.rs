@@ -32,6 +32,7 @@ struct Parts {
     extras_start: usize,
     extras: Items<Items<usize>>,
     summaries: Items<(usize, usize)>,
+    summarizes_parts: bool,
 }
 
 impl PySelection {
@@ -80,9 +81,13 @@ impl PySelection {
         let selection = Selection::from_spans(spans(&parts.spans.list("spans")?)?)
             .with_row_window(parts.row_window)
             .with_diagonals(diagonals)
-            .with_row_extras(parts.extras_start, extras)
-            .with_summaries(spans(&parts.summaries.list("summaries")?)?);
-        Ok(Self(selection))
+            .with_row_extras(parts.extras_start, extras);
+        let blocks = spans(&parts.summaries.list("summaries")?)?;
+        Ok(Self(if parts.summarizes_parts {
+            selection.with_partial_summaries(blocks)
+        } else {
+            selection.with_summaries(blocks)
+        }))
     }
 
     #[getter]
@@ -103,6 +108,11 @@ impl PySelection {
     #[getter]
     fn summaries(&self) -> Vec<(usize, usize)> {
         pairs(self.0.summaries())
+    }
+
+    #[getter]
+    fn summarizes_parts(&self) -> bool {
+        self.0.summarizes_parts()
     }
 
     fn row_extras(&self, query: usize) -> Vec<usize> {
@@ -151,6 +161,7 @@ impl PySelection {
         parts.set_item("extras_start", rows.start)?;
         parts.set_item("extras", rows.map(|row| self.0.row_extras(row)).collect::<Vec<_>>())?;
         parts.set_item("summaries", pairs(self.0.summaries()))?;
+        parts.set_item("summarizes_parts", self.0.summarizes_parts())?;
         Ok(parts)
     }
 

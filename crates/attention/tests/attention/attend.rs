@@ -314,6 +314,7 @@ proptest! {
         causal in any::<bool>(),
         selection in selection(256, 100, 20),
         named in proptest::collection::vec(any::<bool>(), 16),
+        parts in any::<bool>(),
         value_dim in value_dim(32),
     ) {
         let mut noise = Noise::new(seed);
@@ -323,7 +324,8 @@ proptest! {
         let summaries = means(&pages, (32, value_dim), 16);
         let blocks: Vec<Span> = summaries.iter().map(|summary| summary.block).collect();
         let chosen = blocks.iter().zip(&named).filter(|(_, named)| **named).map(|(block, _)| *block);
-        let selection = selection.with_summaries(chosen);
+        let selection =
+            if parts { selection.with_partial_summaries(chosen) } else { selection.with_summaries(chosen) };
         let (mut keys, mut values) = (vec![0.0; 512], vec![0.0; 16 * value_dim]);
         for (slot, summary) in summaries.iter().enumerate() {
             write_keys(&mut PlaneMut::F32(&mut keys), 32, slot, 1, &summary.key, 32).unwrap();
@@ -356,6 +358,39 @@ proptest! {
             attend_summaries(&tile, &view, &selection, &options, &mut again).unwrap();
             prop_assert_eq!(&again.o[..2 * value_dim], &partial.o[..2 * value_dim]);
         }
+    }
+
+    #[test]
+    fn blocks_of_equal_tokens_lose_nothing_if_their_means_stand_for_what_is_not_read(
+        seed in any::<u64>(),
+        rows in 1usize..8,
+        selection in selection(256, 256, 8),
+    ) {
+        let (mut noise, width) = (Noise::new(seed), 32);
+        let [keys, values] = [0, 1].map(|_| {
+            let of_blocks = noise.values(16 * width);
+            of_blocks.chunks(width).flat_map(|row| row.repeat(16)).collect::<Vec<f32>>()
+        });
+        let mut page = [vec![0.0; 256 * width], vec![0.0; 256 * width]];
+        let mut means = [vec![0.0; 16 * width], vec![0.0; 16 * width]];
+        write_keys(&mut PlaneMut::F32(&mut page[0]), width, 0, 256, &keys, width).unwrap();
+        write_values(&mut PlaneMut::F32(&mut page[1]), width, 0, 256, &values, width).unwrap();
+        let first_rows = |rows: &[f32]| rows.chunks(16 * width).flat_map(|block| block[..width].to_vec()).collect::<Vec<f32>>();
+        write_keys(&mut PlaneMut::F32(&mut means[0]), width, 0, 16, &first_rows(&keys), width).unwrap();
+        write_values(&mut PlaneMut::F32(&mut means[1]), width, 0, 16, &first_rows(&values), width).unwrap();
+        let views = [PageView { start: 0, tokens: 256, keys: Plane::F32(&page[0]), values: Plane::F32(&page[1]) }];
+        let kv = KvView { head_dim: width, pages: &views };
+        let blocks: Vec<Span> = (0..16).map(|number| Span::new(16 * number, 16 * number + 16)).collect();
+        let view = SummaryView { head_dim: width, blocks: &blocks, keys: Plane::F32(&means[0]), values: Plane::F32(&means[1]) };
+        let data = noise.values(rows * 2 * width);
+        let tile = QueryTile { data: &data, rows, row_stride: 2 * width, group: 2, head_dim: width, start: 256 };
+        let options = AttendOptions::new(0.5);
+        let selection = selection.with_partial_summaries(blocks.iter().copied());
+        let mut partial = Partial::new(rows, 2, width);
+        attend(&tile, &kv, &selection, &options, &mut partial).unwrap();
+        attend_summaries(&tile, &view, &selection, &options, &mut partial).unwrap();
+        let full = Selection::full(256);
+        assert_matches(&partial, &reference::attend(&tile, &kv, &full, &options, None).unwrap(), 3e-5);
     }
 
     #[test]

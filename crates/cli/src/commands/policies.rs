@@ -25,7 +25,7 @@ pub(crate) fn policies(arguments: &PoliciesArguments) -> Result<(), Failure> {
     text += "every sparse policy for prefill\n    Delta Attention, Willette et al. 2025, arXiv:2505.11254\n    delta=off  \
              every delta-th query also reads everything; what this changes in its output corrects the outputs of the queries after it; 64 is usual\n";
     text += "every policy that leaves out tokens without evicting them, in one phase\n    after CEDAR, 2026, arXiv:2609.07237\n    means=off  \
-             blocks of this many tokens of which a query reads nothing are read as their mean\n";
+             the mean of each block of this many tokens stands for those that a query does not read\n";
     print(&text)
 }
 

@@ -74,6 +74,13 @@ impl BlockMeans {
         let mut bits = Vec::with_capacity(tiles.len() * words);
         for tile in tiles {
             let (known, end) = (self.summaries.known(of)[tile.kv_head], tile.start + tile.rows);
+            if tile.selection.summarizes_parts() {
+                return Err(CudaError::Unsupported {
+                    what: "means of parts of blocks",
+                    value: means.block_tokens,
+                    requirement: "read on the CPU",
+                });
+            }
             if !tile.selection.summaries().is_empty() && known < end {
                 return Err(CudaError::Mismatch {
                     what: "tokens in means of blocks",

@@ -277,11 +277,12 @@ impl AttentionState {
 
     /// Tokens per block mean for each KV head, if the layer's policies read block means on a device; otherwise empty.
     fn block_means_on_device(&mut self, input: &LayerRows<'_>) -> Vec<Option<usize>> {
-        // An audit compares reads without means.
-        if input.step.window.is_some() || self.audit.is_some() {
+        let policies = self.policies.in_phase(input.step.phase).layer(input.cache_layer).iter();
+        // An audit compares reads without means. Devices know no means of parts.
+        let of_parts = policies.clone().any(Policy::summarizes_parts);
+        if input.step.window.is_some() || self.audit.is_some() || of_parts {
             return Vec::new();
         }
-        let policies = self.policies.in_phase(input.step.phase).layer(input.cache_layer).iter();
         let blocks: Vec<_> = policies.map(|policy| policy.summary_tokens()).collect();
         let Slot(tokens) = input.slot.after(input.tokens);
         let mut estimates = self.reader.estimates().into_iter();

@@ -114,7 +114,7 @@ proptest! {
             for number in 0..(start + rows).div_ceil(block) {
                 let span = Span::new(number * block, (number + 1) * block);
                 let unread = span.end <= query && span.range().all(|key| !selection.contains(query, key));
-                let named = selection.summaries().contains(&span) && selection.sees_summary(query, span, true);
+                let named = selection.summaries().contains(&span) && selection.summarized(query, span, true) > 0;
                 prop_assert_eq!(named, unread);
             }
         }
@@ -186,6 +186,7 @@ fn means_stand_for_every_whole_block_before_the_end_under_any_policy_that_keeps_
         };
         let (with, without) = (&selected("means=32")[0].2, &selected("means=off")[0].2);
         assert_eq!(with.summaries(), blocks(6), "{spec}");
+        assert!(with.summarizes_parts(), "{spec}");
         assert_eq!(without.summaries(), [], "{spec}");
         assert_eq!(with.clone().with_summaries([]), *without, "{spec}");
     }

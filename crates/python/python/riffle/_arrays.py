@@ -29,9 +29,11 @@ def selection(
     row_extras: Sequence[Sequence[int]] = (),
     first_row: int = 0,
     summaries: Sequence[tuple[int, int]] = (),
+    summarizes_parts: bool = False,
 ) -> Selection:
     """A selection: query `i` reads the spans, its latest `row_window` tokens, the tokens at the distances of `diagonals` before it,
-    and `row_extras[i - first_row]`. A block of `summaries` that it reads nothing of stands for its tokens by its mean."""
+    and `row_extras[i - first_row]`. The mean of a block of `summaries` stands for its tokens if it reads none of
+    them, or, with `summarizes_parts`, for those that it does not read."""
     return Selection(
         {
             "spans": [tuple(span) for span in spans],
@@ -40,6 +42,7 @@ def selection(
             "extras_start": first_row,
             "extras": [list(row) for row in row_extras],
             "summaries": [tuple(block) for block in summaries],
+            "summarizes_parts": summarizes_parts,
         }
     )
 

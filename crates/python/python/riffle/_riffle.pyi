@@ -105,6 +105,9 @@ class Selection:
     @property
     def summaries(self) -> list[tuple[int, int]]:
         """Blocks that are read as one mean each."""
+    @property
+    def summarizes_parts(self) -> bool:
+        """True if the mean of a block also stands for the rest of a block of which a query reads some tokens."""
     def row_extras(self, query: int) -> list[int]:
         """Further tokens that one query reads."""
     def contains(self, query: int, key: int) -> bool:
