@@ -32,6 +32,7 @@ struct Parts {
     extras_start: usize,
     extras: Items<Items<usize>>,
     summaries: Items<(usize, usize)>,
+    #[pyo3(default)]
     summarizes_parts: bool,
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -63,6 +65,19 @@ def test_block_means_stand_for_their_tokens():
     found = riffle.attend(q, k, v, selection)
     np.testing.assert_allclose(found, riffle.reference(q, k, v, selection).output, atol=2e-5)
     assert not np.allclose(found, riffle.attend(q, k, v, riffle.selection([(64, 80)], row_window=4)), atol=1e-3)
+
+
+def test_block_means_stand_for_the_tokens_that_are_not_read():
+    q, k, v = arrays(2, 2, 3, 96, 16)
+    selection = riffle.selection([(0, 20)], row_window=3, summaries=[(0, 32), (32, 64)], summarizes_parts=True)
+    assert selection.summarizes_parts and pickle.loads(pickle.dumps(selection)) == selection
+    found = riffle.attend(q, k, v, selection)
+    np.testing.assert_allclose(found, riffle.reference(q, k, v, selection).output, atol=2e-5)
+    # Tokens of a block that are all the same lose nothing.
+    for rows in (k, v):
+        rows[:, :32], rows[:, 32:64] = rows[:, :1], rows[:, 32:33]
+    whole = riffle.selection([(0, 64)], row_window=3)
+    np.testing.assert_allclose(riffle.attend(q, k, v, selection), riffle.attend(q, k, v, whole), atol=2e-5)
 
 
 def test_arrays_are_read_where_they_lie():
