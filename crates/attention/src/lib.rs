@@ -141,7 +141,7 @@ pub use maxima::BlockMaxima;
 pub use partial::Partial;
 pub use prefetch::prefetch_rows;
 pub use rows::{BlockCache, RowJob, RowPage, RowView, attend_rows, attend_rows_batch};
-pub use scan::{Scan, exponentiate};
+pub use scan::{Scan, exponentiate, exponentiate_by_largest};
 pub use scanned::attend_scanned;
 pub use scorer::Scorer;
 pub use selection::{Selection, Span};

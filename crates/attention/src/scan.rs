@@ -212,13 +212,18 @@ fn fill(weights: &mut [f32], row_stride: usize, rows: usize, gap: Span) {
 
 /// Turns logits into exp(logit − largest logit) and returns their sum; zero if there are none.
 pub fn exponentiate(logits: &mut [f32]) -> f64 {
+    exponentiate_by_largest(logits).1
+}
+
+/// As [`exponentiate`], but returns the largest logit before the sum; −∞ if there are none.
+pub fn exponentiate_by_largest(logits: &mut [f32]) -> (f32, f64) {
     let level = Level::best();
     let top = level.run(Top { logits, soft_cap: None });
     if top == f32::NEG_INFINITY {
         logits.fill(0.0);
-        return 0.0;
+        return (top, 0.0);
     }
-    level.run(Exponentiate { logits, top })
+    (top, level.run(Exponentiate { logits, top }))
 }
 
 #[cfg(test)]

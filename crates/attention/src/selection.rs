@@ -50,8 +50,8 @@ impl Span {
 ///
 /// Query `i` sees key `j <= i` when `j` lies in a span, or `i - j < row_window`, or `i - j` is one of the diagonals, or
 /// `j` is an extra of its row. A summary replaces a block of tokens. Row `i` sees it only when the block ends at or
-/// before `i`. It stands for the whole block if the row reads no token of it, or, if the selection says so, for the
-/// tokens that the row does not read.
+/// before `i`. If the row reads no token of the block, the summary replaces all of them. If the row reads some, the
+/// summary is hidden, or replaces the unread tokens ([`summarizing_parts`](Self::summarizing_parts)).
 ///
 /// ```
 /// use riffle_attention::{Selection, Span};
@@ -72,7 +72,7 @@ pub struct Selection {
     extra_ends: Vec<usize>,
     extras: Vec<usize>,
     summaries: Vec<Span>,
-    /// True if a summary also stands for a part of its block.
+    /// True if a summary may replace a part of its block.
     summarizes_parts: bool,
 }
 
@@ -158,14 +158,11 @@ impl Selection {
         self
     }
 
-    /// As [`with_summaries`](Self::with_summaries), but a row that reads some tokens of a block also reads its mean,
-    /// which then stands for the others.
-    pub fn with_partial_summaries(self, blocks: impl IntoIterator<Item = Span>) -> Self {
-        let with = self.with_summaries(blocks);
-        Self {
-            summarizes_parts: !with.summaries.is_empty(),
-            ..with
-        }
+    /// With `true`, a row that reads some tokens of a block also reads its summary, which replaces the unread tokens. A
+    /// later [`with_summaries`](Self::with_summaries) sets it to false.
+    pub fn summarizing_parts(mut self, parts: bool) -> Self {
+        self.summarizes_parts = parts && !self.summaries.is_empty();
+        self
     }
 
     /// Spans read in full by every row: sorted, disjoint, not touching.
@@ -210,8 +207,7 @@ impl Selection {
         &self.summaries
     }
 
-    /// True if a summary also stands for a part of its block
-    /// ([`with_partial_summaries`](Self::with_partial_summaries)).
+    /// True if a summary may replace a part of its block ([`summarizing_parts`](Self::summarizing_parts)).
     pub fn summarizes_parts(&self) -> bool {
         self.summarizes_parts
     }
@@ -232,16 +228,21 @@ impl Selection {
             || self.row_extras(query).binary_search(&key).is_ok()
     }
 
-    /// Number of tokens for which the summary of `block` stands at the query at `query`; 0 if the query does not read
-    /// it. The block has to lie wholly before the query or, without causality, not to contain it.
+    /// Number of tokens that the summary of `block` replaces for the query at position `query`; 0 if the query does not
+    /// read the summary. The block must end at or before the query or, without causality, not contain it.
     pub fn summarized(&self, query: usize, block: Span, causal: bool) -> usize {
         let holds_query = block.range().contains(&query);
         if holds_query || (causal && block.end > query) {
             return 0;
         }
-        match self.count_in(query, block, causal) {
+        self.replaced(block, self.count_in(query, block, causal))
+    }
+
+    /// Number of tokens that the summary of `block` replaces for a query that reads `read` tokens of the block.
+    pub(crate) fn replaced(&self, block: Span, read: usize) -> usize {
+        match read {
             0 => block.len(),
-            read if self.summarizes_parts => block.len() - read,
+            _ if self.summarizes_parts => block.len() - read,
             _ => 0,
         }
     }
@@ -443,15 +444,14 @@ mod tests {
                 proptest::prop_assert!(!read || reads.iter().any(|span| span.range().contains(&key)));
             }
             for block in [Span::new(3, 9), Span::new(8, 24), Span::new(20, 21)] {
-                let parts = selection.clone().with_partial_summaries([block]);
-                for query in start..start + rows {
-                    for causal in [true, false] {
-                        let unread = block.range().filter(|key| !selection.contains_with(query, *key, causal)).count();
-                        let before = block.end <= query || (!causal && block.start > query);
-                        let whole = if unread == block.len() { unread } else { 0 };
-                        proptest::prop_assert_eq!(parts.summarized(query, block, causal), if before { unread } else { 0 });
-                        proptest::prop_assert_eq!(selection.summarized(query, block, causal), if before { whole } else { 0 });
-                    }
+                let parts = selection.clone().with_summaries([block]).summarizing_parts(true);
+                for (query, causal) in (start..start + rows).flat_map(|query| [(query, true), (query, false)]) {
+                    let is_before = block.end <= query || (!causal && block.start > query);
+                    let is_unread = |key: &usize| is_before && !selection.contains_with(query, *key, causal);
+                    let unread = block.range().filter(is_unread).count();
+                    let whole = if unread == block.len() { unread } else { 0 };
+                    proptest::prop_assert_eq!(parts.summarized(query, block, causal), unread);
+                    proptest::prop_assert_eq!(selection.summarized(query, block, causal), whole);
                 }
             }
             proptest::prop_assert!(reads.iter().all(|span| span.end <= start + rows));

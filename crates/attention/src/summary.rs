@@ -25,9 +25,9 @@ pub struct SummaryView<'a> {
 /// Scratch of [`attend_summaries`], by block.
 #[derive(Debug, Default)]
 pub(crate) struct SummaryScratch {
-    /// Tokens for which the mean stands; 0 for a mean that is not read.
+    /// Tokens that the mean replaces; 0 for a mean that is not read.
     tokens: Vec<usize>,
-    open: Vec<bool>,
+    /// ln of these numbers.
     weights: Vec<f32>,
     logarithms: Logarithms,
 }
@@ -48,13 +48,13 @@ struct Means<'a> {
     options: &'a AttendOptions<'a>,
 }
 
-/// Adds the selection's block means to `partial`. A mean that stands for n tokens weighs as n keys: ln n is added to its
+/// Adds the selection's block means to `partial`. A mean that replaces n tokens weighs as n keys: ln n is added to its
 /// logit.
 ///
-/// A row sees a mean only when its block lies wholly before the row's position. The mean stands for the whole block if
-/// the row reads no token of it. With [`Selection::with_partial_summaries`] it otherwise stands for the tokens that the
-/// row does not read. So nothing is counted twice. Call it once, even if several calls of [`attend`](crate::attend) read
-/// the pages.
+/// A row sees a mean only when its block lies wholly before the row's position. If the row reads no token of the block,
+/// the mean replaces all of them. If the row reads some, the mean is hidden, or replaces the unread tokens
+/// ([`Selection::summarizing_parts`]). So nothing is counted twice. Call it once, even if several calls of
+/// [`attend`](crate::attend) read the pages.
 ///
 /// # Errors
 /// As [`attend`](crate::attend); also blocks that are not sorted.
@@ -145,9 +145,9 @@ impl Means<'_> {
             causal: self.options.causal,
             blocks: self.blocks,
             disjoint: self.disjoint,
-            open: &scratch.open,
+            tokens: &scratch.tokens,
             weights: &scratch.weights,
-            of_row: queries.rows == 1,
+            is_of_row: queries.rows == 1,
         };
         let call = Call {
             level: Level::best(),
@@ -213,8 +213,6 @@ impl SummaryScratch {
     }
 
     fn weigh(&mut self) {
-        self.open.clear();
-        self.open.extend(self.tokens.iter().map(|tokens| *tokens > 0));
         self.weights.clear();
         let logarithms = &mut self.logarithms;
         self.weights
@@ -241,7 +239,7 @@ impl Logarithms {
     }
 }
 
-/// For each of the disjoint blocks, the tokens for which its mean stands if rows read nothing but spans.
+/// For each of the disjoint blocks, the tokens that its mean replaces if rows read spans alone.
 fn rest_of_spans(blocks: &[Span], selection: &Selection) -> impl Iterator<Item = usize> {
     let mut names = selection.summaries().iter().peekable();
     let mut spans = selection.spans().iter().peekable();
@@ -252,11 +250,6 @@ fn rest_of_spans(blocks: &[Span], selection: &Selection) -> impl Iterator<Item =
         }
         while spans.next_if(|span| span.end <= block.start).is_some() {}
         let inside = spans.clone().take_while(|span| span.start < block.end);
-        let read: usize = inside.map(|span| span.intersect(block).len()).sum();
-        match read {
-            0 => block.len(),
-            _ if selection.summarizes_parts() => block.len() - read,
-            _ => 0,
-        }
+        selection.replaced(*block, inside.map(|span| span.intersect(block).len()).sum())
     })
 }

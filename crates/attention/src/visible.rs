@@ -149,13 +149,12 @@ pub(crate) struct Summaries<'a> {
     pub(crate) blocks: &'a [Span],
     /// True if blocks are disjoint, so that the window hides a contiguous run of them.
     pub(crate) disjoint: bool,
-    /// For each block: true if the selection names it and no span reads a token of it. With one `row`: true if the row
-    /// reads its mean.
-    pub(crate) open: &'a [bool],
-    /// For each block: ln of the tokens for which its mean stands.
+    /// For each block: the tokens that its mean replaces, before rules for single rows; 0 if it is not read.
+    pub(crate) tokens: &'a [usize],
+    /// For each block: ln of these tokens.
     pub(crate) weights: &'a [f32],
-    /// True if `open` and `weights` are those of the only row.
-    pub(crate) of_row: bool,
+    /// True if there is one row, and its rules are already applied.
+    pub(crate) is_of_row: bool,
 }
 
 impl Summaries<'_> {
@@ -208,8 +207,8 @@ impl Visible for Summaries<'_> {
     }
 
     fn block_bits(&self, block: Span) -> u128 {
-        let open = self.open[block.range()].iter().enumerate();
-        open.fold(0, |bits, (i, open)| bits | (u128::from(*open) << i))
+        let tokens = self.tokens[block.range()].iter().enumerate();
+        tokens.fold(0, |bits, (i, tokens)| bits | (u128::from(*tokens > 0) << i))
     }
 
     fn uniform(&self, _: Span, _: u128, _: usize, _: usize) -> bool {
@@ -217,7 +216,7 @@ impl Visible for Summaries<'_> {
     }
 
     fn row_bits(&self, block: Span, shared: u128, query: usize) -> u128 {
-        if self.of_row {
+        if self.is_of_row {
             return shared;
         }
         if !self.disjoint {

@@ -110,7 +110,7 @@ impl Policy {
         self.summary_tokens
     }
 
-    /// True if these means also stand for the rest of a block of which a query reads some tokens.
+    /// True if the mean of a block also replaces its unread tokens where a query reads some of the block.
     pub fn summarizes_parts(&self) -> bool {
         self.summarizes_parts
     }
@@ -193,11 +193,9 @@ impl Policy {
         };
         let whole = (tile.start + tile.rows).min(context.tokens) / block;
         let blocks = (0..whole).map(|number| Span::new(number * block, (number + 1) * block));
-        if self.summarizes_parts {
-            selection.with_partial_summaries(blocks)
-        } else {
-            selection.with_summaries(blocks)
-        }
+        selection
+            .with_summaries(blocks)
+            .summarizing_parts(self.summarizes_parts)
     }
 
     /// Weights of all keys for the chunk prepared last, if the policy computed them.

@@ -25,9 +25,10 @@ const MEANS: &str = "means";
 /// the next such query (Delta Attention, Willette et al. 2025, arXiv:2505.11254). Without it, or with `delta=off`,
 /// nothing is corrected; the paper uses 64.
 ///
-/// Every policy that leaves tokens out in one phase, and evicts none, also takes `means`: the mean of every block of
-/// this many tokens stands for those that a query does not read, as in the residual summaries of CEDAR
-/// (arXiv:2609.07237) and CompKV (arXiv:2609.26300). Without it, or with `means=off`, nothing is read of them.
+/// Every policy that leaves tokens out in one phase, and evicts none, also takes `means`, the number of tokens in a
+/// block. A query then reads one mean for each block. The mean replaces the tokens of the block that the query does not
+/// read, as in the residual summaries of CEDAR (arXiv:2609.07237) and CompKV (arXiv:2609.26300). Without `means`, or
+/// with `means=off`, a query reads nothing in place of these tokens.
 ///
 /// Parsing checks names and values and fills in the defaults. Every spec can therefore be built in all phases of its
 /// policy. It prints with all its parameters.
@@ -39,7 +40,7 @@ pub struct PolicySpec {
     from: Option<usize>,
     /// The distance between the prompt's queries that correct the queries after them; `None` without correction.
     delta: Option<usize>,
-    /// Tokens in a block whose mean stands for those that are not read; `None` without means.
+    /// Number of tokens in a block. The mean of a block replaces its unread tokens. `None` without means.
     means: Option<usize>,
 }
 
@@ -137,7 +138,8 @@ impl PolicySpec {
         self.means.or((self.info.traits.summary_tokens)(&self.parameters))
     }
 
-    /// True if these means also stand for the rest of a block of which a query reads some tokens: those of `means`.
+    /// True if the mean of a block also replaces its unread tokens where a query reads some of the block. This holds
+    /// for `means`, not for the policy's own means.
     pub fn summarizes_parts(&self) -> bool {
         self.means.is_some()
     }

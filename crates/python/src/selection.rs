@@ -82,13 +82,10 @@ impl PySelection {
         let selection = Selection::from_spans(spans(&parts.spans.list("spans")?)?)
             .with_row_window(parts.row_window)
             .with_diagonals(diagonals)
-            .with_row_extras(parts.extras_start, extras);
-        let blocks = spans(&parts.summaries.list("summaries")?)?;
-        Ok(Self(if parts.summarizes_parts {
-            selection.with_partial_summaries(blocks)
-        } else {
-            selection.with_summaries(blocks)
-        }))
+            .with_row_extras(parts.extras_start, extras)
+            .with_summaries(spans(&parts.summaries.list("summaries")?)?)
+            .summarizing_parts(parts.summarizes_parts);
+        Ok(Self(selection))
     }
 
     #[getter]

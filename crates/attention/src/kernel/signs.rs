@@ -250,6 +250,7 @@ fn products<S: Simd, const P: usize>(
     let vectors = tables[0].len() / 2;
     let bias = simd.splat((TABLE_BIAS as usize * tables[0].len()) as f32);
     let signs = keys.signs[4 * stripe * vectors..][..4 * vectors].chunks_exact(vectors);
+    // Tables and signs have the same length, so that no access in the loop is checked.
     let tables: [&[[Line; 4]]; P] = tables.map(|tables| &tables.as_chunks().0[..vectors / 2]);
     let scales = keys.scales[16 * stripe..][..16].as_chunks::<4>().0;
     for (part, (signs, scales)) in signs.zip(scales).enumerate() {

@@ -198,7 +198,8 @@ fn marked(marks: &[[u16; UNIT]]) -> Vec<usize> {
     keys
 }
 
-/// For each pattern of four signs, the sum of the signed integers, with a bias; four times. A set bit is a positive sign.
+/// For each pattern of four signs, the sum of the signed integers, with a bias. A set bit is a positive sign. The table
+/// is repeated as in [`Simd::look_up`](crate::simd::Simd::look_up).
 fn table(integers: &[i32; 4]) -> Line {
     let mut sums = [0; 64];
     sums[0] = (TABLE_BIAS - integers.iter().sum::<i32>()) as u8;

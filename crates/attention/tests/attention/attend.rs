@@ -324,8 +324,7 @@ proptest! {
         let summaries = means(&pages, (32, value_dim), 16);
         let blocks: Vec<Span> = summaries.iter().map(|summary| summary.block).collect();
         let chosen = blocks.iter().zip(&named).filter(|(_, named)| **named).map(|(block, _)| *block);
-        let selection =
-            if parts { selection.with_partial_summaries(chosen) } else { selection.with_summaries(chosen) };
+        let selection = selection.with_summaries(chosen).summarizing_parts(parts);
         let (mut keys, mut values) = (vec![0.0; 512], vec![0.0; 16 * value_dim]);
         for (slot, summary) in summaries.iter().enumerate() {
             write_keys(&mut PlaneMut::F32(&mut keys), 32, slot, 1, &summary.key, 32).unwrap();
@@ -361,7 +360,7 @@ proptest! {
     }
 
     #[test]
-    fn blocks_of_equal_tokens_lose_nothing_if_their_means_stand_for_what_is_not_read(
+    fn blocks_of_equal_tokens_lose_nothing_if_their_means_replace_the_unread_tokens(
         seed in any::<u64>(),
         rows in 1usize..8,
         selection in selection(256, 256, 8),
@@ -375,17 +374,20 @@ proptest! {
         let mut means = [vec![0.0; 16 * width], vec![0.0; 16 * width]];
         write_keys(&mut PlaneMut::F32(&mut page[0]), width, 0, 256, &keys, width).unwrap();
         write_values(&mut PlaneMut::F32(&mut page[1]), width, 0, 256, &values, width).unwrap();
-        let first_rows = |rows: &[f32]| rows.chunks(16 * width).flat_map(|block| block[..width].to_vec()).collect::<Vec<f32>>();
+        let first_rows = |rows: &[f32]| -> Vec<f32> {
+            rows.chunks(16 * width).flat_map(|block| block[..width].to_vec()).collect()
+        };
         write_keys(&mut PlaneMut::F32(&mut means[0]), width, 0, 16, &first_rows(&keys), width).unwrap();
         write_values(&mut PlaneMut::F32(&mut means[1]), width, 0, 16, &first_rows(&values), width).unwrap();
         let views = [PageView { start: 0, tokens: 256, keys: Plane::F32(&page[0]), values: Plane::F32(&page[1]) }];
         let kv = KvView { head_dim: width, pages: &views };
         let blocks: Vec<Span> = (0..16).map(|number| Span::new(16 * number, 16 * number + 16)).collect();
-        let view = SummaryView { head_dim: width, blocks: &blocks, keys: Plane::F32(&means[0]), values: Plane::F32(&means[1]) };
+        let [keys, values] = [Plane::F32(&means[0]), Plane::F32(&means[1])];
+        let view = SummaryView { head_dim: width, blocks: &blocks, keys, values };
         let data = noise.values(rows * 2 * width);
         let tile = QueryTile { data: &data, rows, row_stride: 2 * width, group: 2, head_dim: width, start: 256 };
         let options = AttendOptions::new(0.5);
-        let selection = selection.with_partial_summaries(blocks.iter().copied());
+        let selection = selection.with_summaries(blocks.iter().copied()).summarizing_parts(true);
         let mut partial = Partial::new(rows, 2, width);
         attend(&tile, &kv, &selection, &options, &mut partial).unwrap();
         attend_summaries(&tile, &view, &selection, &options, &mut partial).unwrap();

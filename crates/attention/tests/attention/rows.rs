@@ -246,8 +246,7 @@ proptest! {
         let (head_dim, mut noise) = (64, Noise::new(seed));
         let blocks: Vec<Span> = (0..32).map(|block| Span::new(block * 16, block * 16 + 16)).collect();
         let named = blocks.iter().zip(&named).filter(|(_, named)| **named).map(|(block, _)| *block);
-        let selection =
-            if parts { selection.with_partial_summaries(named) } else { selection.with_summaries(named) };
+        let selection = selection.with_summaries(named).summarizing_parts(parts);
         let (mut keys, mut values) = (plane(format, 32, head_dim), plane(format, 32, head_dim));
         write_keys(&mut keys.plane_mut(), head_dim, 0, 32, &noise.values(32 * head_dim), head_dim).unwrap();
         write_values(&mut values.plane_mut(), head_dim, 0, 32, &noise.values(32 * head_dim), head_dim).unwrap();

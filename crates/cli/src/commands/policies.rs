@@ -25,7 +25,7 @@ pub(crate) fn policies(arguments: &PoliciesArguments) -> Result<(), Failure> {
     text += "every sparse policy for prefill\n    Delta Attention, Willette et al. 2025, arXiv:2505.11254\n    delta=off  \
              every delta-th query also reads everything; what this changes in its output corrects the outputs of the queries after it; 64 is usual\n";
     text += "every policy that leaves out tokens without evicting them, in one phase\n    after CEDAR, 2026, arXiv:2609.07237\n    means=off  \
-             the mean of each block of this many tokens stands for those that a query does not read\n";
+             tokens in a block; a query reads the mean of each block in place of the block's unread tokens\n";
     print(&text)
 }
 

@@ -278,7 +278,7 @@ impl AttentionState {
     /// Tokens per block mean for each KV head, if the layer's policies read block means on a device; otherwise empty.
     fn block_means_on_device(&mut self, input: &LayerRows<'_>) -> Vec<Option<usize>> {
         let policies = self.policies.in_phase(input.step.phase).layer(input.cache_layer).iter();
-        // An audit compares reads without means. Devices know no means of parts.
+        // An audit compares reads without means. Kernels on devices read the means of whole blocks alone.
         let of_parts = policies.clone().any(Policy::summarizes_parts);
         if input.step.window.is_some() || self.audit.is_some() || of_parts {
             return Vec::new();

@@ -1,6 +1,6 @@
 use std::borrow::Cow;
 
-use riffle_attention::{AttendOptions, QueryTile, Selection, SignIndex, SignScorer, Span, exponentiate};
+use riffle_attention::{AttendOptions, QueryTile, Selection, SignIndex, SignScorer, Span, exponentiate_by_largest};
 
 use crate::blocks::{BlockRows, PeakBlocks, block_span, mark_blocks};
 use crate::cost::{ChunkSize, ChunkWork};
@@ -230,19 +230,10 @@ fn lowest_logits(scorer: &SignScorer, peak: f64, add_own: impl Fn(usize, &mut Ve
         logits.clear();
         logits.extend_from_slice(scorer.row(query));
         add_own(query, &mut logits);
-        largest(&logits) + (peak * exponentiate(&mut logits) / logits.len() as f64).ln() as f32
+        let (largest, sum) = exponentiate_by_largest(&mut logits);
+        largest + (peak * sum / logits.len() as f64).ln() as f32
     });
     lowest.collect()
-}
-
-/// The largest of some logits, in lanes that the compiler compares together.
-fn largest(logits: &[f32]) -> f32 {
-    let (many, rest) = logits.as_chunks::<16>();
-    let higher = |a: f32, b: f32| if a > b { a } else { b };
-    let lanes = many.iter().fold([f32::NEG_INFINITY; 16], |lanes, logits| {
-        core::array::from_fn(|n| higher(logits[n], lanes[n]))
-    });
-    lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, higher)
 }
 
 /// The largest logits of a query in the units of its own segment; none if the keys are not kept.

@@ -32,8 +32,8 @@ def selection(
     summarizes_parts: bool = False,
 ) -> Selection:
     """A selection: query `i` reads the spans, its latest `row_window` tokens, the tokens at the distances of `diagonals` before it,
-    and `row_extras[i - first_row]`. The mean of a block of `summaries` stands for its tokens if it reads none of
-    them, or, with `summarizes_parts`, for those that it does not read."""
+    and `row_extras[i - first_row]`. A query that reads no token of a block of `summaries` reads the mean of the
+    block. With `summarizes_parts`, the mean of a block also replaces the unread tokens where the query reads some of them."""
     return Selection(
         {
             "spans": [tuple(span) for span in spans],

@@ -107,7 +107,7 @@ class Selection:
         """Blocks that are read as one mean each."""
     @property
     def summarizes_parts(self) -> bool:
-        """True if the mean of a block also stands for the rest of a block of which a query reads some tokens."""
+        """True if the mean of a block also replaces its unread tokens where a query reads some of the block."""
     def row_extras(self, query: int) -> list[int]:
         """Further tokens that one query reads."""
     def contains(self, query: int, key: int) -> bool:
