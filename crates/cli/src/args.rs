@@ -361,9 +361,9 @@ pub(crate) enum SessionCommand {
     /// Shrink a session to a share of its memory
     ///
     /// Later questions of any kind are still answered. A session that has read more since can be compressed again:
-    /// kvzip then keeps a share of the new text, and all that it kept before.
+    /// echo and kvzip then keep a share of the new text, and all that was kept before.
     #[command(
-        after_help = "Example:\n  riffle run --model model.gguf --file book.txt -n 0 --session book.session\n  riffle session compress --model model.gguf --session book.session --keep 0.3"
+        after_help = "Example:\n  riffle run --model model.gguf --file book.txt -n 0 --session book.session --score-pairs\n  riffle session compress --model model.gguf --session book.session --keep 0.3"
     )]
     Compress(Box<CompressArguments>),
 }
@@ -382,9 +382,11 @@ pub(crate) struct CompressArguments {
     pub(crate) keep: f64,
     /// Method of choosing the share
     ///
-    /// kvzip lets the model repeat the text and keeps the pairs with attention: the better method, and as slow as
-    /// reading. expected computes the expected attention of keys from a sample of the text.
-    #[arg(long, value_name = "kvzip|expected", default_value = "kvzip")]
+    /// echo keeps the pairs to which the text itself pays attention. A session of riffle run --score-pairs is
+    /// compressed at once; any other text is read once more. kvzip lets the model repeat the text, which takes longer
+    /// than reading. expected computes the expected attention of keys from a sample of the text: fast, but it loses
+    /// facts.
+    #[arg(long, value_name = "echo|kvzip|expected", default_value = "echo")]
     pub(crate) method: String,
     #[command(flatten)]
     pub(crate) engine: EngineArguments,

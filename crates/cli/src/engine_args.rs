@@ -155,6 +155,11 @@ pub(crate) struct EngineArguments {
     /// Sampled queries are compared with exact attention, so the run takes longer.
     #[arg(long, help_heading = "Attention policies", hide_short_help = true)]
     pub(crate) audit: bool,
+    /// Score keys and values while reading, so that riffle session compress need not read again
+    ///
+    /// The session stores the scores, 4 bytes for each key of each head.
+    #[arg(long, conflicts_with_all = ["window_size", "select_tokens"], help_heading = "Attention policies", hide_short_help = true)]
+    pub(crate) score_pairs: bool,
     /// Logical batch: tokens that one layer computes before the next [default: 4096, more with experts in files]
     #[arg(short = 'b', long = "batch", alias = "batch-size", value_name = "N", value_parser = numbers::tokens, help_heading = "Speed and precision", hide_short_help = true)]
     pub(crate) batch: Option<usize>,

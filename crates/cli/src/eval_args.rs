@@ -158,7 +158,7 @@ pub(crate) struct NeedleArguments {
     /// second-turn: after a first question.
     #[arg(long, value_name = "WHEN,…", value_delimiter = ',', default_value = "late")]
     pub(crate) ask: Vec<String>,
-    /// Compress every document before late questions, e.g. kvzip:0.3
+    /// Compress every document before late questions, e.g. echo:0.3
     ///
     /// The compression follows the reading of the document (see riffle session compress).
     #[arg(long, value_name = "METHOD:KEEP", hide_short_help = true)]

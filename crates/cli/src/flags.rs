@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 /// Field names in messages of the libraries, and their flags. A field has the same flag in every command.
-const FLAGS: [(&str, &str); 56] = [
+const FLAGS: [(&str, &str); 57] = [
     ("activations", "--activations"),
     ("adapters", "--lora"),
     ("api_keys", "--api-key-file"),
@@ -48,6 +48,7 @@ const FLAGS: [(&str, &str); 56] = [
     ("repeat_penalty", "--repeat-penalty"),
     ("rope_scaling", "--rope-scaling"),
     ("rotate", "--kv-rotate"),
+    ("score_pairs", "--score-pairs"),
     ("sequences", "--parallel"),
     ("session", "--session"),
     ("session_folder", "--sessions"),

@@ -103,6 +103,11 @@ impl PolicyRules {
         self.specs().any(|spec| spec.info().traits.keys == KeyUse::Scanned)
     }
 
+    /// True if a policy evicts tokens permanently ([`Traits::evicts`](crate::Traits)).
+    pub fn evicts(&self) -> bool {
+        self.specs().any(|spec| spec.info().traits.evicts)
+    }
+
     /// True if a policy reads the index of signs.
     pub fn reads_signs(&self) -> bool {
         self.specs().any(|spec| spec.info().traits.keys == KeyUse::Indexed)

@@ -46,6 +46,7 @@ pub(crate) struct GivenEngine {
     prefill: Option<String>,
     profile: Option<PathBuf>,
     rope_scaling: Option<String>,
+    score_pairs: Option<bool>,
     select_tokens: Option<String>,
     sequences: Option<usize>,
     sink_tokens: Option<usize>,
@@ -123,6 +124,7 @@ impl GivenEngine {
         options.sequence.decode = profile.decode;
         options.machine.cost = profile.cost;
         options.sequence.audit = self.audit.unwrap_or(false);
+        options.sequence.score_pairs = self.score_pairs.unwrap_or(false);
         options.model.draft_model = self.draft_model.as_deref().map(model_path).transpose()?;
         options.model.draft_predictor = self.draft_predictor.unwrap_or(false);
         options.sequence.auto_target = self.auto;

@@ -75,6 +75,7 @@ pub(crate) fn engine_options(arguments: &EngineArguments) -> Result<EngineOption
         .with_decode(profile.decode)
         .with_cost(profile.cost)
         .with_audit(arguments.audit)
+        .with_score_pairs(arguments.score_pairs)
         .with_auto_target(arguments.auto)
         .with_token_selection(arguments.select_tokens.as_deref().map(str::parse).transpose()?)
         .with_kv_tiers(KvTiers {

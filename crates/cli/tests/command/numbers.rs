@@ -50,7 +50,7 @@ const NOT_NUMBERS: [&str; 29] = [
     "TASK,…",
     "METHOD:factor=F",
     "METHOD:KEEP",
-    "kvzip|expected",
+    "echo|kvzip|expected",
     "exact|rounded",
     "on|off",
     "prefill|decode",

@@ -292,13 +292,16 @@ fn a_session_that_cannot_be_compressed_says_why_and_stays_as_it_is() {
     refused(&["--keep", "2"], &["--keep is 2"]);
     refused(
         &["--keep", "0.3", "--method", "zip"],
-        &["--method", "\"zip\"", "kvzip or expected"],
+        &["--method", "\"zip\"", "echo, kvzip or expected"],
     );
     refused(
         &["--keep", "0.3", "--kv-type", "q8_0"],
         &["--kv-type f16:f16", "q8_0:q8_0"],
     );
-    refused(&["--keep", "0.3", "--ctx", "24"], &["what is repeated of it", "--ctx"]);
+    refused(
+        &["--keep", "0.3", "--ctx", "24"],
+        &["what is read again of it", "--ctx"],
+    );
     let lock = PathLock::take(&path).expect("nobody holds it");
     refused(&["--keep", "0.3"], &["in use by another process"]);
     drop(lock);

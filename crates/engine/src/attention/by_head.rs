@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use riffle_kv::KvCache;
+
 /// State of the tokens that a KV head holds, from the first on.
 pub(crate) trait FollowsTokens {
     /// Number of tokens in the state.
@@ -10,6 +12,17 @@ pub(crate) trait FollowsTokens {
     /// Removes tokens at and after `tokens`, perhaps a few more.
     fn truncate(&mut self, tokens: usize);
 }
+
+/// State that sessions store.
+pub(crate) trait Recorded: FollowsTokens + Sized {
+    fn to_bytes(&self) -> Vec<u8>;
+
+    /// From the result of `to_bytes`, for keys of `key_width` elements; `None` if the bytes are damaged.
+    fn from_bytes(bytes: &[u8], key_width: usize) -> Option<Self>;
+}
+
+/// The bytes of a recorded state, with its layer and KV head.
+pub(crate) type HeadRecord = ([usize; 2], Vec<u8>);
 
 /// States by (layer, KV head), and by another number if a head has several.
 #[derive(Clone)]
@@ -58,6 +71,28 @@ impl<T: FollowsTokens> ByHead<T> {
     pub(crate) fn truncate_layer(&mut self, layer: usize, tokens: impl Fn(usize) -> usize) {
         self.of_layer_mut(layer)
             .for_each(|(kv_head, state)| cut(state, tokens(kv_head)));
+    }
+}
+
+impl<T: Recorded> ByHead<T> {
+    /// The states as bytes, by layer and KV head.
+    pub(crate) fn to_records(&self) -> Vec<HeadRecord> {
+        let records = self.iter();
+        records
+            .map(|([layer, kv_head, _], state)| ([*layer, *kv_head], state.to_bytes()))
+            .collect()
+    }
+
+    /// Restores from the result of `to_records`; `None` if the cache does not hold such tokens.
+    pub(crate) fn from_records(records: Vec<HeadRecord>, cache: &KvCache) -> Option<Self> {
+        let shape = cache.shape();
+        let of_head = |([layer, kv_head], bytes): HeadRecord| {
+            let is_there = layer < shape.layers.count() && kv_head < shape.layer(layer).kv_heads;
+            let width = is_there.then(|| shape.layer(layer).key_width)?;
+            let state = T::from_bytes(&bytes, width)?;
+            (state.tokens() <= cache.head_tokens(layer, kv_head)).then_some(([layer, kv_head, 0], state))
+        };
+        records.into_iter().map(of_head).collect()
     }
 }
 

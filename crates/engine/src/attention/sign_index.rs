@@ -3,37 +3,16 @@
 
 use rayon::prelude::*;
 use riffle_attention::{PageView, Span};
-use riffle_kv::KvCache;
 use riffle_policy::{KeyUse, PolicyRules, PolicySet, PolicyShape, SelectContext, SignKeys};
 
 use crate::EngineError;
-use crate::attention::by_head::FollowsTokens;
+use crate::attention::by_head::{FollowsTokens, Recorded};
 use crate::attention::{AttentionState, ByHead, Policies, reading};
 
 /// The indexes of signs of a sequence.
 pub(crate) type SignIndexes = ByHead<SignKeys>;
 
 impl SignIndexes {
-    /// The indexes as bytes, by layer and KV head.
-    pub(crate) fn to_records(&self) -> Vec<([usize; 2], Vec<u8>)> {
-        let records = self.iter();
-        records
-            .map(|([layer, kv_head, _], keys)| ([*layer, *kv_head], keys.to_bytes()))
-            .collect()
-    }
-
-    /// Restores from the result of `to_records`; `None` if the cache does not hold such keys.
-    pub(crate) fn from_records(records: Vec<([usize; 2], Vec<u8>)>, cache: &KvCache) -> Option<Self> {
-        let shape = cache.shape();
-        let of_head = |([layer, kv_head], bytes): ([usize; 2], Vec<u8>)| {
-            let is_there = layer < shape.layers.count() && kv_head < shape.layer(layer).kv_heads;
-            let width = is_there.then(|| shape.layer(layer).key_width)?;
-            let keys = SignKeys::from_bytes(&bytes, width)?;
-            (keys.tokens() <= cache.head_tokens(layer, kv_head)).then_some(([layer, kv_head, 0], keys))
-        };
-        records.into_iter().map(of_head).collect()
-    }
-
     /// The context with the index of its KV head, without pages.
     pub(super) fn shown_in<'c>(&'c self, context: &SelectContext<'_>) -> SelectContext<'c> {
         SelectContext {
@@ -51,6 +30,16 @@ impl FollowsTokens for SignKeys {
 
     fn truncate(&mut self, tokens: usize) {
         SignKeys::truncate(self, tokens);
+    }
+}
+
+impl Recorded for SignKeys {
+    fn to_bytes(&self) -> Vec<u8> {
+        SignKeys::to_bytes(self)
+    }
+
+    fn from_bytes(bytes: &[u8], key_width: usize) -> Option<Self> {
+        SignKeys::from_bytes(bytes, key_width)
     }
 }
 
@@ -110,7 +99,7 @@ pub(crate) fn sign_index_bytes(rules: [&PolicyRules; 2], layers: &[PolicyShape],
 #[cfg(test)]
 mod tests {
     use riffle_attention::{Format, SignIndex};
-    use riffle_kv::{CacheShape, LayerShape, LayerShapes};
+    use riffle_kv::{CacheShape, KvCache, LayerShape, LayerShapes};
 
     use super::*;
 

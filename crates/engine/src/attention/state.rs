@@ -6,7 +6,8 @@ use riffle_policy::{CostModel, Phase, PolicyRules, PolicySet, PolicyShape};
 use crate::EngineError;
 use crate::attention::{
     Audit, AuditObserver, Auto, BlockMeans, Counters, Evicted, IndexBlocks, LatestChoice, LearnedRows, Observers,
-    Reader, RollingWindow, SignIndexes, SlidingLayer, SlidingLayers, Slot, lacks_room, runs_empty,
+    PairScorer, PairScores, Reader, RollingWindow, SignIndexes, SlidingLayer, SlidingLayers, Slot, lacks_room,
+    runs_empty,
 };
 
 /// Policies of one sequence.
@@ -36,6 +37,9 @@ pub(crate) struct AttentionState {
     pub(crate) policies: Policies,
     pub(super) means: BlockMeans,
     pub(crate) signs: SignIndexes,
+    pub(crate) pair_scores: PairScores,
+    /// Scores pairs while the sequence reads, if asked for.
+    pub(crate) scorer: Option<PairScorer>,
     /// Tokens evicted from single heads.
     pub(crate) evicted: Evicted,
     /// The window of an endless sequence, outside which tokens were dropped from all heads.
@@ -113,6 +117,8 @@ impl AttentionState {
             policies,
             means: BlockMeans::default(),
             signs: SignIndexes::default(),
+            pair_scores: PairScores::default(),
+            scorer: None,
             evicted: Evicted::default(),
             rolling: RollingWindow::default(),
             sliding: SlidingLayers::default(),
@@ -171,8 +177,8 @@ impl AttentionState {
     }
 
     /// Keeps only the tokens at `places`, ascending, of a (layer, KV head). They must include every token from
-    /// `since` on, so that the sequence can still return that far. The prefill policy, the block means and the index of
-    /// signs restart on the remaining tokens; the caller must update the decode policy.
+    /// `since` on, so that the sequence can still return that far. The prefill policy, the block means, the index
+    /// of signs and the scores of pairs restart on the remaining tokens; the caller must update the decode policy.
     ///
     /// # Errors
     /// As [`KvCache::retain`]: if the head is unchanged, nothing has changed.
@@ -189,6 +195,7 @@ impl AttentionState {
         self.policies.prefill.layer_mut(layer)[kv_head].reset();
         self.means.forget(layer, kv_head);
         self.signs.forget(layer, kv_head);
+        self.pair_scores.forget(layer, kv_head);
         self.evicted.add(&shape, layer, kv_head, held - places.len());
         self.evicted.forbid_below(since);
         Ok(())
@@ -250,6 +257,7 @@ impl AttentionState {
             self.policies.decode.truncate(slot);
             self.means.truncate(slot);
             self.signs.truncate(slot);
+            self.pair_scores.truncate(slot);
             self.index_blocks.truncate(slot);
             return;
         }
@@ -274,11 +282,13 @@ impl AttentionState {
         let held = |kv_head: usize| tokens.saturating_sub(left[kv_head]);
         self.means.truncate_layer(layer, held);
         self.signs.truncate_layer(layer, held);
+        self.pair_scores.truncate_layer(layer, held);
     }
 
     /// Copies the placement of another state, whose pages this cache holds, and shares its indexes.
     pub(crate) fn copy_placement(&mut self, from: &Self) {
         self.signs = from.signs.clone();
+        self.pair_scores = from.pair_scores.clone();
         self.rolling = from.rolling.clone();
         self.evicted = from.evicted.clone();
         self.sliding = from.sliding.clone();

@@ -190,6 +190,9 @@ impl AttentionState {
         if step.window.is_none() {
             let read = (!chosen.stays_on_device).then_some(&*partials);
             self.observers.observe(&mut self.cache, chosen, read)?;
+            if let Some(scorer) = self.scorer.as_mut().filter(|_| step.appends) {
+                scorer.score(&mut self.cache, &mut self.pair_scores, chosen)?;
+            }
         }
         if chosen.stays_on_device {
             // The device's clock measures the time of the call after it has run.

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::attention::lacks_room;
+use crate::compress::echo::Echo;
 use crate::compress::expected::Sample;
 use crate::compress::kvzip::Repeats;
 use crate::compress::{
@@ -25,6 +26,7 @@ pub(crate) struct Compression {
 }
 
 enum State {
+    Echo(Echo),
     KvZip(Repeats),
     Expected(Sample),
     /// Pairs are evicted, one head at a time.
@@ -53,6 +55,11 @@ impl Compression {
         check_compressible(sequence, options)?;
         let (state, tokens, longest_tokens) = match &options.method {
             _ if options.keep >= 1.0 => (State::Done, 0, 0),
+            CompressMethod::Echo { part_tokens } => {
+                let echo = Echo::begin(sequence, *part_tokens)?;
+                let (tokens, longest) = (echo.tokens(), echo.longest_tokens());
+                (State::Echo(echo), tokens, longest)
+            }
             CompressMethod::KvZip { chunk_tokens, prompt } => {
                 let prompt = match prompt {
                     Some(prompt) => prompt.clone(),
@@ -94,6 +101,7 @@ impl Compression {
     /// Does the next piece. A requested text must be read before the next call.
     pub(crate) fn advance(&mut self, sequence: &mut Sequence) -> Result<CompressStep, EngineError> {
         let next = match &mut self.state {
+            State::Echo(echo) => echo.next_reading(sequence)?,
             State::KvZip(repeats) => repeats.next_reading(sequence)?,
             State::Expected(sample) => sample.next_reading(sequence)?,
             State::Moving(heads) => {
@@ -110,6 +118,7 @@ impl Compression {
             return Ok(CompressStep::Read(Box::new(scratch), tokens));
         }
         let mut scores = match std::mem::replace(&mut self.state, State::Done) {
+            State::Echo(echo) => echo.into_scores(),
             State::KvZip(repeats) => repeats.into_scores(),
             State::Expected(sample) => sample.into_scores(sequence)?,
             State::Moving(_) | State::Done => Vec::new(),
@@ -123,10 +132,11 @@ impl Compression {
     /// Takes back the scratch sequence after it has read its text.
     pub(crate) fn take_back(&mut self, mut scratch: Sequence, read_tokens: usize) {
         self.read_tokens += read_tokens;
-        let observers = &mut scratch.attention_mut().observers;
+        let attention = scratch.attention_mut();
         match &mut self.state {
-            State::KvZip(repeats) => repeats.take_back(observers),
-            State::Expected(sample) => sample.take_back(observers),
+            State::Echo(echo) => echo.take_back(attention),
+            State::KvZip(repeats) => repeats.take_back(&mut attention.observers),
+            State::Expected(sample) => sample.take_back(&mut attention.observers),
             State::Moving(_) | State::Done => {}
         }
     }

@@ -15,7 +15,7 @@ use crate::attention::{Heads, Observers, rotated_widths};
 use crate::compress::moments::{Moments, QueryDistribution};
 use crate::compress::{HeadScores, check_room_beside};
 use crate::sequence::fork::beside_to_measure;
-use crate::{EngineError, Sequence};
+use crate::{EngineError, Sequence, SequenceOptions};
 
 /// The latest tokens of the text. The distribution of their queries estimates the distribution of later queries.
 pub(super) struct Sample {
@@ -74,7 +74,7 @@ impl Sample {
         let Some(sample) = self.ahead.take() else {
             return Ok(None);
         };
-        let mut scratch = beside_to_measure(sequence)?;
+        let mut scratch = beside_to_measure(sequence, SequenceOptions::default())?;
         let moments = Moments::new(&scratch, self.sink_tokens);
         scratch.attention_mut().observers.add(moments);
         Ok(Some((scratch, sample)))

@@ -6,11 +6,13 @@
 //! options ─▶ scratch sequence reads ─▶ observer sees its queries ─▶ a score for every pair ─▶ kept slots ─▶ eviction
 //! ```
 //!
-//! The scores come from tokens that a scratch sequence reads, a fork for [`CompressMethod::KvZip`] and an empty one
-//! for [`CompressMethod::Expected`]: the sequence itself changes only after all scores are known.
+//! The scores of [`CompressMethod::Echo`] are those that the sequence made while it read. All others come from tokens
+//! that a scratch sequence reads: a fork for [`CompressMethod::KvZip`], an empty one for the other methods. The sequence
+//! itself changes only after all scores are known.
 
 mod budget;
 mod compression;
+mod echo;
 mod expected;
 mod kvzip;
 mod moments;
@@ -63,16 +65,17 @@ struct HeadScores {
 /// Keeps the KV pairs of every head that later queries will need most, and frees the pages of the others.
 ///
 /// A sequence that has grown since its last compression can be compressed again. If all layers see the whole text,
-/// [`CompressMethod::KvZip`] keeps a share of the tokens read since then, and every pair that it kept before. So a text
-/// can be compressed by parts, and is never held whole. [`CompressMethod::Expected`] keeps a share of all pairs held.
+/// [`CompressMethod::KvZip`] and [`CompressMethod::Echo`] keep a share of the tokens read since then, and every pair kept
+/// before. So a text can be compressed by parts, and is never held whole. [`CompressMethod::Expected`] keeps a share of
+/// all pairs held.
 ///
 /// The choice depends on neither a question nor the number of threads. Layers with a sliding window and recurrent
 /// layers are unchanged. Afterwards the sequence can be continued, forked, saved and restored as before. It can
 /// return within the latest tokens that every head keeps; going back further requires reading its text again. Its
 /// pages cannot be shared as another sequence's beginning.
 ///
-/// A second sequence reads the tokens for the scores: with farther tiers, set [`MachineOptions::sequences`] to 2 to
-/// leave room for its pages.
+/// A second sequence reads tokens that have no scores yet: with farther tiers, set [`MachineOptions::sequences`] to 2
+/// to leave room for its pages.
 ///
 /// [`MachineOptions::sequences`]: crate::MachineOptions::sequences
 ///
@@ -129,7 +132,7 @@ pub(super) fn check_compressible(sequence: &Sequence, options: &CompressOptions)
             "no layer of its model keeps the keys of the whole text, so there is nothing to make smaller",
         ));
     }
-    if matches!(options.method, CompressMethod::KvZip { .. }) {
+    if !matches!(options.method, CompressMethod::Expected { .. }) {
         check_grown(sequence, options.recent_tokens)?;
     }
     Ok(())

@@ -34,6 +34,14 @@ pub enum CompressMethod {
         /// The request that asks the model to repeat; `None` for the words of [`RepeatPrompt::for_engine`].
         prompt: Option<RepeatPrompt>,
     },
+    /// A pair's score is the largest weight that a query of its own chunk of 512 tokens would give it, if the chunk
+    /// stood once more after itself. Scores that were made while the text was read
+    /// ([`SequenceOptions::score_pairs`](crate::SequenceOptions::score_pairs)) are used. Text without scores is read
+    /// again, in parts and without the rest. The name follows EchoPress (arXiv:2610.00412), which has the same aim.
+    Echo {
+        /// Tokens of the text in a part that is read again.
+        part_tokens: usize,
+    },
     /// Assumes normally distributed queries, which gives the expected attention of a key in closed form. A pair's
     /// score is this times the norm of its value: Expected Attention, Devoto et al. 2025, arXiv:2510.00636. It takes
     /// as long as reading the sample.
@@ -57,6 +65,9 @@ pub enum Spread {
 }
 
 impl CompressMethod {
+    /// Echo in parts of 4,096 tokens.
+    pub const ECHO: Self = Self::Echo { part_tokens: 4096 };
+
     /// KVzip with the parameters of its paper.
     pub const KVZIP: Self = Self::KvZip {
         chunk_tokens: 2048,
@@ -76,7 +87,7 @@ impl CompressOptions {
         Self {
             keep,
             spread: match method {
-                CompressMethod::KvZip { .. } => Spread::Model,
+                CompressMethod::KvZip { .. } | CompressMethod::Echo { .. } => Spread::Model,
                 CompressMethod::Expected { .. } => Spread::Head,
             },
             method,
@@ -91,6 +102,7 @@ impl CompressOptions {
         require(is_share, "keep", self.keep, requirement)?;
         let empty = match self.method {
             CompressMethod::KvZip { chunk_tokens, .. } => chunk_tokens == 0,
+            CompressMethod::Echo { part_tokens } => part_tokens == 0,
             CompressMethod::Expected {
                 sample_tokens,
                 future_tokens,
@@ -101,7 +113,7 @@ impl CompressOptions {
     }
 }
 
-/// `METHOD:KEEP`, such as `kvzip:0.3`.
+/// `METHOD:KEEP`, such as `echo:0.3`.
 impl FromStr for CompressOptions {
     type Err = EngineError;
 
@@ -113,7 +125,7 @@ impl FromStr for CompressOptions {
         };
         parse().ok_or_else(|| {
             let requirement =
-                "it must be METHOD:KEEP, kvzip or expected with a share above 0 and at most 1, such as kvzip:0.3";
+                "it must be METHOD:KEEP, echo, kvzip or expected with a share above 0 and at most 1, such as echo:0.3";
             EngineError::option("compress", format!("{text:?}"), requirement)
         })
     }
@@ -130,10 +142,11 @@ impl FromStr for CompressMethod {
 
     fn from_str(text: &str) -> Result<Self, EngineError> {
         match &*text.trim().to_ascii_lowercase() {
+            "echo" => Ok(Self::ECHO),
             "kvzip" => Ok(Self::KVZIP),
             "expected" => Ok(Self::EXPECTED),
             _ => {
-                let requirement = "it must be kvzip or expected";
+                let requirement = "it must be echo, kvzip or expected";
                 Err(EngineError::option("method", format!("{text:?}"), requirement))
             }
         }
@@ -143,6 +156,7 @@ impl FromStr for CompressMethod {
 impl fmt::Display for CompressMethod {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::Echo { .. } => "echo",
             Self::KvZip { .. } => "kvzip",
             Self::Expected { .. } => "expected",
         })

@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use rayon::prelude::*;
-use riffle_attention::{LANES, Partial, Plane, PlaneMut, Scorer, Selection, Span, exponentiate, read_keys, write_keys};
+use riffle_attention::{Partial, Span, exponentiate};
 use riffle_kv::KvCache;
 
 use crate::EngineError;
-use crate::attention::{Chosen, Chunk, QueryObserver, Tile};
+use crate::attention::{Chosen, Chunk, KeyCopy, QueryObserver, Tile};
 use crate::compress::HeadScores;
 
 /// Sums a reconstruction, one chunk of the text at a time.
@@ -22,13 +22,6 @@ pub(crate) struct Reconstruction {
     pub(super) chunk: Range<usize>,
 }
 
-/// Keys of one KV head that the queries of a round see: the sinks, the chunk, and the tokens after the text.
-struct SeenKeys {
-    /// Stripes of f32 keys, in the layout of a page.
-    plane: Vec<f32>,
-    tokens: usize,
-}
-
 impl QueryObserver for Reconstruction {
     fn observe(&mut self, cache: &mut KvCache, chosen: &Chosen<'_>, _: Option<&[Partial]>) -> Result<(), EngineError> {
         let chunk = &chosen.chunk;
@@ -36,7 +29,10 @@ impl QueryObserver for Reconstruction {
             return Ok(());
         };
         let heads = &self.heads[first..first + chunk.heads.kv_heads];
-        let seen = self.seen_keys(cache, chunk, heads)?;
+        let spans = heads.iter().zip(&chunk.contexts);
+        let spans: Vec<[Span; 3]> = spans.map(|(head, context)| self.spans(head, context.tokens)).collect();
+        // The sinks, the chunk, and the tokens after the text.
+        let seen = KeyCopy::of_heads(cache, chunk.layer, &spans)?;
         let tiles = chunk.tiles.par_iter();
         let largest: Result<Vec<Vec<f32>>, EngineError> = tiles
             .map(|tile| self.largest_weights(tile, &seen[tile.kv_head], &heads[tile.kv_head], chunk))
@@ -71,78 +67,22 @@ impl Reconstruction {
         ]
     }
 
-    /// The keys that a round sees, by KV head, from any tier.
-    fn seen_keys(
-        &self,
-        cache: &mut KvCache,
-        chunk: &Chunk<'_>,
-        heads: &[HeadScores],
-    ) -> Result<Vec<SeenKeys>, EngineError> {
-        let (page_tokens, head_dim) = (cache.shape().page_tokens, chunk.heads.key_width);
-        let spans = heads.iter().zip(&chunk.contexts);
-        let spans: Vec<[Span; 3]> = spans.map(|(head, context)| self.spans(head, context.tokens)).collect();
-        let pages_of = |spans: &[Span; 3]| {
-            let pages = spans.iter().filter(|span| !span.is_empty());
-            let pages = pages.map(|span| Span::new(span.start / page_tokens, span.end.div_ceil(page_tokens)));
-            Selection::from_spans(pages).spans().to_vec()
-        };
-        let wanted: Vec<Vec<Span>> = spans.iter().map(pages_of).collect();
-        let tokens: Vec<usize> = spans.iter().map(|spans| spans.iter().map(Span::len).sum()).collect();
-        // [tokens, head_dim]
-        let mut rows: Vec<Vec<f32>> = tokens.iter().map(|tokens| vec![0.0; tokens * head_dim]).collect();
-        cache.stream::<EngineError>(chunk.layer, Some(&wanted), None, &mut |pages| {
-            rows.par_iter_mut()
-                .zip(&spans)
-                .zip(pages)
-                .try_for_each(|((rows, spans), pages)| {
-                    for page in pages {
-                        let mut at = 0;
-                        for span in spans {
-                            let part = span.intersect(&Span::new(page.start, page.start + page.tokens));
-                            if !part.is_empty() {
-                                let out = &mut rows[(at + part.start - span.start) * head_dim..];
-                                let slot = part.start - page.start;
-                                read_keys(&page.keys, head_dim, slot, part.len(), out, head_dim)?;
-                            }
-                            at += span.len();
-                        }
-                    }
-                    Ok::<(), EngineError>(())
-                })
-        })?;
-        let planes = rows.par_iter().zip(tokens).map(|(rows, tokens)| {
-            let mut plane = vec![0.0; tokens.next_multiple_of(LANES) * head_dim];
-            write_keys(&mut PlaneMut::F32(&mut plane), head_dim, 0, tokens, rows, head_dim)?;
-            Ok(SeenKeys { plane, tokens })
-        });
-        planes.collect()
-    }
-
     /// The largest weight that any query of a tile gives to each key of the chunk.
     fn largest_weights(
         &self,
         tile: &Tile<'_>,
-        seen: &SeenKeys,
+        seen: &KeyCopy,
         head: &HeadScores,
         chunk: &Chunk<'_>,
     ) -> Result<Vec<f32>, EngineError> {
         let (queries, context) = (&tile.queries, &chunk.contexts[tile.kv_head]);
         let rows = (0..queries.rows).flat_map(|row| (0..queries.group).map(move |head| queries.query(row, head)));
-        let mut scorer = Scorer::default();
-        scorer.set(rows, queries.head_dim, context.scale)?;
-        let mut logits = vec![0.0; queries.rows * queries.group * seen.tokens];
-        let keys = Plane::F32(&seen.plane);
-        scorer.score(&keys, Span::new(0, seen.tokens), None, &mut logits, seen.tokens)?;
+        let mut logits = seen.logits(&rows.collect::<Vec<_>>(), context)?;
         let [sinks, repeated, _] = self.spans(head, context.tokens).map(|span| span.len());
         let mut largest = vec![0.0f32; repeated];
         for (query, logits) in logits.chunks_exact_mut(seen.tokens).enumerate() {
             let own = queries.start + query / queries.group + 1 - head.before - head.scores.len();
             let visible = &mut logits[..sinks + repeated + own];
-            if let Some(cap) = context.soft_cap {
-                visible
-                    .iter_mut()
-                    .for_each(|logit| *logit = cap * (*logit / cap).tanh());
-            }
             let factor = (1.0 / exponentiate(visible)) as f32;
             for (largest, weight) in largest.iter_mut().zip(&visible[sinks..]) {
                 *largest = largest.max(weight * factor);

@@ -1,4 +1,5 @@
-//! Compares scores and choices with `kvpress` (`fixtures/vectors/compress.py`).
+//! Compares scores and choices with `kvpress` (`fixtures/vectors/compress.py`) and, for echo, with the heads of
+//! `transformers` (`fixtures/vectors/echo.py`).
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -232,4 +233,56 @@ fn a_sample_of_the_text_expects_nearly_what_the_whole_text_does() {
     let largest = largest.flat_map(|head| &head[4..]).copied().fold(0.0, f32::max);
     let difference = largest_difference(&found, &oracle.scores, 4);
     assert!(difference > 0.0 && difference < largest, "{difference} of {largest}");
+}
+
+/// Scores by echo, in chunks of 64 tokens, made while a prompt is read.
+fn echoed(options: EngineOptions, threads: usize) -> Vec<f32> {
+    let found = with_threads(Some(threads), || {
+        let tokens = oracle(CASES[0], "kvzip").tokens;
+        echoed_by(folder(CASES[0]), options, &tokens)
+    });
+    found.unwrap()
+}
+
+fn echoed_by(model: PathBuf, options: EngineOptions, tokens: &[u32]) -> Vec<f32> {
+    let engine = Engine::load(model, options.with_score_pairs(true)).unwrap();
+    let mut session = Session::new(&engine).unwrap();
+    let attention = session.sequence_mut().attention_mut();
+    attention.scorer.as_mut().unwrap().chunk_tokens = 64;
+    session.prefill(tokens, &mut |_| ControlFlow::Continue(())).unwrap();
+    let heads = session.sequence().attention().pair_scores.iter();
+    heads.flat_map(|(_, scores)| scores.by_slot().to_vec()).collect()
+}
+
+#[test]
+fn scores_made_while_reading_are_those_of_queries_that_transformers_turns_forward() {
+    for case in CASES {
+        let found = std::fs::read(folder(case).join("echo.safetensors")).unwrap();
+        let found = SafeTensors::deserialize(&found).unwrap();
+        let expected = found.tensor("echo").unwrap();
+        let expected = expected.data().as_chunks::<4>().0.iter();
+        let expected: Vec<f32> = expected.map(|score| f32::from_le_bytes(*score)).collect();
+        let tokens = oracle(case, "kvzip").tokens;
+        for rotate in [false, true] {
+            let scores = echoed_by(folder(case), options().with_rotate(Some(rotate)), &tokens);
+            assert_eq!(scores.len(), expected.len());
+            let differences = scores.iter().zip(&expected).map(|(a, b)| (a - b).abs());
+            let difference = differences.fold(0.0, f32::max);
+            assert!(difference < 2e-5, "{case}, rotated {rotate}: {difference}");
+        }
+    }
+}
+
+#[test]
+fn scores_made_while_reading_do_not_depend_on_threads_or_batches() {
+    let expected: Vec<u32> = echoed(options(), 1).into_iter().map(f32::to_bits).collect();
+    let others = [
+        (options(), 3),
+        (options().with_batch_tokens(40).with_chunk_tokens(40), 2),
+        (options().with_batch_tokens(150).with_chunk_tokens(7), 2),
+    ];
+    for (options, threads) in others {
+        let found = echoed(options.clone(), threads).into_iter().map(f32::to_bits);
+        assert!(found.eq(expected.iter().copied()), "{options:?}");
+    }
 }

@@ -33,6 +33,9 @@ pub struct SequenceOptions {
     pub adapters: AdapterScales,
     /// Compare sampled queries with exact attention ([`Sequence::audit`](crate::Sequence::audit)).
     pub audit: bool,
+    /// Score every pair while a prompt is read, so that [`CompressMethod::Echo`](crate::CompressMethod::Echo) needs no
+    /// second reading. Sessions store the scores, 4 bytes for each pair.
+    pub score_pairs: bool,
 }
 
 impl Default for SequenceOptions {
@@ -44,6 +47,7 @@ impl Default for SequenceOptions {
             window: None,
             adapters: AdapterScales::default(),
             audit: false,
+            score_pairs: false,
         }
     }
 }
@@ -55,6 +59,10 @@ impl SequenceOptions {
             let is_share = (0.0..=1.0).contains(&target);
             require(is_share, "auto_target", target, "it must be a share from 0 to 1")?;
         }
+        let evicts = self.window.is_some() || self.prefill.evicts() || self.decode.evicts();
+        let requirement =
+            "tokens are evicted while they are read: leave it out, or the window and the policy that evicts";
+        require(!(self.score_pairs && evicts), "score_pairs", true, requirement)?;
         self.prefill.check(Phase::Prefill, chunk_tokens)?;
         self.decode.check(Phase::Decode, chunk_tokens)?;
         Ok(())

@@ -73,5 +73,6 @@ setters! {
         with_decode sets decode: PolicyRules,
         with_auto_target sets auto_target: Option<f64>,
         with_audit sets audit: bool,
+        with_score_pairs sets score_pairs: bool,
     }
 }

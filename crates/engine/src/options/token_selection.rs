@@ -88,6 +88,7 @@ impl TokenSelection {
             (options.machine.device.is_some(), "`device=cuda`"),
             (options.sequence.window.is_some(), "`window`"),
             (options.sequence.audit, "`audit`, which compares with all tokens"),
+            (options.sequence.score_pairs, "`score_pairs`, which scores all tokens"),
             (
                 options.sequence.auto_target.is_some(),
                 "`auto_target`, which compares with all tokens",

@@ -14,7 +14,7 @@ use riffle_model::{IndexerShape, ModelConfig, ModelInfo, PredictorForward};
 use riffle_policy::PolicyShape;
 use serde::Serialize;
 
-use crate::attention::{Heads, IndexBlocks, SlidingLayers, cached_shape, sign_index_bytes};
+use crate::attention::{Heads, IndexBlocks, PairScorer, SlidingLayers, cached_shape, sign_index_bytes};
 use crate::error::require;
 use crate::options::{check_indexers, has_indexers};
 use crate::parse::typed_bytes;
@@ -396,6 +396,7 @@ fn scratch_bytes(config: &ModelConfig, options: &EngineOptions, context: usize) 
         + (config.vocab_size * size_of::<f32>()) as u64
         + index_block_bytes(config, context)
         + sign_index_bytes([&options.sequence.prefill, &options.sequence.decode], &shapes, context)
+        + pair_score_bytes(config, options, context)
         + options.sequence.prefill.stored_bytes(&shapes, context)
         + options.sequence.decode.stored_bytes(&shapes, context);
     // Memory for answers that pass the layers beside a prompt.
@@ -412,6 +413,16 @@ fn scratch_bytes(config: &ModelConfig, options: &EngineOptions, context: usize) 
         + (floats * size_of::<f32>()) as u64
         + chosen
         + options.machine.sequences as u64 * kept
+}
+
+/// Bytes of the scores of pairs of a sequence.
+fn pair_score_bytes(config: &ModelConfig, options: &EngineOptions, context: usize) -> u64 {
+    let layers = config.cached_layers().map(|layer| Heads::of_layer(config, layer));
+    if options.sequence.score_pairs {
+        PairScorer::bytes(layers, context)
+    } else {
+        0
+    }
 }
 
 /// Bytes of the keys of blocks that a sequence keeps for its indexers.

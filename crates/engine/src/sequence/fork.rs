@@ -1,5 +1,6 @@
 //! Sequences that begin with another's tokens.
 
+use crate::sequence::Turn;
 use crate::{EngineError, Sequence, SequenceOptions};
 
 /// A fork with new decode policies and counts.
@@ -25,18 +26,23 @@ pub(super) fn beside_with(sequence: &Sequence, options: SequenceOptions) -> Resu
     Sequence::over(&sequence.setting.engine, cache, reader, options)
 }
 
-/// An empty sequence with the same rotation as another, at any length, and with dense attention.
-pub(crate) fn beside_to_measure(sequence: &Sequence) -> Result<Sequence, EngineError> {
-    let mut beside = beside_with(sequence, SequenceOptions::default())?;
-    beside.text.turn = sequence.text.turn;
-    beside.text.turn.is_fixed = true;
+/// An empty sequence with the same rotation as another, at any length. The options must leave attention dense.
+pub(crate) fn beside_to_measure(sequence: &Sequence, options: SequenceOptions) -> Result<Sequence, EngineError> {
+    let mut beside = beside_with(sequence, options)?;
+    beside.set_turn(Turn {
+        is_fixed: true,
+        ..sequence.text.turn
+    });
     Ok(beside)
 }
 
 /// A fork with a fixed rotation, at any length, and with dense attention.
 pub(crate) fn fork_to_measure(sequence: &mut Sequence) -> Result<Sequence, EngineError> {
     let mut fork = fork_text(sequence, SequenceOptions::default())?;
-    fork.text.turn.is_fixed = true;
+    fork.set_turn(Turn {
+        is_fixed: true,
+        ..sequence.text.turn
+    });
     Ok(fork)
 }
 
@@ -52,5 +58,6 @@ fn fork_text(sequence: &mut Sequence, options: SequenceOptions) -> Result<Sequen
     fork.recurrence.copy_from(&sequence.recurrence)?;
     fork.attention.copy_placement(&sequence.attention);
     fork.text = sequence.text.clone();
+    fork.set_turn(sequence.text.turn);
     Ok(fork)
 }

@@ -23,7 +23,7 @@ use riffle_device::TransferCount;
 use riffle_kv::{KvCache, KvUsage, PagePool};
 use riffle_policy::{Phase, PolicyRules};
 
-use crate::attention::{AttentionState, Audit, Auto, Heads, Policies, Reader};
+use crate::attention::{AttentionState, Audit, Auto, Heads, PairScorer, Policies, Reader};
 use crate::options::check_sequence;
 use crate::predictor::PredictorRows;
 use crate::sampler::SamplerState;
@@ -190,6 +190,9 @@ impl Sequence {
             let layers = config.cached_layers().map(|layer| Heads::of_layer(config, layer));
             Audit::new(layers.collect(), target.unwrap_or(0.0))
         });
+        attention.scorer = options
+            .score_pairs
+            .then(|| PairScorer::new(engine, Turn::default().length()));
         attention.auto = target.map(|_| Auto::new(shapes, cost, engine.plan().context_tokens));
         // Drafts by the predicting layer are unsupported with a window, which moves tokens.
         let predictor_room = engine.predictor_room.as_ref().filter(|_| options.window.is_none());
@@ -414,10 +417,20 @@ impl Sequence {
             return Vec::new();
         }
         let again = self.forget_all();
-        let turn = &mut self.text.turn;
-        turn.is_long = !turn.is_long;
-        turn.again_tokens += again.len();
+        let turn = self.text.turn;
+        self.set_turn(Turn {
+            is_long: !turn.is_long,
+            again_tokens: turn.again_tokens + again.len(),
+            ..turn
+        });
         again
+    }
+
+    fn set_turn(&mut self, turn: Turn) {
+        self.text.turn = turn;
+        if let Some(scorer) = &mut self.attention.scorer {
+            scorer.rotary_length = turn.length();
+        }
     }
 
     /// The rotation of the sequence.
@@ -450,6 +463,7 @@ impl Sequence {
     pub(crate) fn hold_prompt(&mut self, held: usize, kept: usize, prompt: &[u32]) {
         self.attention.cache.truncate(kept);
         self.attention.signs.truncate(kept);
+        self.attention.pair_scores.truncate(kept);
         self.text.tokens.truncate(held.min(kept));
         if kept > held {
             self.text.tokens.extend_from_slice(&prompt[held..kept]);

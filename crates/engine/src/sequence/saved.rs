@@ -9,14 +9,14 @@ use riffle_model::RecurrentState;
 use riffle_policy::PolicySet;
 use serde::{Deserialize, Serialize};
 
-use crate::attention::{Auto, AutoState, Evicted, HeadSums, RollingWindow, SignIndexes};
+use crate::attention::{Auto, AutoState, Evicted, HeadRecord, HeadSums, PairScores, RollingWindow, SignIndexes};
 use crate::origin::Origin;
 use crate::sampler::SamplerState;
-use crate::sequence::LatestDraw;
+use crate::sequence::{LatestDraw, Turn};
 use crate::{Engine, EngineError, PairCount, Sequence};
 
 /// Changes with the record below.
-const VERSION: &str = "8";
+const VERSION: &str = "9";
 
 /// The part of a sequence besides its pages.
 #[derive(Serialize, Deserialize)]
@@ -33,7 +33,9 @@ struct Record {
     /// `[layers, kv_heads]`
     decode: Vec<Vec<u8>>,
     /// Indexes of signs by layer and KV head.
-    signs: Vec<([usize; 2], Vec<u8>)>,
+    signs: Vec<HeadRecord>,
+    /// Scores of pairs.
+    pair_scores: Vec<HeadRecord>,
     rolling: RollingWindow,
     evicted: Evicted,
     /// True for the rotation of long sequences.
@@ -69,6 +71,7 @@ impl Sequence {
             prefill: states(&attention.policies.prefill),
             decode: states(&attention.policies.decode),
             signs: attention.signs.to_records(),
+            pair_scores: attention.pair_scores.to_records(),
             rolling: attention.rolling.clone(),
             evicted: attention.evicted.clone(),
             turns_long: text.turn.is_long,
@@ -158,15 +161,20 @@ fn take_record(sequence: &mut Sequence, record: Record) -> Result<bool, EngineEr
     if setting.options.window.is_none() && !record.evicted.leaves(tokens, &held) {
         return Ok(false);
     }
-    let Some(signs) = SignIndexes::from_records(record.signs, &attention.cache) else {
+    let signs = SignIndexes::from_records(record.signs, &attention.cache);
+    let pair_scores = PairScores::from_records(record.pair_scores, &attention.cache);
+    let (Some(signs), Some(pair_scores)) = (signs, pair_scores) else {
         return Ok(false);
     };
-    attention.signs = signs;
+    (attention.signs, attention.pair_scores) = (signs, pair_scores);
     recurrence.resume(recurrent)?;
     attention.rolling = record.rolling;
     attention.evicted = record.evicted;
     attention.counters.pairs = record.pairs;
-    sequence.text.turn.is_long = record.turns_long;
+    sequence.set_turn(Turn {
+        is_long: record.turns_long,
+        ..sequence.text.turn
+    });
     sequence.text.tokens = record.tokens;
     sequence.text.prefilled = record.prefilled;
     sequence.answer.drawn = LatestDraw {

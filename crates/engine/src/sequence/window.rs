@@ -63,6 +63,7 @@ impl Sequence {
         // Keys have moved or were rotated: copies on a device and indexes are outdated.
         self.attention.reader.truncate(0);
         self.attention.signs.truncate(0);
+        self.attention.pair_scores.truncate(0);
         Ok(())
     }
 }

@@ -22,7 +22,7 @@ fn options() -> EngineOptions {
 }
 
 /// The options of each method. The models of these tests have no tokenizer.
-fn methods(keep: f64) -> [CompressOptions; 2] {
+fn methods(keep: f64) -> [CompressOptions; 3] {
     let prompt = RepeatPrompt {
         first: vec![3, 1],
         later: vec![4, 1],
@@ -36,7 +36,8 @@ fn methods(keep: f64) -> [CompressOptions; 2] {
         sample_tokens: 60,
         future_tokens: 64,
     };
-    [kvzip, expected].map(|method| CompressOptions::new(method, keep))
+    let echo = CompressMethod::Echo { part_tokens: 100 };
+    [kvzip, expected, echo].map(|method| CompressOptions::new(method, keep))
 }
 
 fn session(engine: &Arc<Engine>, tokens: &[u32]) -> Session {
@@ -217,7 +218,7 @@ fn what_cannot_be_compressed_says_why_and_stays_as_it_is() {
         assert_eq!((session.sequence().usage().pages, session.logits().to_vec()), before);
         error
     };
-    let [kvzip, expected] = methods(0.5);
+    let [kvzip, expected, echo] = methods(0.5);
     for keep in [0.0, -0.1, 1.5, f64::NAN] {
         let mut read = session(&engine, &prompt(40));
         let asked = CompressOptions { keep, ..kvzip.clone() };
@@ -229,10 +230,16 @@ fn what_cannot_be_compressed_says_why_and_stays_as_it_is() {
     let mut long = session(&engine, &prompt(440));
     let error = refused(&mut long, &kvzip, "what is repeated of it");
     assert!(matches!(error, EngineError::ContextExceeded { .. }));
-    let wide = CompressOptions::new(CompressMethod::EXPECTED, 0.5);
-    refused(&mut long, &wide, "what is sampled of it");
+    for (method, words) in [
+        (CompressMethod::EXPECTED, "what is sampled of it"),
+        (CompressMethod::ECHO, "what is read again of it"),
+    ] {
+        refused(&mut long, &CompressOptions::new(method, 0.5), words);
+    }
     long.compress(&expected, &mut go_on).unwrap();
-    refused(&mut long, &kvzip, "compressed already; read more");
+    for asked in [kvzip, echo] {
+        refused(&mut long, &asked, "compressed already; read more");
+    }
     let halved = long.compress(&expected, &mut go_on).unwrap();
     assert_eq!(halved.pairs, halved.pairs_before / 2);
     // A model without a tokenizer needs the words of the prompt in the options.
@@ -247,6 +254,60 @@ fn what_cannot_be_compressed_says_why_and_stays_as_it_is() {
     };
     let endless = small_engine(options().with_window(window).unwrap());
     refused(&mut session(&endless, &prompt(40)), &expected, "`window`");
+}
+
+#[test]
+fn a_session_that_scores_its_pairs_is_compressed_without_a_second_reading() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("session");
+    let engine = small_engine(options().with_score_pairs(true));
+    let text = prompt(TOKENS);
+    let asked = CompressOptions::new(CompressMethod::ECHO, 0.4);
+    let again = |session: &mut Session, asked: &CompressOptions| {
+        let mut read = 0.0f64;
+        let found = session
+            .compress(asked, &mut |progress| {
+                read = read.max(progress.tokens_done);
+                ControlFlow::Continue(())
+            })
+            .unwrap();
+        assert_eq!(found.pairs, (0.4 * found.pairs_before as f64).ceil() as usize);
+        (read, bits_after(session, 0..5))
+    };
+    let (read, expected) = again(&mut session(&engine, &text), &asked);
+    assert_eq!(read, 0.0);
+    // Batches of other sizes, a file, a fork, and text that was taken back score alike.
+    let other = small_engine(
+        options()
+            .with_score_pairs(true)
+            .with_batch_tokens(48)
+            .with_chunk_tokens(16),
+    );
+    assert!(again(&mut session(&other, &text), &asked) == (0.0, expected.clone()));
+    session(&engine, &text).sequence().save(&path).unwrap();
+    assert!(again(&mut Session::restore(&engine, &path).unwrap(), &asked) == (0.0, expected.clone()));
+    let mut longer = session(&engine, &text);
+    let mut fork = longer.fork().unwrap();
+    assert!(again(&mut fork, &asked) == (0.0, expected.clone()));
+    longer.prefill(&prompt(50), &mut go_on).unwrap();
+    longer.truncate(TOKENS).unwrap();
+    let (read, _) = again(&mut longer, &asked);
+    assert_eq!(read, 0.0);
+    // Tokens that were generated, and text that was read without scores, are read again.
+    let mut written = session(&engine, &text);
+    bits_after(&mut written, 0..3);
+    let (read, _) = again(&mut written, &asked);
+    assert_eq!(read, 3.0);
+    let (short, plain) = (prompt(200), small_engine(options()));
+    let (_, expected) = again(&mut session(&engine, &short), &asked);
+    assert!(again(&mut session(&plain, &short), &asked) == (200.0, expected));
+    // A second part is scored as the first one was.
+    let mut parts = session(&engine, &text[..150]);
+    let first = parts.compress(&asked, &mut go_on).unwrap().pairs;
+    parts.prefill(&text[150..], &mut go_on).unwrap();
+    let both = parts.compress(&asked, &mut |_| ControlFlow::Break(())).unwrap();
+    // The latest 32 tokens of the first part are chosen from again.
+    assert_eq!(both.pairs, first - 6 * 32 + (0.4 * 6.0 * 182.0f64).ceil() as usize);
 }
 
 #[test]

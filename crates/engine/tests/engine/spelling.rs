@@ -58,7 +58,7 @@ fn other_words_and_policies_that_learn_are_refused() {
 
 #[test]
 fn methods_are_spelled_as_they_print_and_other_words_are_refused() {
-    for text in ["kvzip:0.3", "expected:1"] {
+    for text in ["echo:0.5", "kvzip:0.3", "expected:1"] {
         assert_eq!(text.parse::<CompressOptions>().unwrap().to_string(), text);
     }
     for bad in [

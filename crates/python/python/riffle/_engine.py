@@ -82,6 +82,8 @@ class EngineOptions(TypedDict, total=False):
     """Policies of layers and heads from a file of `riffle calibrate`."""
     rope_scaling: str
     """Extend the model's context: `yarn:factor=4`."""
+    score_pairs: bool
+    """Score keys and values while reading, so that `Session.compress` need not read again."""
     select_tokens: str
     """Read only this share of the prompt's tokens in the upper layers: `"0.2"`."""
     sequences: int
@@ -492,10 +494,10 @@ class Session:
         return self._native.save(os.fspath(path))
 
     def compress(
-        self, keep: float, *, method: str = "kvzip", progress: Progress | None = None
+        self, keep: float, *, method: str = "echo", progress: Progress | None = None
     ) -> dict[str, int]:
-        """Keeps the share `keep` of keys and values, and evicts those that later questions need least. `method` is `kvzip` or
-        `expected`."""
+        """Keeps the share `keep` of keys and values, and evicts those that later questions need least. `method` is `echo`,
+        `kvzip` or `expected`. With `score_pairs`, `echo` reads nothing again."""
         return json.loads(self._native.compress(f"{method}:{keep}", progress))
 
     def _answer(

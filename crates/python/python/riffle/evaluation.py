@@ -39,7 +39,7 @@ def needle(
     progress: Progress | None = None,
 ) -> pd.DataFrame:
     """Facts hidden at even depths in a text: one row a question, with `expected`, `answered` and `correct`. `compress` such as
-    `kvzip:0.3` compresses a document before late questions come."""
+    `echo:0.3` compresses a document before late questions come."""
     tasks = _tasks(
         text, lengths=lengths, depths=depths, kinds=kinds, places=places, samples=documents, seed=seed, compress=compress,
         wording=wording,

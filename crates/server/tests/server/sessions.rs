@@ -136,7 +136,7 @@ fn a_session_is_compressed_beside_answers_and_requests_that_name_it_go_on_from_i
     assert!(progress.count() > 0, "{compressed:?}");
     let end = compressed.iter().rfind(|event| event.is_object()).unwrap();
     let number = |name: &str| end[name].as_f64().unwrap_or_else(|| panic!("no {name}: {end}"));
-    assert_eq!(end["compress"], "kvzip:0.3");
+    assert_eq!(end["compress"], "echo:0.3");
     assert!((number("pairs") / number("pairs_before") - 0.3).abs() < 0.02, "{end}");
     assert!(number("bytes") < 0.5 * saved["bytes"].as_f64().unwrap(), "{end}");
 
@@ -182,7 +182,7 @@ fn a_request_that_cannot_go_on_from_the_session_it_names_is_refused() {
         (json!({}), "keep"),
         (json!({"keep": 0}), "keep"),
         (json!({"keep": 1.5}), "keep"),
-        (json!({"keep": 0.3, "method": "zip"}), "kvzip or expected"),
+        (json!({"keep": 0.3, "method": "zip"}), "echo, kvzip or expected"),
         (json!({"keep": 0.3, "how": 1}), "how"),
     ] {
         refused("/sessions/book/compress", body, 400, word);

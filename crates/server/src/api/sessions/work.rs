@@ -134,9 +134,9 @@ fn take_compression(fields: &mut Fields) -> Result<CompressOptions, Failure> {
         )
     })?;
     let method = match fields.text("method")? {
-        None => CompressMethod::KVZIP,
+        None => CompressMethod::ECHO,
         Some(method) => {
-            let unknown = |_| Failure::field("method", format!("{method:?} is none: kvzip or expected"));
+            let unknown = |_| Failure::field("method", format!("{method:?} is none: echo, kvzip or expected"));
             method.parse().map_err(unknown)?
         }
     };
