@@ -161,12 +161,13 @@ fn beginnings_are_found_again_in_memory_and_on_disk() {
 }
 
 #[test]
-fn both_methods_make_a_session_smaller_that_goes_on() {
+fn every_method_makes_a_session_smaller_that_goes_on() {
     let model = model();
-    // A second sequence reads the text's repeated parts.
+    // A second sequence reads parts of the text again.
     let options = options(Format::F32).with_sequences(2);
+    let scoring = engine(&model, options.clone().with_score_pairs(true));
     let engine = engine(&model, options);
-    let methods = [CompressMethod::EXPECTED, {
+    let kvzip = {
         let words = RepeatPrompt {
             first: vec![1, 2, 3],
             later: vec![4, 5],
@@ -176,9 +177,15 @@ fn both_methods_make_a_session_smaller_that_goes_on() {
             chunk_tokens: 64,
             prompt: Some(words),
         }
-    }];
-    for method in methods {
-        let mut session = Session::new(&engine).unwrap();
+    };
+    let runs = [
+        (&engine, CompressMethod::EXPECTED),
+        (&engine, kvzip),
+        (&engine, CompressMethod::ECHO),
+        (&scoring, CompressMethod::ECHO),
+    ];
+    for (engine, method) in runs {
+        let mut session = Session::new(engine).unwrap();
         session.prefill(&prompt(400), &mut go_on).unwrap();
         let found = session
             .compress(&CompressOptions::new(method, 0.5), &mut go_on)

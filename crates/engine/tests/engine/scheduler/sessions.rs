@@ -65,6 +65,10 @@ fn expected(keep: f64) -> CompressOptions {
     CompressOptions::new(method, keep)
 }
 
+fn echo(keep: f64) -> CompressOptions {
+    CompressOptions::new(CompressMethod::Echo { part_tokens: 200 }, keep)
+}
+
 /// The bytes of a sequence's file.
 fn file_of(sequence: &Sequence, path: &Path) -> Vec<u8> {
     sequence.save(path).unwrap();
@@ -208,7 +212,9 @@ fn a_compression_beside_answers_and_prompts_changes_neither_and_is_the_one_that_
     for (model, asked) in [
         ("model", kvzip(0.3)),
         ("model", expected(0.5)),
+        ("model", echo(0.3)),
         ("model-hybrid", kvzip(0.3)),
+        ("model-hybrid", echo(0.4)),
         ("model", kvzip(1.0)),
     ] {
         let engine = Engine::load(fixture(model), options().with_batch_tokens(64)).unwrap();
