@@ -61,7 +61,7 @@ impl SequenceOptions {
         }
         let evicts = self.window.is_some() || self.prefill.evicts() || self.decode.evicts();
         let requirement =
-            "tokens are evicted while they are read: leave it out, or the window and the policy that evicts";
+            "the window or a policy evicts tokens, which cannot be compressed: leave one of them out";
         require(!(self.score_pairs && evicts), "score_pairs", true, requirement)?;
         self.prefill.check(Phase::Prefill, chunk_tokens)?;
         self.decode.check(Phase::Decode, chunk_tokens)?;
