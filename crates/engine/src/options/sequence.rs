@@ -60,8 +60,7 @@ impl SequenceOptions {
             require(is_share, "auto_target", target, "it must be a share from 0 to 1")?;
         }
         let evicts = self.window.is_some() || self.prefill.evicts() || self.decode.evicts();
-        let requirement =
-            "the window or a policy evicts tokens, which cannot be compressed: leave one of them out";
+        let requirement = "the window or a policy evicts tokens, which cannot be compressed: leave one of them out";
         require(!(self.score_pairs && evicts), "score_pairs", true, requirement)?;
         self.prefill.check(Phase::Prefill, chunk_tokens)?;
         self.decode.check(Phase::Decode, chunk_tokens)?;
