@@ -9,7 +9,7 @@ use riffle_engine::{
     parse_kv_type,
 };
 use riffle_hub::{HubError, OtherPrograms, Settings};
-use riffle_kv::DiskTier;
+use riffle_kv::{DiskTier, KvTiers};
 use riffle_model::{Activations, AdapterScales, AdapterSpec};
 use riffle_policy::{PolicyRules, PolicySpec};
 
@@ -82,6 +82,14 @@ pub(crate) fn policy(text: &str) -> Result<PolicySpec, Failure> {
     Ok(PolicySpec::parse_among(text, python_policy::known())?)
 }
 
+/// A size such as `8G`, if given.
+fn bytes(option: &'static str, text: &Option<String>) -> Result<Option<u64>, Failure> {
+    Ok(text
+        .as_deref()
+        .map(|text| parse_bytes(option, text.trim()))
+        .transpose()?)
+}
+
 impl GivenEngine {
     /// The engine's options.
     pub(crate) fn resolved(self) -> Result<EngineOptions, Failure> {
@@ -92,8 +100,6 @@ impl GivenEngine {
             .prefill
             .preferred_chunk_tokens()
             .unwrap_or(defaults.machine.chunk_tokens);
-        let bytes =
-            |option, text: &Option<String>| text.as_deref().map(|text| parse_bytes(option, text.trim())).transpose();
         let mut options = EngineOptions::default();
         options.model.context_tokens = self.context;
         options.model.rope_scaling = self.rope_scaling.as_deref().map(str::parse).transpose()?;
@@ -129,12 +135,7 @@ impl GivenEngine {
         options.model.draft_predictor = self.draft_predictor.unwrap_or(false);
         options.sequence.auto_target = self.auto;
         options.model.token_selection = self.select_tokens.as_deref().map(str::parse).transpose()?;
-        options.cache.kv_tiers.device_budget_bytes = bytes("device_budget_bytes", &self.kv_device)?.unwrap_or(0);
-        options.cache.kv_tiers.ram_budget_bytes = bytes("ram_budget_bytes", &self.kv_ram)?;
-        if let Some(folder) = self.kv_disk {
-            let budget_bytes = bytes("disk.budget_bytes", &self.kv_disk_bytes)?;
-            options.cache.kv_tiers.disk = Some(DiskTier { folder, budget_bytes });
-        }
+        options.cache.kv_tiers = self.tiers()?;
         options.machine.memory_budget_bytes = bytes("memory_budget_bytes", &self.memory)?;
         options.machine.weights_budget_bytes = bytes("weights_budget_bytes", &self.weights_ram)?;
         options.machine.batch_grows = self.batch_tokens.is_none();
@@ -146,6 +147,19 @@ impl GivenEngine {
             })?),
             None => Ok(options),
         }
+    }
+
+    /// The tiers of the cache.
+    fn tiers(&self) -> Result<KvTiers, Failure> {
+        let mut tiers = KvTiers {
+            device_budget_bytes: bytes("device_budget_bytes", &self.kv_device)?.unwrap_or(0),
+            ..KvTiers::memory(bytes("ram_budget_bytes", &self.kv_ram)?)
+        };
+        if let Some(folder) = self.kv_disk.clone() {
+            let budget_bytes = bytes("disk.budget_bytes", &self.kv_disk_bytes)?;
+            tiers.disk = Some(DiskTier { folder, budget_bytes });
+        }
+        Ok(tiers)
     }
 
     /// The policies of both phases, from a profile's file or by name.
