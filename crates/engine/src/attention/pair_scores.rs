@@ -8,16 +8,16 @@
 //! (arXiv:2610.00412) has the same aim; the formula here was found by experiment.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use rayon::prelude::*;
 use riffle_attention::{AttendError, Span, exponentiate, rotate_heads};
 use riffle_kv::KvCache;
+use riffle_model::ModelOutline;
 use riffle_policy::{Phase, SelectContext};
 
+use crate::EngineError;
 use crate::attention::by_head::{FollowsTokens, Recorded};
 use crate::attention::{ByHead, Chosen, Chunk, Heads, KeyCopy, rotated_widths};
-use crate::{Engine, EngineError};
 
 /// The scores of a sequence's pairs.
 pub(crate) type PairScores = ByHead<HeadPairScores>;
@@ -28,7 +28,9 @@ pub(crate) struct HeadPairScores(Vec<f32>);
 
 /// Scores pairs while a sequence reads.
 pub(crate) struct PairScorer {
-    engine: Arc<Engine>,
+    model: ModelOutline,
+    /// True if the cache holds rotated keys ([`Rotation`](crate::attention::Rotation)).
+    rotates_keys: bool,
     /// Tokens that are scored together.
     pub(crate) chunk_tokens: usize,
     /// A sequence length that selects the rotation ([`riffle_model::SegmentTokens::length`]).
@@ -105,13 +107,22 @@ impl PairScorer {
     /// Rows of queries that a thread scores at a time.
     const TASK_ROWS: usize = 32;
 
-    pub(crate) fn new(engine: &Arc<Engine>, rotary_length: usize) -> Self {
-        let layers = engine.whole_layers().into_iter();
+    /// For the layers of a model that see the whole sequence, each with its number in the cache.
+    pub(crate) fn new(
+        model: &ModelOutline,
+        rotates_keys: bool,
+        layers: Vec<(usize, usize)>,
+        rotary_length: usize,
+    ) -> Self {
         Self {
-            engine: Arc::clone(engine),
+            model: model.clone(),
+            rotates_keys,
             chunk_tokens: Self::CHUNK_TOKENS,
             rotary_length,
-            layers: layers.map(|(layer, cache_layer)| (cache_layer, layer)).collect(),
+            layers: layers
+                .into_iter()
+                .map(|(layer, cache_layer)| (cache_layer, layer))
+                .collect(),
             waiting: BTreeMap::new(),
         }
     }
@@ -164,21 +175,20 @@ impl PairScorer {
     /// Queries of tokens from the position `first` on. Rotations depend on distances alone, so a slot is as good as a
     /// position.
     fn queries<'q>(&self, layer: usize, heads: &Heads, near: &'q [f32], first: usize) -> Queries<'q> {
-        let rotated = self.engine.resolved.rotation.keys;
         let block = rotated_widths(&heads.cached())[0];
-        let model = self.engine.model();
         let mut far = near.to_vec();
         let tokens = far.par_chunks_exact_mut(heads.query_width()).enumerate();
         tokens.for_each(|(token, query)| {
             let turn = |query: &mut [f32]| {
-                if rotated {
+                if self.rotates_keys {
                     rotate_heads(query, block);
                 }
             };
             turn(query);
             let position = first + token;
             for heads in query.chunks_exact_mut(heads.kv_heads * heads.key_width) {
-                model.move_keys(layer, heads, position, position + self.chunk_tokens, self.rotary_length);
+                self.model
+                    .move_keys(layer, heads, position, position + self.chunk_tokens, self.rotary_length);
             }
             turn(query);
         });

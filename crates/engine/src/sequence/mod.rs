@@ -190,9 +190,15 @@ impl Sequence {
             let layers = config.cached_layers().map(|layer| Heads::of_layer(config, layer));
             Audit::new(layers.collect(), target.unwrap_or(0.0))
         });
-        attention.scorer = options
-            .score_pairs
-            .then(|| PairScorer::new(engine, Turn::default().length()));
+        attention.scorer = options.score_pairs.then(|| {
+            let rotates_keys = engine.resolved.rotation.keys;
+            PairScorer::new(
+                engine.model(),
+                rotates_keys,
+                engine.whole_layers(),
+                Turn::default().length(),
+            )
+        });
         attention.auto = target.map(|_| Auto::new(shapes, cost, engine.plan().context_tokens));
         // Drafts by the predicting layer are unsupported with a window, which moves tokens.
         let predictor_room = engine.predictor_room.as_ref().filter(|_| options.window.is_none());
