@@ -118,6 +118,19 @@ impl<'a> Chunk<'a> {
         self.sinks.as_ref().map(|sinks| &sinks[of_group])
     }
 
+    /// The queries of each token, `[heads, key_width]`, with the token's slot in the first KV head.
+    pub(crate) fn query_rows(&self) -> impl Iterator<Item = (usize, &[f32])> {
+        let width = self.heads.query_width();
+        // A tile of the first KV head starts where its rows start; the other heads follow.
+        let tiles = self.tiles.iter().filter(|tile| tile.kv_head == 0);
+        tiles.flat_map(move |tile| {
+            (0..tile.queries.rows).map(move |row| {
+                let from = row * tile.queries.row_stride;
+                (tile.queries.start + row, &tile.queries.data[from..from + width])
+            })
+        })
+    }
+
     /// The contexts with the pages and the index of signs of each KV head.
     pub(crate) fn showing<'p>(&self, pages: &'p [Vec<PageView<'p>>], signs: &'p SignIndexes) -> Vec<SelectContext<'p>> {
         let contexts = self.contexts.iter();

@@ -70,7 +70,7 @@ impl HeadPairScores {
         if self.0.len() < end {
             self.0.resize(end, f32::NAN);
         }
-        // The larger of NaN and a number is the number.
+        // `f32::max` ignores NaN.
         let known = self.0[first..end].iter_mut();
         known.zip(scores).for_each(|(known, score)| *known = known.max(*score));
     }
@@ -100,7 +100,7 @@ impl Recorded for HeadPairScores {
 }
 
 impl PairScorer {
-    /// Tokens that are scored together. Longer chunks lose no pairs, and take more time.
+    /// Tokens that are scored together. Longer chunks find no more, and take more time.
     const CHUNK_TOKENS: usize = 512;
     /// First tokens of the text, which take much of every query's weight.
     const SINKS: usize = 4;
@@ -239,13 +239,9 @@ impl Waiting {
             self.slots = next.collect();
             self.queries.clear();
         }
-        // A tile of the first KV head starts where its rows start; the other heads follow.
-        for tile in chunk.tiles.iter().filter(|tile| tile.kv_head == 0) {
-            for number in 0..tile.queries.rows {
-                let from = number * tile.queries.row_stride;
-                self.queries.extend_from_slice(&tile.queries.data[from..from + row]);
-            }
-        }
+        chunk
+            .query_rows()
+            .for_each(|(_, row)| self.queries.extend_from_slice(row));
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use crate::attention::AttentionState;
-use crate::compress::{HeadScores, check_room_beside, whole_heads, whole_since};
+use crate::compress::{HeadScores, check_room_beside, head_scores, whole_since};
 use crate::sequence::fork::beside_to_measure;
 use crate::{EngineError, Sequence, SequenceOptions};
 
@@ -21,21 +21,16 @@ pub(super) struct Echo {
 impl Echo {
     pub(super) fn begin(sequence: &Sequence, part_tokens: usize) -> Result<Self, EngineError> {
         let (held, since) = (sequence.tokens().len(), whole_since(sequence));
-        let AttentionState { cache, pair_scores, .. } = sequence.attention();
-        let heads = whole_heads(sequence).into_iter().map(|(layer, kv_head)| {
-            let before = cache.head_tokens(layer, kv_head) - (held - since);
-            let known = pair_scores.get([layer, kv_head, 0]).map(|scores| scores.by_slot());
-            let known = known.and_then(|scores| scores.get(before..)).unwrap_or_default();
-            let mut scores = known.to_vec();
-            scores.resize(held - since, f32::NAN);
-            HeadScores {
-                layer,
-                kv_head,
-                before,
-                scores,
-            }
+        let known = &sequence.attention().pair_scores;
+        let heads = head_scores(sequence, |[layer, kv_head], before, tokens| {
+            let known = known.get([layer, kv_head, 0]).map(|scores| scores.by_slot());
+            let mut scores = known
+                .and_then(|scores| scores.get(before..))
+                .unwrap_or_default()
+                .to_vec();
+            scores.resize(tokens, f32::NAN);
+            scores
         });
-        let heads: Vec<HeadScores> = heads.collect();
         let ahead = unscored(&heads, held - since, part_tokens);
         let echo = Self {
             heads,

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use crate::attention::Observers;
 use crate::compress::reconstruction::Reconstruction;
-use crate::compress::{HeadScores, RepeatPrompt, check_room_beside, whole_heads, whole_since};
+use crate::compress::{HeadScores, RepeatPrompt, check_room_beside, head_scores, whole_since};
 use crate::sequence::fork::fork_to_measure;
 use crate::{EngineError, Sequence};
 
@@ -31,16 +31,10 @@ impl Repeats {
             .step_by(chunk_tokens)
             .map(|first| first..(first + chunk_tokens).min(text.len()));
         let ahead = chunks.map(|chunk| (chunk.start - start..chunk.end - start, prompt.tokens(text, chunk)));
-        let cache = &sequence.attention().cache;
-        let heads = whole_heads(sequence).into_iter().map(|(layer, kv_head)| HeadScores {
-            layer,
-            kv_head,
-            before: cache.head_tokens(layer, kv_head) - (text.len() - start),
-            scores: vec![0.0; text.len() - start],
-        });
+        let heads = head_scores(sequence, |_, _, tokens| vec![0.0; tokens]);
         let repeats = Self {
             ahead: ahead.collect(),
-            reconstruction: Some(Reconstruction::new(heads.collect(), sink_tokens)),
+            reconstruction: Some(Reconstruction::new(heads, sink_tokens)),
         };
         check_room_beside(
             sequence,

@@ -6,9 +6,9 @@
 //! options ─▶ scratch sequence reads ─▶ observer sees its queries ─▶ a score for every pair ─▶ kept slots ─▶ eviction
 //! ```
 //!
-//! The scores of [`CompressMethod::Echo`] are those that the sequence made while it read. All others come from tokens
-//! that a scratch sequence reads: a fork for [`CompressMethod::KvZip`], an empty one for the other methods. The sequence
-//! itself changes only after all scores are known.
+//! For [`CompressMethod::Echo`] a sequence can score its pairs while it reads its text. Pairs without such scores need a
+//! second reading, by a scratch sequence. It is a fork for [`CompressMethod::KvZip`], and empty for the other methods.
+//! The sequence itself changes only after all scores are known.
 
 mod budget;
 mod compression;
@@ -188,6 +188,22 @@ fn whole_heads(sequence: &Sequence) -> Vec<(usize, usize)> {
     let layers = sequence.engine().whole_layers().into_iter();
     let of_layer = |(_, layer): (usize, usize)| (0..shape.layer(layer).kv_heads).map(move |kv_head| (layer, kv_head));
     layers.flat_map(of_layer).collect()
+}
+
+/// The pairs of the text since the last compression, by head. `scores` receives the layer and the KV head, the number of
+/// slots before this text, and its tokens.
+fn head_scores(sequence: &Sequence, scores: impl Fn([usize; 2], usize, usize) -> Vec<f32>) -> Vec<HeadScores> {
+    let tokens = sequence.tokens().len() - whole_since(sequence);
+    let of_head = |(layer, kv_head): (usize, usize)| {
+        let before = sequence.attention().cache.head_tokens(layer, kv_head) - tokens;
+        HeadScores {
+            layer,
+            kv_head,
+            before,
+            scores: scores([layer, kv_head], before, tokens),
+        }
+    };
+    whole_heads(sequence).into_iter().map(of_head).collect()
 }
 
 /// Reads `tokens` as a prompt into a scratch sequence and returns it. `observe` receives the progress.

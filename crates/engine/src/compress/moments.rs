@@ -95,15 +95,7 @@ impl Moments {
         let rotated = rotated_widths(&chunk.heads.cached())[0];
         let is_rotated = self.engine.resolved.rotation.keys;
         let (model, length) = (self.engine.model(), self.rotary_length);
-        // A tile of the first KV head starts where its rows start; the other heads follow.
-        let tiles = chunk.tiles.iter().filter(|tile| tile.kv_head == 0);
-        let rows = tiles.flat_map(|tile| {
-            let rows = 0..tile.queries.rows;
-            rows.map(|row| {
-                let from = row * tile.queries.row_stride;
-                (tile.queries.start + row, &tile.queries.data[from..from + width])
-            })
-        });
+        let rows = chunk.query_rows();
         let rows: Vec<(usize, &[f32])> = rows.filter(|(position, _)| *position >= self.sink_tokens).collect();
         let mut queries = vec![0.0; rows.len() * width];
         let turned = queries.par_chunks_exact_mut(width).zip(rows);
